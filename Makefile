@@ -1,0 +1,59 @@
+# The front door. Every target first makes what it needs in .venv; nothing has to be installed by hand.
+#   make test ARGS="-k ring"       passes ARGS on
+#   make test TORCH=               leaves torch out (its tests are skipped)
+#   make test PYTHON=python3.12    uses another Python (after `make clean`)
+
+PYTHON ?= python3
+# Exactly one version: a looser requirement pulls gigabytes of CUDA.
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# A stamp is touched when its installation has ended well, so a broken one is tried again.
+CORE := $(VENV)/.core.stamp
+DEV := $(VENV)/.dev.stamp
+
+.PHONY: help demo test stress lint format bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(CORE) ## three local peers train a small language model
+	$(BIN)/ringfort demo $(ARGS)
+
+test: $(DEV) ## every test but the long ones
+	$(BIN)/python -m pytest tests -m "not stress" $(ARGS)
+
+stress: $(DEV) ## the long tests
+	$(BIN)/python -m pytest tests/stress --timeout=3600 $(ARGS)
+
+lint: $(DEV) ## format, lint and types, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(DEV) ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV) ## collectives against Gloo, on this machine
+	$(BIN)/ringfort bench $(ARGS)
+
+docs: $(CORE) ## links, anchors and commands in the documents
+	$(BIN)/python scripts/check_docs.py
+
+clean: ## remove everything that make and the tools have made, .venv too
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(CORE): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(DEV): $(CORE)
+	$(PIP) --editable ".[dev]" $(TORCH)
+	@touch $@

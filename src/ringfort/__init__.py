@@ -1,0 +1,180 @@
+"""Ringfort trains one model across the machines you already own.
+
+The layers, top to bottom; each imports only those below it (tests/unit/test_layers.py):
+
+    cli/          one file a verb: parse, call, print
+    bench/ demo/  what the verbs `bench` and `demo` do; local.py starts ranks on this machine
+    testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable
+    training/     average_gradients, for any framework
+    context.py    DistributedContext: any backend + collectives + metrics; init()
+    collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
+    backends/     base.py (Backend) and tcp, ring, simulated, sub
+    transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, memory (streams)
+    observe/      metrics
+    config.py     settings; the only reader of the environment
+    errors.py     every exception
+
+The names are fetched when first used (PEP 562), so that `import ringfort` costs nothing where only the command line or
+a torch entry point is wanted: NumPy alone takes most of the 200 ms that the import may take.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringfort.backends.base import Backend
+    from ringfort.backends.ring import RingBackend
+    from ringfort.backends.simulated import SimulatedBackend
+    from ringfort.backends.sub import SubBackend
+    from ringfort.backends.tcp import TcpBackend
+    from ringfort.collectives.ops import ReduceOp
+    from ringfort.collectives.work import Work
+    from ringfort.config import (
+        AllReduceStrategy,
+        BroadcastStrategy,
+        CollectiveConfig,
+        DistributedConfig,
+        ReduceStrategy,
+    )
+    from ringfort.context import DistributedContext, init
+    from ringfort.errors import (
+        AbortedError,
+        BackendUnavailableError,
+        ChannelClosedError,
+        CollectiveMismatchError,
+        ConfigError,
+        DistributedError,
+        InboxFullError,
+        InvalidArgumentError,
+        InvalidRankError,
+        InvalidWorldSizeError,
+        NoConnectionError,
+        ObjectTooLargeError,
+        OperationTimeoutError,
+        PeerLostError,
+        ProtocolError,
+        RankTakenError,
+        RefusedError,
+        RendezvousError,
+        RendezvousTimeoutError,
+        SelfSendError,
+        SizeMismatchError,
+        TransportError,
+        UnsupportedArrayError,
+        UnsupportedOpError,
+        VersionMismatchError,
+        WorldSizeMismatchError,
+    )
+    from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
+
+_HOMES = {
+    "backends.base": ("Backend",),
+    "backends.ring": ("RingBackend",),
+    "backends.simulated": ("SimulatedBackend",),
+    "backends.sub": ("SubBackend",),
+    "backends.tcp": ("TcpBackend",),
+    "collectives.ops": ("ReduceOp",),
+    "collectives.work": ("Work",),
+    "config": (
+        "AllReduceStrategy",
+        "BroadcastStrategy",
+        "CollectiveConfig",
+        "DistributedConfig",
+        "ReduceStrategy",
+    ),
+    "context": (
+        "DistributedContext",
+        "init",
+    ),
+    "errors": (
+        "AbortedError",
+        "BackendUnavailableError",
+        "ChannelClosedError",
+        "CollectiveMismatchError",
+        "ConfigError",
+        "DistributedError",
+        "InboxFullError",
+        "InvalidArgumentError",
+        "InvalidRankError",
+        "InvalidWorldSizeError",
+        "NoConnectionError",
+        "ObjectTooLargeError",
+        "OperationTimeoutError",
+        "PeerLostError",
+        "ProtocolError",
+        "RankTakenError",
+        "RefusedError",
+        "RendezvousError",
+        "RendezvousTimeoutError",
+        "SelfSendError",
+        "SizeMismatchError",
+        "TransportError",
+        "UnsupportedArrayError",
+        "UnsupportedOpError",
+        "VersionMismatchError",
+        "WorldSizeMismatchError",
+    ),
+    "observe.metrics": (
+        "DistributedMetrics",
+        "MetricsSnapshot",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ringfort' has no attribute {name!r}")
+    value = getattr(import_module(f"ringfort.{_HOME_OF[name]}"), name)
+    globals()[name] = value  # the next time it is found without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "AbortedError",
+    "AllReduceStrategy",
+    "Backend",
+    "BackendUnavailableError",
+    "BroadcastStrategy",
+    "ChannelClosedError",
+    "CollectiveConfig",
+    "CollectiveMismatchError",
+    "ConfigError",
+    "DistributedConfig",
+    "DistributedContext",
+    "DistributedError",
+    "DistributedMetrics",
+    "InboxFullError",
+    "InvalidArgumentError",
+    "InvalidRankError",
+    "InvalidWorldSizeError",
+    "MetricsSnapshot",
+    "NoConnectionError",
+    "ObjectTooLargeError",
+    "OperationTimeoutError",
+    "PeerLostError",
+    "ProtocolError",
+    "RankTakenError",
+    "ReduceOp",
+    "ReduceStrategy",
+    "RefusedError",
+    "RendezvousError",
+    "RendezvousTimeoutError",
+    "RingBackend",
+    "SelfSendError",
+    "SimulatedBackend",
+    "SizeMismatchError",
+    "SubBackend",
+    "TcpBackend",
+    "TransportError",
+    "UnsupportedArrayError",
+    "UnsupportedOpError",
+    "VersionMismatchError",
+    "Work",
+    "WorldSizeMismatchError",
+    "init",
+]

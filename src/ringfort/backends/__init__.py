@@ -1,0 +1,1 @@
+"""The backend family: one short interface, and the ways to be it."""

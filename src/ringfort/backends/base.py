@@ -1,0 +1,241 @@
+"""`Backend`: how one rank of a group talks to the others. Everything above is built on these few methods."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ringfort.config import DistributedConfig, check_timeout
+from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
+from ringfort.transport.fold import Fold
+from ringfort.transport.messages import Envelope
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer, Self
+
+MAX_TAG = 2**31 - 1
+"""The largest tag a caller may use; what is above is for the library."""
+
+Tag = int | Envelope
+"""A caller's tag is a number; sub-groups and collectives address theirs with an envelope."""
+
+
+class Traffic(NamedTuple):
+    """What a process has moved since its group was formed."""
+
+    messages_sent: int = 0
+    bytes_sent: int = 0
+    messages_received: int = 0
+    bytes_received: int = 0
+
+
+class Backend(ABC):
+    """One rank of a group.
+
+    What holds for every backend, and is checked by `ringfort.testing.conformance`:
+
+    - Messages between two ranks keep their order within a tag. Different tags, sub-groups and their parent may be used
+      from different threads at once and never mix.
+    - `timeout` is in seconds and bounds the whole call; without one, `config.timeout` does.
+    - Every method raises before a byte moves: `InvalidRankError` for a rank outside the group, `SelfSendError` for this
+      rank, `InvalidArgumentError` for a bad tag or timeout, `UnsupportedArrayError` for memory that is not contiguous
+      or, to receive into, not writable.
+    - While it waits, every method may raise `PeerLostError` (a peer died), `ChannelClosedError` (it, or this rank, closed
+      its backend), `OperationTimeoutError`, or `AbortedError` (after `abort` here or at a peer).
+    """
+
+    config: DistributedConfig
+
+    def __init__(self, rank: int, world_size: int, config: DistributedConfig) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.config = config
+        self._operations = 0
+        self._member_set = frozenset(range(world_size))
+        self._lock = threading.Lock()
+        self._sub_groups: dict[tuple[int, ...], int] = {}
+
+    # --- what a backend must do -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        """Sends a message. On return the memory may be used again; the receiver may not have it yet."""
+
+    @abstractmethod
+    def recv(
+        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        """Receives a message of exactly the size of `into`; with `reduce`, folds it into what is there.
+
+        One of another size raises `SizeMismatchError` and is dropped; the link stays usable. A timeout in the middle of a
+        message drops its rest; the link stays usable and the next message is received whole.
+        """
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Wakes every call of this process on this group with `AbortedError`. Peers learn of it at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the group. May be called twice, and from another thread; never raises."""
+
+    # --- what it may do better ------------------------------------------------------------------------------------
+
+    def recv_timeout(self, into: Buffer, src: int, timeout: float, *, tag: Tag = 0) -> None:
+        """`recv` with a timeout that cannot be forgotten."""
+        self.recv(into, src, tag=tag, timeout=timeout)
+
+    def exchange(
+        self,
+        out: Buffer,
+        dst: int,
+        into: Buffer,
+        src: int,
+        *,
+        reduce: Fold | None = None,
+        tag: Tag = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Sends to one peer and receives from another at the same time; with `reduce`, folds what arrives into `into`.
+
+        The step that rings, trees and pairwise collectives are made of. This form, for backends that have nothing
+        better, sends in a helper thread.
+        """
+        failure: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                self.send(out, dst, tag=tag, timeout=timeout)
+            except BaseException as exc:  # handed to the caller's thread below
+                failure.append(exc)
+
+        sender = threading.Thread(target=send, name="ringfort-exchange", daemon=True)
+        sender.start()
+        try:
+            self.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
+        finally:
+            sender.join()
+        if failure:
+            raise failure[0]
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Returns when every rank of the group has called it. Rounds of empty messages at doubling distances."""
+        call = self.envelope(BARRIER_CALL, timeout)
+        distance = 1
+        while distance < self.world_size:
+            dst, src = (self.rank + distance) % self.world_size, (self.rank - distance) % self.world_size
+            self.exchange(b"", dst, bytearray(), src, tag=call)
+            distance *= 2
+
+    def native(self) -> Any | None:
+        """The engine's own collectives (NCCL's, Gloo's, MPI's), or None."""
+        return None
+
+    def traffic(self) -> Traffic:
+        """What this process has sent and received, over all groups that share its links."""
+        return Traffic()
+
+    # --- what groups and collectives need -------------------------------------------------------------------------
+
+    @property
+    def channel(self) -> int:
+        """What keeps this group's messages apart from those of groups over the same links."""
+        return 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """This group's ranks, as the outermost group numbers them."""
+        return tuple(range(self.world_size))
+
+    def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
+        """The envelope of the messages of the group's next collective, which `timeout` bounds as a whole."""
+        with self._lock:
+            self._operations += 1
+            operation = self._operations
+        seconds = self.check_timeout(timeout)
+        return Envelope(
+            self.channel, COLLECTIVE_TAG, operation, call, self._member_set, False, seconds, self.now() + seconds
+        )
+
+    def now(self) -> float:
+        """Seconds on the clock that timeouts are measured by."""
+        return time.monotonic()
+
+    def count_sub_group(self, members: tuple[int, ...]) -> int:
+        """How many sub-groups of exactly these members there were before: keeps twins apart."""
+        with self._lock:
+            count = self._sub_groups.get(members, 0)
+            self._sub_groups[members] = count + 1
+            return count
+
+    # --- checks ---------------------------------------------------------------------------------------------------
+
+    def check_peer(self, peer: int, name: str) -> None:
+        """Raises unless `peer` is another rank of this group."""
+        if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRankError(peer, self.world_size, name=name)
+        if peer == self.rank:
+            raise SelfSendError(peer)
+
+    def check_tag(self, tag: Tag) -> Envelope:
+        """The envelope of a message with `tag`."""
+        if isinstance(tag, Envelope):
+            return tag
+        if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag <= MAX_TAG:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError("tag", tag, f"must be a whole number from 0 to {MAX_TAG}")
+        return Envelope(self.channel, tag)
+
+    def time_of(self, tag: Tag, timeout: float | None) -> tuple[float, float]:
+        """Seconds a call may take, and until when: a collective's messages share the time of the whole."""
+        if isinstance(tag, Envelope) and tag.deadline is not None:
+            return tag.timeout, tag.deadline
+        seconds = self.check_timeout(timeout)
+        return seconds, self.now() + seconds
+
+    def check_timeout(self, timeout: float | None) -> float:
+        """Seconds to wait."""
+        if timeout is None:
+            return self.config.timeout
+        check_timeout(timeout)
+        return timeout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.world_size}>"
+
+
+COLLECTIVE_TAG = 1 << 63
+"""The tag of all messages of collectives: their order within a group tells them apart."""
+
+BARRIER_CALL = b"\x01" + bytes(15)
+"""See collectives/calls.py: the code of a barrier, which has no arguments."""
+
+
+def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
+    """The memory of `data` as flat bytes, not copied."""
+    try:
+        view = memoryview(data)
+        if writable and view.readonly:
+            raise UnsupportedArrayError(name, type(data).__name__, "is read-only and cannot be received into")
+        return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+    except TypeError as exc:
+        if isinstance(exc, UnsupportedArrayError):
+            raise
+        # An array without elements cannot be cast; it has no bytes either.
+        if isinstance(data, np.ndarray) and data.size == 0:
+            return memoryview(bytearray())
+        raise UnsupportedArrayError(
+            name, type(data).__name__, f"must be contiguous memory with the buffer protocol ({exc})"
+        ) from exc

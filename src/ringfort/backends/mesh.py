@@ -1,0 +1,96 @@
+"""`MeshBackend`: the backend over an engine with a link to every other rank. The real ones differ in how they connect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ringfort.backends.base import Backend, Tag, Traffic, as_bytes
+from ringfort.config import DistributedConfig
+from ringfort.errors import InvalidArgumentError
+from ringfort.transport.engine import Engine, Job
+from ringfort.transport.fold import Fold
+from ringfort.transport.frames import WINDOW
+from ringfort.transport.messages import Receive, Send
+from ringfort.transport.stream import Poller, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+describers: list[Callable[[bytes], str]] = []
+"""How to put a call's 16 bytes into words. The collectives, which are above this layer, add theirs when imported."""
+
+
+def _describe(call: bytes) -> str:
+    return describers[-1](call) if describers else call.hex()
+
+
+class MeshBackend(Backend):
+    """A rank with a link to every other rank."""
+
+    def __init__(
+        self, rank: int, world_size: int, config: DistributedConfig, streams: dict[int, Stream], poller: Poller
+    ) -> None:
+        super().__init__(rank, world_size, config)
+        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, describe=_describe)
+
+    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self.check_peer(dst, "dst")
+        job = self._job("send", tag, timeout)
+        self._add_send(job, data, dst, tag)
+        self._engine.run(job)
+
+    def recv(
+        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        self.check_peer(src, "src")
+        job = self._job("recv", tag, timeout)
+        self._add_receive(job, into, src, tag, reduce)
+        self._engine.run(job)
+
+    def exchange(
+        self,
+        out: Buffer,
+        dst: int,
+        into: Buffer,
+        src: int,
+        *,
+        reduce: Fold | None = None,
+        tag: Tag = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self.check_peer(dst, "dst")
+        self.check_peer(src, "src")
+        job = self._job("exchange", tag, timeout)
+        self._add_send(job, out, dst, tag)
+        self._add_receive(job, into, src, tag, reduce)
+        self._engine.run(job)
+
+    def now(self) -> float:
+        return self._engine.now()
+
+    def _job(self, what: str, tag: Tag, timeout: float | None) -> Job:
+        return Job(what, *self.time_of(tag, timeout))
+
+    def _add_send(self, job: Job, data: Buffer, dst: int, tag: Tag) -> None:
+        envelope = self.check_tag(tag)
+        view = as_bytes(data, "data", writable=False)
+        job.send = Send(view, envelope, wants_go=envelope.sync or len(view) > WINDOW)
+        job.send_link = self._engine.links[dst]
+
+    def _add_receive(self, job: Job, into: Buffer, src: int, tag: Tag, fold: Fold | None) -> None:
+        envelope = self.check_tag(tag)
+        view = as_bytes(into, "into", writable=True)
+        if fold is not None and len(view) % fold.dtype.itemsize:
+            raise InvalidArgumentError("into", f"{len(view)} bytes", f"is no whole number of {fold.dtype} elements")
+        job.receive = Receive(view, envelope, fold)
+        job.receive_link = self._engine.links[src]
+
+    def abort(self, reason: str) -> None:
+        self._engine.abort(reason)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def traffic(self) -> Traffic:
+        return Traffic(*self._engine.traffic())

@@ -1,0 +1,115 @@
+"""`SubBackend`: some ranks of a group, as a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from ringfort.backends.base import Backend, Tag, Traffic
+from ringfort.errors import InvalidArgumentError, InvalidRankError
+from ringfort.transport.fold import Fold
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class SubBackend(Backend):
+    """A group over the links of another. Every member must make it, with the same members, in the same order among the
+    sub-groups of those members. It works at the same time as its parent and its siblings, from any threads.
+
+    Ranks are this group's own, 0 to `world_size - 1` in the order of the parent's ranks; errors name a lost peer by its
+    rank in the outermost group, which is what a person knows it by.
+    """
+
+    def __init__(self, parent: Backend, members: Iterable[int]) -> None:
+        """`members` are ranks of `parent`; order and repetition do not matter. Raises `InvalidArgumentError` if this rank
+        is not among them, `InvalidRankError` if one is no rank of the parent."""
+        chosen = list(members)
+        for member in chosen:
+            if not isinstance(member, int) or isinstance(member, bool) or not 0 <= member < parent.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidRankError(member, parent.world_size, name="members")
+        locals_ = tuple(sorted(set(chosen)))
+        if parent.rank not in locals_:
+            raise InvalidArgumentError("members", list(locals_), f"this rank, {parent.rank}, is not among them")
+        super().__init__(locals_.index(parent.rank), len(locals_), parent.config)
+        self.parent = parent
+        self._in_parent = locals_
+        # Messages go straight to the outermost backend: nesting costs nothing.
+        self._outermost: Backend = parent._outermost if isinstance(parent, SubBackend) else parent
+        self._members = tuple(parent.members[member] for member in locals_)
+        self._member_set = frozenset(self._members)
+        self._channel = _channel(parent.channel, self._members, parent.count_sub_group(locals_))
+
+    @property
+    def channel(self) -> int:
+        return self._channel
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+    def to_global(self, rank: int) -> int:
+        """The parent's rank of this group's `rank`. Raises `InvalidRankError`."""
+        if not 0 <= rank < self.world_size:
+            raise InvalidRankError(rank, self.world_size)
+        return self._in_parent[rank]
+
+    def to_local(self, rank: int) -> int:
+        """This group's rank of the parent's `rank`. Raises `InvalidRankError` if it is not a member."""
+        try:
+            return self._in_parent.index(rank)
+        except ValueError:
+            raise InvalidArgumentError("rank", rank, f"is not a member; these are: {list(self._in_parent)}") from None
+
+    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self.check_peer(dst, "dst")
+        self._outermost.send(data, self._members[dst], tag=self.check_tag(tag), timeout=timeout)
+
+    def recv(
+        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        self.check_peer(src, "src")
+        self._outermost.recv(into, self._members[src], reduce=reduce, tag=self.check_tag(tag), timeout=timeout)
+
+    def exchange(
+        self,
+        out: Buffer,
+        dst: int,
+        into: Buffer,
+        src: int,
+        *,
+        reduce: Fold | None = None,
+        tag: Tag = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self.check_peer(dst, "dst")
+        self.check_peer(src, "src")
+        self._outermost.exchange(
+            out,
+            self._members[dst],
+            into,
+            self._members[src],
+            reduce=reduce,
+            tag=self.check_tag(tag),
+            timeout=timeout,
+        )
+
+    def abort(self, reason: str) -> None:
+        """Aborts the whole process's group: a rank that gives up cannot serve its other groups either."""
+        self._outermost.abort(reason)
+
+    def close(self) -> None:
+        """Does nothing: the links are the parent's."""
+
+    def now(self) -> float:
+        return self._outermost.now()
+
+    def traffic(self) -> Traffic:
+        return self._outermost.traffic()
+
+
+def _channel(parent: int, members: tuple[int, ...], twin: int) -> int:
+    """64 bits that the members agree on without a word. Never 0, which is the outermost group."""
+    text = repr((parent, members, twin)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1

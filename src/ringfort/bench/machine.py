@@ -1,0 +1,49 @@
+"""Which machine a measurement comes from: without that a number means little."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ringfort.config import GIB
+
+
+def describe_machine(packages: Iterable[str]) -> dict[str, Any]:
+    """Processor, cores, memory, load, system, and the versions of Python and `packages`."""
+    return {
+        "processor": processor_name(),
+        "cores": psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
+        "threads": psutil.cpu_count() or 1,
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+        "load_at_start": round(psutil.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": {"python": platform.python_version(), **_versions(packages)},
+    }
+
+
+def processor_name() -> str:
+    """The processor's model as the system names it, or its architecture where it does not."""
+    try:
+        # Linux alone has this file; elsewhere `platform` knows as much as there is to know.
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

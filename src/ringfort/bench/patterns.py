@@ -1,0 +1,118 @@
+"""Known contents for the buffers, so that a benchmark never measures wrong results; checked without large temporaries.
+
+Rank r's elements are a fixed pattern times a small factor of r. All sums of them are small whole numbers, which every
+element type holds exactly, so results are compared for equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringfort.bench.options import Case
+from ringfort.errors import BackendUnavailableError, DistributedError
+
+Array = NDArray[Any]
+
+PERIOD = 251
+"""Elements until the pattern repeats. A prime, so that a slice that lands in another's place does not fit."""
+CHUNK = PERIOD * 256
+"""Elements compared at a time: the temporary stays in the cache."""
+
+
+class WrongResultError(DistributedError):
+    """An engine's collective returned something else than it must."""
+
+    is_fatal = True
+
+    def __init__(self, engine: str, case: Case, rank: int, element: int) -> None:
+        super().__init__(
+            f"{engine}: {case.op} of {case.nbytes} bytes of {case.dtype} among {case.world_size} ranks is wrong "
+            f"at rank {rank}, element {element}",
+            peer=rank,
+        )
+
+
+def element_type(name: str) -> np.dtype[Any]:
+    """NumPy's element type of that name. Raises `BackendUnavailableError` if it needs a package that is missing."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as exc:
+        raise BackendUnavailableError("bfloat16 in NumPy", "pip install ml_dtypes") from exc
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def factor(rank: int) -> int:
+    """What rank's elements are the pattern times of: three values, so that most neighbours differ."""
+    return rank % 3 + 1
+
+
+def pattern(dtype: np.dtype[Any], times: int, shift: int = 0) -> Array:
+    """One period, `times` the values 1 to 3, starting `shift` elements in."""
+    values = np.random.default_rng(0).integers(1, 4, PERIOD)
+    return (np.roll(values, -shift) * times).astype(dtype)
+
+
+def new_source(case: Case, rank: int) -> Array | None:
+    """A buffer for what `rank` puts in; None where it puts in nothing."""
+    if case.op == "barrier" or (case.op == "scatter" and rank != 0):
+        return None
+    shapes = {
+        "all_gather": (case.part,),
+        "gather": (case.part,),
+        "reduce_scatter": (case.world_size, case.part),
+        "all_to_all": (case.world_size, case.part),
+        "scatter": (case.world_size, case.part),
+    }
+    return np.zeros(shapes.get(case.op, (case.count,)), element_type(case.dtype))
+
+
+def fill(array: Array, rank: int) -> None:
+    """Write rank's contents. Each row of a buffer with several starts one element later in the pattern."""
+    rows = array if array.ndim == 2 else array[None]
+    for shift, row in enumerate(rows):
+        chunk = np.resize(pattern(array.dtype, factor(rank), shift), CHUNK)
+        for start in range(0, len(row), CHUNK):
+            part = row[start : start + CHUNK]
+            part[...] = chunk[: len(part)]
+
+
+def expected_rows(case: Case, rank: int) -> list[Array] | None:
+    """One period of each row of what `rank` must get; None where it gets nothing."""
+    dtype = element_type(case.dtype)
+    everyone = range(case.world_size)
+    total = sum(factor(other) for other in everyone)
+    if case.op in ("reduce", "gather") and rank != 0:
+        return None
+    rows: dict[str, Callable[[], list[Array]]] = {
+        "all_reduce": lambda: [pattern(dtype, total)],
+        "reduce": lambda: [pattern(dtype, total)],
+        "broadcast": lambda: [pattern(dtype, factor(0))],
+        "all_gather": lambda: [pattern(dtype, factor(other)) for other in everyone],
+        "gather": lambda: [pattern(dtype, factor(other)) for other in everyone],
+        "scatter": lambda: [pattern(dtype, factor(0), rank)],
+        "reduce_scatter": lambda: [pattern(dtype, total, rank)],
+        "all_to_all": lambda: [pattern(dtype, factor(other), rank) for other in everyone],
+    }
+    return rows[case.op]()
+
+
+def first_difference(case: Case, rank: int, result: Array) -> int | None:
+    """The first element of `result` that is not what it must be, or None."""
+    rows = expected_rows(case, rank)
+    if rows is None:
+        return None
+    got = result.reshape(len(rows), -1)
+    for index, row in enumerate(rows):
+        chunk = np.resize(row, CHUNK)
+        for start in range(0, got.shape[1], CHUNK):
+            part = got[index, start : start + CHUNK]
+            wrong = np.flatnonzero(part != chunk[: len(part)])
+            if wrong.size:
+                return index * got.shape[1] + start + int(wrong[0])
+    return None

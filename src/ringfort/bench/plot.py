@@ -1,0 +1,76 @@
+"""The report as a picture: time against size, and the ratio to each other engine, one line a world size."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ringfort.bench.results import OURS, Report
+from ringfort.bench.show import size
+from ringfort.errors import BackendUnavailableError, InvalidArgumentError
+
+SUFFIXES = (".png", ".svg")
+LINES = ("-", "--", ":", "-.")
+"""One style a world size; colours tell the engines apart."""
+
+
+def check_plot(path: Path, op: str) -> None:
+    """Raises if `path` is no picture's name, `op` cannot be drawn, or the plotting library is not installed."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidArgumentError("plot", str(path), f"must end in {' or '.join(SUFFIXES)}")
+    if op == "barrier":
+        raise InvalidArgumentError("plot", str(path), "a barrier has no sizes to draw")
+    if find_spec("matplotlib") is None:
+        raise BackendUnavailableError("matplotlib (for --plot)", "pip install 'ringfort[plot]'")
+
+
+def write_plot(report: Report, path: Path) -> None:
+    """Draw `report` into `path`, whose suffix says the format."""
+    # The object interface, and not pyplot: no global state, and no window system is looked for.
+    figure: Any = import_module("matplotlib.figure").Figure(figsize=(12, 5), layout="constrained")
+    panels = 2 if report.options.against else 1
+    axes: list[Any] = list(figure.subplots(1, panels, squeeze=False)[0])
+    _draw_times(axes[0], report)
+    if panels == 2:
+        _draw_ratios(axes[1], report)
+    sizes = sorted({row.bytes for row in report.rows})
+    for panel in axes:
+        panel.set_xscale("log")
+        panel.set_xticks(sizes, [size(nbytes) for nbytes in sizes], rotation=45, ha="right")
+        panel.minorticks_off()
+        panel.grid(visible=True, alpha=0.3)
+        panel.legend(fontsize="small")
+    figure.suptitle(f"{report.options.op} of {report.options.dtype} on {report.machine['processor']}")
+    figure.savefig(path)
+
+
+def _draw_times(panel: Any, report: Report) -> None:
+    for number, engine in enumerate((OURS, *report.options.against)):
+        for ranks, style in _styles(report):
+            rows = [row for row in report.rows if row.ranks == ranks and engine in row.timings]
+            timings = [row.timings[engine] for row in rows]
+            x = [row.bytes for row in rows]
+            median = [timing.median_us for timing in timings]
+            panel.plot(x, median, style, marker="o", color=f"C{number}", label=f"{engine}, {ranks} ranks")
+            low, high = [timing.p10_us for timing in timings], [timing.p90_us for timing in timings]
+            panel.fill_between(x, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+    panel.set_yscale("log")
+    panel.set_ylabel("microseconds: median, and the 10th to 90th percentile")
+
+
+def _draw_ratios(panel: Any, report: Report) -> None:
+    for number, engine in enumerate(report.options.against, start=1):
+        for ranks, style in _styles(report):
+            points = [(row.bytes, row.ratio(engine)) for row in report.rows if row.ranks == ranks]
+            known = [(nbytes, ratio) for nbytes, ratio in points if ratio is not None]
+            x, y = [nbytes for nbytes, _ in known], [ratio for _, ratio in known]
+            panel.plot(x, y, style, marker="o", color=f"C{number}", label=f"{engine}, {ranks} ranks")
+    panel.axhline(1, color="grey", linewidth=1)
+    panel.set_yscale("log")  # twice as fast and half as fast are equally far from 1
+    panel.set_ylabel(f"time of the other engine / time of {OURS}")
+
+
+def _styles(report: Report) -> list[tuple[int, str]]:
+    return [(ranks, LINES[index % len(LINES)]) for index, ranks in enumerate(report.options.ranks)]

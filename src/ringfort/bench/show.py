@@ -1,0 +1,130 @@
+"""How the benchmark looks: a progress bar or lines while it runs, then the machine and a table with ratios."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ringfort.bench.results import OURS, Report, Row, Timing
+from ringfort.bench.run import Step
+
+
+class Watcher:
+    """Shows how far a run is: a bar on a terminal, one line a case elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("starting", total=None)
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Within it, `step` shows."""
+        return nullcontext() if self._bar is None else self._bar
+
+    def step(self, step: Step) -> None:
+        """The run has got this far."""
+        if self._bar is not None:
+            what = f"{step.case.op} {size(step.case.nbytes)}, {step.case.world_size} ranks"
+            self._bar.update(self._task, description=what, completed=step.done, total=step.total)
+        elif step.row is not None:
+            times = ", ".join(f"{name} {duration(timing.median_us)}" for name, timing in step.row.timings.items())
+            line = f"{step.case.op} {size(step.row.bytes)}, {step.row.ranks} ranks: {times}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_report(console: Console, report: Report) -> None:
+    """The machine, the table, the means, and what was left out."""
+    machine = report.machine
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    console.print(
+        f"{machine['processor']}, {machine['cores']} cores ({machine['threads']} threads), "
+        f"{machine['memory_gib']} GiB, load {machine['load_at_start']}; {machine['system']}\n{versions}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_table(report))
+    for engine in report.options.against:
+        means = report.geometric_means(engine)
+        if means:
+            parts = [f"{name} ranks {mean:.2f}" for name, mean in means.items() if name != "all"]
+            line = f"ratio: {engine}/{OURS}; geometric mean: {', '.join(parts)}; all {means['all']:.2f}"
+            console.print(line, highlight=False, soft_wrap=True)
+    for engine, why in _skips(report).items():
+        console.print(f"{engine} was left out where it cannot do this: {why}", highlight=False, soft_wrap=True)
+    most = max(report.options.ranks)
+    if most > machine["threads"]:
+        console.print(
+            f"{most} ranks share {machine['threads']} processors: that measures the scheduler too; trust the ratios.",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _table(report: Report) -> Table:
+    options = report.options
+    way = "" if options.strategy == "auto" else f", {options.strategy}"
+    title = f"{options.op} of {options.dtype}{way}: median, 10th to 90th percentile"
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
+    )
+    heads = ["ranks", "size", OURS, "10-90%", "GB/s"]
+    for engine in options.against:
+        heads += [engine, "10-90%", "ratio"]
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for index, row in enumerate(report.rows):
+        last = index + 1 == len(report.rows) or report.rows[index + 1].ranks != row.ranks
+        table.add_row(*_cells(row, options.against), end_section=last)
+    return table
+
+
+def _cells(row: Row, against: tuple[str, ...]) -> list[str]:
+    ours = row.timings[OURS]
+    speed = f"{row.gigabytes_per_second():.2f}" if row.bytes else "-"
+    cells = [str(row.ranks), size(row.bytes), duration(ours.median_us), _spread(ours), speed]
+    for engine in against:
+        timing, ratio = row.timings.get(engine), row.ratio(engine)
+        if timing is None or ratio is None:
+            cells += ["-", "-", "-"]
+        else:
+            colour = "green" if ratio >= 1 else "red"
+            cells += [duration(timing.median_us), _spread(timing), f"[{colour}]{ratio:.2f}[/]"]
+    return cells
+
+
+def _skips(report: Report) -> dict[str, str]:
+    return {engine: why for row in report.rows for engine, why in row.skipped.items()}
+
+
+def duration(microseconds: float) -> str:
+    """With three digits and the unit that suits it: `28.1 us`, `9.46 ms`."""
+    scale, unit = _unit(microseconds)
+    return f"{_digits(microseconds / scale)} {unit}"
+
+
+def _spread(timing: Timing) -> str:
+    scale, _ = _unit(timing.median_us)  # the median's, which stands before it
+    return f"{_digits(timing.p10_us / scale)}-{_digits(timing.p90_us / scale)}"
+
+
+def _unit(microseconds: float) -> tuple[float, str]:
+    return (1, "us") if microseconds < 999.5 else (1e3, "ms") if microseconds < 999.5e3 else (1e6, "s")
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes as they were asked for: `4 B`, `64 KiB`, `1 MiB`."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,46 @@
+"""The `ringfort` command and its verbs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ringfort.cli.bench import bench
+from ringfort.cli.demo import demo
+
+# Plain help and errors: an error is one line that a log or another program can read. Tracebacks are ours to avoid.
+app = typer.Typer(
+    name="ringfort",
+    help="Train one model across the machines you already own.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(bench)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"ringfort {version('ringfort')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Train one model across the machines you already own."""
+    del version  # its callback has done the work
+
+
+def main() -> None:
+    """The entry point of the `ringfort` script."""
+    app()

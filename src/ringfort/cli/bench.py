@@ -1,0 +1,93 @@
+"""`ringfort bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ringfort.bench.options import DTYPES, MIN_TIME, OPS, RANKS, SIZES, Options, parse_ranks, parse_sizes
+from ringfort.cli.outcome import errors_as_lines
+from ringfort.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ringfort.bench.results import Report
+
+STDOUT = "-"
+
+
+def bench(
+    op: Annotated[str, typer.Option(help=f"One of: {', '.join(OPS)}.")] = "all_reduce",
+    sizes: Annotated[
+        str, typer.Option(help="Bytes of the largest buffer on a rank; K, M, G are powers of 1024.")
+    ] = SIZES,
+    ranks: Annotated[str, typer.Option(help="World sizes.")] = RANKS,
+    dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
+    strategy: Annotated[
+        str, typer.Option(help="auto, ring, tree, tree(ARITY), direct or halving_doubling, where the operation has it.")
+    ] = "auto",
+    against: Annotated[
+        str | None, typer.Option(help="Other engines: gloo, or none.  [default: those that are installed]")
+    ] = None,
+    repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
+    min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
+    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a .png or .svg.")] = None,
+) -> None:
+    """Time collectives, beside other engines in the same run."""
+    with errors_as_lines():
+        from rich.console import Console
+
+        from ringfort.bench.engines import choose_engines
+        from ringfort.bench.plot import check_plot
+        from ringfort.bench.run import run_bench
+        from ringfort.bench.show import Watcher, print_report
+
+        options = Options(
+            op=op,
+            sizes=parse_sizes(sizes),
+            ranks=parse_ranks(ranks),
+            dtype=dtype,
+            strategy=strategy,
+            against=choose_engines(against),
+            repeat=repeat,
+            min_time=min_time,
+        )
+        if plot is not None:
+            check_plot(plot, op)
+            _check_writable("plot", plot)
+        if json_ not in (None, STDOUT):
+            _check_writable("json", Path(json_))
+        progress = Console(stderr=True)
+        watcher = Watcher(progress)
+        with watcher.shown():
+            report = run_bench(options, watcher.step)
+        print_report(progress if json_ == STDOUT else Console(), report)
+        _write(report, json_, plot)
+
+
+def _check_writable(name: str, path: Path) -> None:
+    """Before the run, so that minutes of measuring are not lost to a slip in a name."""
+    if path.is_dir():
+        raise InvalidArgumentError(name, str(path), "is a folder; name a file")
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(name, str(path), f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidArgumentError(name, str(path), "may not be written to")
+
+
+def _write(report: Report, json_: str | None, plot: Path | None) -> None:
+    if json_ is not None:
+        import json
+
+        text = json.dumps(report.to_dict(), sort_keys=True, indent=2)
+        if json_ == STDOUT:
+            typer.echo(text)
+        else:
+            Path(json_).write_text(text + "\n", encoding="utf-8")
+    if plot is not None:
+        from ringfort.bench.plot import write_plot
+
+        write_plot(report, plot)

@@ -1,0 +1,33 @@
+"""How a verb ends: exit codes, and errors as one line instead of a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import typer
+
+from ringfort.errors import DistributedError, InvalidArgumentError
+
+EXIT_FAILED = 1
+EXIT_BAD_ARGUMENT = 2
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+@contextmanager
+def errors_as_lines() -> Generator[None, None, None]:
+    """Turn what Ringfort raises on purpose, and Ctrl-C, into a line on standard error and an exit code."""
+    try:
+        yield
+    except InvalidArgumentError as exc:
+        raise _end(f"error: {exc}", EXIT_BAD_ARGUMENT) from exc
+    except DistributedError as exc:
+        raise _end(f"error: {exc}", EXIT_FAILED) from exc
+    except KeyboardInterrupt as exc:
+        raise _end("interrupted", EXIT_INTERRUPTED) from exc
+
+
+def _end(line: str, code: int) -> typer.Exit:
+    typer.echo(line, err=True)
+    return typer.Exit(code)

@@ -1,0 +1,183 @@
+"""One door for arrays: NumPy, torch on the CPU, MLX, JAX, and anything with the buffer protocol or DLPack.
+
+Nothing is imported that the caller has not imported: an array of a library can only be here if its library is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from ringfort.collectives.kernels import ElementType, element_type, element_type_named
+from ringfort.errors import UnsupportedArrayError
+from ringfort.transport.fold import Array
+
+
+class ArrayView:
+    """An array as flat, contiguous NumPy storage. `flat` is the array's own memory where that is possible."""
+
+    def __init__(
+        self,
+        flat: Array,
+        kind: ElementType,
+        shape: tuple[int, ...] | None = None,
+        *,
+        finish: Callable[[], Any] | None = None,
+        wrap: Callable[[Array, ElementType], Any] | None = None,
+    ) -> None:
+        self.flat = flat
+        self.kind = kind
+        self.shape = flat.shape if shape is None else shape
+        self._finish = finish
+        self._wrap = wrap or _wrap_numpy
+
+    def finish(self) -> Any:
+        """The caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
+        return self if self._finish is None else self._finish()
+
+    def new(self, shape: tuple[int, ...]) -> ArrayView:
+        """Room for a result of `shape`, of the same kind; `finish` gives it as an array of the same library."""
+        flat = np.empty(prod(shape), self.kind.storage)
+        wrap, kind = self._wrap, self.kind
+        return ArrayView(flat, kind, shape, finish=lambda: wrap(flat.reshape(shape), kind), wrap=wrap)
+
+    def part(self, index: int) -> Array:
+        """The storage of `x[index]`."""
+        size = self.flat.size // self.shape[0]
+        return self.flat[index * size : (index + 1) * size]
+
+
+def as_view(x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
+    """`x` as an `ArrayView`. With `writable`, a NumPy array or buffer that is read-only is refused.
+
+    Raises `UnsupportedArrayError` for what is no array, is on another device or has elements that cannot be used.
+    """
+    if isinstance(x, ArrayView):
+        return x
+    if isinstance(x, np.ndarray):
+        return _numpy_view(cast(Array, x), name, writable=writable)
+    library = type(x).__module__.partition(".")[0]
+    if library == "torch" and hasattr(x, "detach"):
+        return _torch_view(x, name)
+    if library in ("jax", "jaxlib", "mlx"):
+        return _immutable_view(x, name, library)
+    if isinstance(x, np.generic):
+        raise UnsupportedArrayError(name, x, "is a NumPy scalar, which has no memory; pass np.array(x)")
+    if hasattr(x, "__dlpack__"):
+        return _dlpack_view(x, name, writable=writable)
+    try:
+        memory = memoryview(x)
+    except TypeError:
+        raise UnsupportedArrayError(name, x, "is no array; pass a NumPy array, a tensor or a buffer") from None
+    view = _numpy_view(np.asarray(memory), name, writable=writable)
+    finish = view.finish
+    return ArrayView(view.flat, view.kind, view.shape, finish=lambda: (finish(), x)[1])
+
+
+def plain_view(flat: Array, kind: ElementType, shape: tuple[int, ...]) -> ArrayView:
+    """A view of memory that is a NumPy array in the end."""
+    return ArrayView(flat, kind, shape, finish=lambda: _wrap_numpy(flat.reshape(shape), kind))
+
+
+# --- NumPy and buffers ------------------------------------------------------------------------------------------------
+
+
+def _numpy_view(x: Array, name: str, *, writable: bool) -> ArrayView:
+    kind = element_type(x.dtype, name=f"{name}.dtype")
+    if writable and not x.flags.writeable:
+        raise UnsupportedArrayError(name, f"array of shape {x.shape}", "is read-only; pass a copy: x.copy()")
+    bits = x if x.dtype == kind.storage else x.view(kind.storage)
+    if x.flags.c_contiguous:
+        return ArrayView(bits.reshape(-1), kind, x.shape, finish=lambda: x, wrap=_wrapper_like(x))
+    copy = np.ascontiguousarray(bits)
+
+    def finish() -> Array:
+        if writable:
+            bits[...] = copy
+        return x
+
+    return ArrayView(copy.reshape(-1), kind, x.shape, finish=finish, wrap=_wrapper_like(x))
+
+
+def _wrapper_like(x: Array) -> Callable[[Array, ElementType], Any]:
+    dtype = x.dtype
+    return lambda array, kind: array if dtype == kind.storage else array.view(dtype)
+
+
+def _wrap_numpy(array: Array, kind: ElementType) -> Array:
+    if kind.name != "bfloat16":
+        return array
+    try:
+        return array.view(np.dtype("bfloat16"))  # known to NumPy once ml_dtypes is imported
+    except TypeError:
+        return array
+
+
+def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
+    try:
+        array = np.from_dlpack(x)
+    except (TypeError, BufferError, RuntimeError, ValueError) as exc:
+        raise UnsupportedArrayError(
+            name, type(x).__name__, f"cannot be seen by the CPU through DLPack ({exc})"
+        ) from exc
+    return _numpy_view(array, name, writable=writable)
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def _torch_view(x: Any, name: str) -> ArrayView:
+    torch = sys.modules["torch"]
+    if x.device.type != "cpu" or x.layout is not torch.strided:
+        where = x.device if x.device.type != "cpu" else x.layout
+        raise UnsupportedArrayError(name, f"tensor on {where}", "must be a dense tensor on the CPU; pass x.cpu()")
+    plain = x.detach()
+    own = plain if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg() else None
+    dense = plain.resolve_conj().resolve_neg().contiguous() if own is None else plain
+    kind_name = str(x.dtype).removeprefix("torch.")
+    kind = element_type_named(kind_name)
+    bits = dense.view(torch.int16) if kind_name == "bfloat16" else dense
+    flat = bits.numpy().reshape(-1).view(kind.storage)
+
+    def finish() -> Any:
+        if own is None:
+            plain.copy_(dense)
+        return x
+
+    def wrap(array: Array, kind: ElementType) -> Any:
+        if kind.name == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    return ArrayView(flat, kind, tuple(x.shape), finish=finish, wrap=wrap)
+
+
+# --- arrays that cannot be written -------------------------------------------------------------------------------------
+
+
+def _immutable_view(x: Any, name: str, library: str) -> ArrayView:
+    """JAX and MLX: work on a copy, and give back a new array of the same kind."""
+    kind = element_type_named(str(x.dtype).rpartition(".")[2])
+    wrap = _wrap_mlx if library == "mlx" else _wrap_jax
+    try:
+        if library == "mlx" and kind.name == "bfloat16":
+            x = x.view(sys.modules["mlx.core"].uint16)
+        copy = np.array(x, order="C").view(kind.storage)
+    except (TypeError, BufferError, RuntimeError, ValueError) as exc:
+        raise UnsupportedArrayError(name, type(x).__name__, f"cannot be copied to the CPU ({exc})") from exc
+    shape = tuple(x.shape)
+    return ArrayView(copy.reshape(-1), kind, shape, finish=lambda: wrap(copy.reshape(shape), kind), wrap=wrap)
+
+
+def _wrap_jax(array: Array, kind: ElementType) -> Any:
+    return sys.modules["jax"].numpy.asarray(_wrap_numpy(array, kind))
+
+
+def _wrap_mlx(array: Array, kind: ElementType) -> Any:
+    mx = sys.modules["mlx.core"]
+    made = mx.array(array)
+    return made.view(mx.bfloat16) if kind.name == "bfloat16" else made

@@ -1,0 +1,126 @@
+"""The object forms: JSON-like values and arrays, in msgpack. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.collectives import calls, plan
+from ringfort.collectives.arrays import as_view, plain_view
+from ringfort.collectives.calls import Collective
+from ringfort.collectives.kernels import by_code, element_type_named
+from ringfort.collectives.movements import spread
+from ringfort.collectives.operation import Operation, check_root
+from ringfort.errors import (
+    DistributedError,
+    InvalidArgumentError,
+    ObjectTooLargeError,
+    ProtocolError,
+    UnsupportedArrayError,
+)
+
+_ARRAY = 1
+"""The msgpack extension code of an array: element type, number of axes, their lengths, then the elements."""
+_HEAD = Struct("<BB")
+
+
+def encode(value: Any, limit: int) -> bytes:
+    """`value` as bytes. Raises `InvalidArgumentError` for what has no place in msgpack, `ObjectTooLargeError`."""
+    try:
+        data = msgspec.msgpack.encode(value, enc_hook=_encode_array)
+    except UnsupportedArrayError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        why = "must be made of None, bools, numbers, strings, bytes, lists, dicts and arrays"
+        raise InvalidArgumentError("obj", type(value).__name__, f"{why} ({exc})") from exc
+    if len(data) > limit:
+        raise ObjectTooLargeError(len(data), limit)
+    return data
+
+
+def decode(data: bytes | bytearray) -> Any:
+    """The value. Raises `ProtocolError` for bytes that are none."""
+    try:
+        return msgspec.msgpack.decode(data, ext_hook=_decode_array)
+    except DistributedError:
+        raise
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
+        raise ProtocolError(f"an object cannot be read: {exc}") from exc
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    view = as_view(value, "obj")
+    lengths = np.array(view.shape, "<u8").tobytes()
+    return msgspec.msgpack.Ext(_ARRAY, _HEAD.pack(view.kind.code, len(view.shape)) + lengths + view.flat.tobytes())
+
+
+def _decode_array(code: int, data: memoryview) -> Any:
+    if code != _ARRAY or len(data) < _HEAD.size:
+        raise ProtocolError(f"an object holds an extension that this version does not know ({code})")
+    kind, axes = _HEAD.unpack_from(data)
+    start = _HEAD.size + 8 * axes
+    try:
+        element = by_code(kind)
+        shape = tuple(int(length) for length in np.frombuffer(data[_HEAD.size : start], "<u8"))
+        flat = np.frombuffer(bytearray(data[start:]), element.storage)
+        flat = flat.reshape(shape).reshape(-1)
+    except (ValueError, OverflowError) as exc:
+        raise ProtocolError(f"an object holds an array that cannot be: {exc}") from exc
+    return plain_view(flat, element, shape).finish()
+
+
+def broadcast_object(backend: Backend, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
+    """Returns the root's object at every rank; what the others pass is ignored."""
+    check_root(backend, root)
+    limit = backend.config.max_object_bytes
+    data = encode(obj, limit) if backend.rank == root else b""
+    call = calls.encode(Collective.BROADCAST_OBJECT, root=root)
+    backend.check_timeout(timeout)
+
+    def run() -> Any:
+        envelope = backend.envelope(call, timeout)
+        length = np.array([len(data)], np.uint64)
+        spread(backend, as_view(length), root, 2, envelope)
+        size = int(length[0])
+        _check_size(size, limit, root)
+        buffer = np.frombuffer(data, np.uint8) if backend.rank == root else np.empty(size, np.uint8)
+        spread(backend, plain_view(buffer, element_type_named("uint8"), (size,)), root, 2, envelope)
+        return obj if backend.rank == root else decode(buffer.data)
+
+    return Operation("broadcast_object", len(data), run)
+
+
+def all_gather_object(backend: Backend, obj: Any, *, timeout: float | None = None) -> Operation:
+    """A list with every rank's object."""
+    rank, n = backend.rank, backend.world_size
+    limit = backend.config.max_object_bytes
+    data = encode(obj, limit)
+    call = calls.encode(Collective.ALL_GATHER_OBJECT)
+    backend.check_timeout(timeout)
+
+    def run() -> list[Any]:
+        envelope = backend.envelope(call, timeout)
+        result: list[Any] = [None] * n
+        result[rank] = obj
+        for dst, src in plan.exchange_order(rank, n):
+            length = bytearray(8)
+            backend.exchange(len(data).to_bytes(8, "little"), dst, length, src, tag=envelope)
+            size = int.from_bytes(length, "little")
+            _check_size(size, limit, src)
+            arriving = bytearray(size)
+            backend.exchange(data, dst, arriving, src, tag=envelope)
+            result[src] = decode(arriving)
+        return result
+
+    return Operation("all_gather_object", len(data), run)
+
+
+def _check_size(size: int, limit: int, peer: int) -> None:
+    if size > limit:
+        raise ProtocolError(f"rank {peer} announces an object of {size} bytes; max_object_bytes is {limit}", peer=peer)

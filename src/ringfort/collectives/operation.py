@@ -1,0 +1,68 @@
+"""`Operation`: a collective that has been checked and waits to be run, and the steps that most of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from ringfort.backends.base import Backend, as_bytes
+from ringfort.collectives.plan import Span, Step
+from ringfort.errors import InvalidRankError
+from ringfort.transport.fold import Array, Fold
+from ringfort.transport.messages import Envelope
+
+
+class Operation(NamedTuple):
+    """Call `run` once. It returns the collective's result or raises."""
+
+    name: str
+    nbytes: int
+    """Bytes of this rank's array: what the metrics count."""
+    run: Callable[[], Any]
+
+
+class Memory:
+    """An array's storage as bytes that can be cut by elements."""
+
+    __slots__ = ("_bytes", "_item")
+
+    def __init__(self, flat: Array) -> None:
+        self._bytes = as_bytes(flat, "x", writable=False)
+        self._item = flat.itemsize
+
+    def __getitem__(self, span: Span) -> memoryview:
+        return self._bytes[span[0] * self._item : span[1] * self._item]
+
+
+def run_steps(
+    backend: Backend,
+    steps: Iterable[Step],
+    memory: Memory,
+    envelope: Envelope,
+    *,
+    fold: Fold | None = None,
+    finish: Callable[[Span], None] | None = None,
+    first: Envelope | None = None,
+) -> None:
+    """Carries out a plan. `first` is the envelope of the first message to each peer, where that is another one."""
+    met: set[int] = set()
+    for step in steps:
+        reduce = fold if step.fold else None
+        tag = envelope
+        if first is not None and step.dst is not None and step.dst not in met:
+            met.add(step.dst)
+            tag = first
+        if step.dst is None:
+            backend.recv(memory[step.into], step.src, reduce=reduce, tag=tag)  # pyright: ignore[reportArgumentType]
+        elif step.src is None:
+            backend.send(memory[step.out], step.dst, tag=tag)  # pyright: ignore[reportArgumentType]
+        else:
+            backend.exchange(memory[step.out], step.dst, memory[step.into], step.src, reduce=reduce, tag=tag)  # pyright: ignore[reportArgumentType]
+        if finish is not None and step.finish is not None:
+            finish(step.finish)
+
+
+def check_root(backend: Backend, root: int) -> None:
+    """Raises `InvalidRankError` unless `root` is a rank of the group."""
+    if not isinstance(root, int) or isinstance(root, bool) or not 0 <= root < backend.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRankError(root, backend.world_size, name="root")

@@ -1,0 +1,232 @@
+"""Settings: frozen dataclasses, each field documented; the only reader of the environment.
+
+There is one `timeout`. It bounds the forming of a group and every call on it, and a single call may be given another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from math import isfinite
+from typing import TYPE_CHECKING, ClassVar
+
+from ringfort.errors import ConfigError, InvalidRankError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds. Long enough for a laptop to wake up, short enough that a person still watches (torch waits 30 minutes)."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Shape(Enum):
+    """Which way the data takes. The values are the wire's codes and never change."""
+
+    AUTO = 0
+    RING = 1
+    TREE = 2
+    DIRECT = 3
+    HALVING_DOUBLING = 4
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A shape, and for a tree the number of children of each node. The children say which shapes they allow."""
+
+    shape: Shape
+    arity: int = 2
+
+    _allowed: ClassVar[frozenset[Shape]] = frozenset(Shape)
+
+    def __post_init__(self) -> None:
+        if self.shape not in self._allowed:
+            raise ConfigError("strategy", self.shape.name, f"{type(self).__name__} has no such shape")
+        if not 2 <= self.arity <= 255:
+            raise ConfigError("arity", self.arity, "a tree has 2 to 255 children a node")
+
+    def __str__(self) -> str:
+        return f"tree({self.arity})" if self.shape is Shape.TREE else self.shape.name.lower()
+
+    @classmethod
+    def tree(cls, arity: int = 2) -> Self:
+        """A tree whose nodes have `arity` children."""
+        return cls(Shape.TREE, arity)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a command line: `auto`, `ring`, `tree`, `tree(4)`, `direct`, `halving-doubling`."""
+        name, _, arity = text.strip().lower().rstrip(")").partition("(")
+        try:
+            return cls(Shape[name.replace("-", "_").upper()], int(arity or 2))
+        except (KeyError, ValueError) as exc:
+            known = ", ".join(sorted(shape.name.lower() for shape in cls._allowed))
+            raise ConfigError(
+                "strategy", text, f"choose one of: {known} (a tree may have an arity, as tree(4))"
+            ) from exc
+
+
+class AllReduceStrategy(Strategy):
+    """How an all-reduce moves its data."""
+
+    AUTO: ClassVar[AllReduceStrategy]
+    RING: ClassVar[AllReduceStrategy]
+    TREE: ClassVar[AllReduceStrategy]
+    DIRECT: ClassVar[AllReduceStrategy]
+    HALVING_DOUBLING: ClassVar[AllReduceStrategy]
+
+
+class _RootedStrategy(Strategy):
+    _allowed = frozenset({Shape.AUTO, Shape.RING, Shape.TREE, Shape.DIRECT})
+
+
+class ReduceStrategy(_RootedStrategy):
+    """How a reduce moves its data to the root. RING is a pipelined chain that ends there."""
+
+    AUTO: ClassVar[ReduceStrategy]
+    RING: ClassVar[ReduceStrategy]
+    TREE: ClassVar[ReduceStrategy]
+    DIRECT: ClassVar[ReduceStrategy]
+
+
+class BroadcastStrategy(_RootedStrategy):
+    """How a broadcast moves its data from the root. RING is a pipelined chain that starts there."""
+
+    AUTO: ClassVar[BroadcastStrategy]
+    RING: ClassVar[BroadcastStrategy]
+    TREE: ClassVar[BroadcastStrategy]
+    DIRECT: ClassVar[BroadcastStrategy]
+
+
+for _kind in (AllReduceStrategy, ReduceStrategy, BroadcastStrategy):
+    for _shape in _kind._allowed:  # pyright: ignore[reportPrivateUsage]
+        setattr(_kind, _shape.name, _kind(_shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveConfig:
+    """How collectives choose and cut. Must be the same on every rank of a group."""
+
+    all_reduce: AllReduceStrategy = AllReduceStrategy.AUTO
+    reduce: ReduceStrategy = ReduceStrategy.AUTO
+    broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
+    latency: float = 40e-6
+    """Seconds that one message costs however small: what AUTO weighs against bandwidth. The default is loopback's."""
+    bandwidth: float = 2e9
+    """Bytes a second that one link carries. The default is loopback's on a small machine."""
+
+    def __post_init__(self) -> None:
+        for name in ("latency", "bandwidth"):
+            _check_positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """What a backend needs to know beside its place in the group."""
+
+    nodes: Sequence[str | Sequence[str]] = ()
+    """For `RingBackend`: the address of each rank as `host:port`, or several to be tried in turn."""
+    rank: int | None = None
+    """For `RingBackend`: which of `nodes` this process is."""
+    timeout: float = DEFAULT_TIMEOUT
+    """Seconds that bound the forming of the group and every call that is given no timeout of its own."""
+    inbox_bytes: int = 64 * MIB
+    """How much a peer may send ahead of a receive, in all, before a receive of something else gives up."""
+    max_object_bytes: int = GIB
+    """The largest encoded object that `broadcast_object` and `all_gather_object` accept."""
+    collective: CollectiveConfig = field(default_factory=CollectiveConfig)
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout)
+        for name in ("inbox_bytes", "max_object_bytes"):
+            if getattr(self, name) < MIB:
+                raise ConfigError(name, getattr(self, name), "must be at least 1 MiB (1048576)")
+        if self.nodes:
+            if isinstance(self.nodes, str):
+                raise ConfigError("nodes", self.nodes, 'must be a list such as ["host:port", "host:port"]')
+            if self.rank is None:
+                raise ConfigError("rank", None, "say which of nodes this process is")
+            if not 0 <= self.rank < len(self.nodes):
+                raise InvalidRankError(self.rank, len(self.nodes))
+            flat = [self.nodes[i] for i in range(len(self.nodes))]
+            repeated = [node for i, node in enumerate(flat) if node in flat[:i]]
+            if repeated:
+                raise ConfigError("nodes", repeated[0], "is named twice; every rank needs an address of its own")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the process was told by its launcher. Read once, by `from_mapping`."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    timeout: float | None = None
+    listen_fd: int | None = None
+    """A listening socket that the launcher opened for rank 0, so that no port has to be guessed."""
+
+    # The first variable that is set wins. torchrun's names come first: they are what people type by hand.
+    SOURCES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
+        "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+        "master_addr": ("MASTER_ADDR",),
+        "master_port": ("MASTER_PORT",),
+        "timeout": ("RINGFORT_TIMEOUT",),
+        "listen_fd": ("RINGFORT_LISTEN_FD",),
+    }
+
+    @classmethod
+    def from_mapping(cls, variables: Mapping[str, str] | None = None) -> Environment:
+        """From `variables`, by default the process's environment. Raises `ConfigError` for a value that is no number."""
+        variables = os.environ if variables is None else variables
+        found: dict[str, str | int | float] = {}
+        for item in fields(cls):
+            for name in cls.SOURCES[item.name]:
+                if variables.get(name):
+                    found[item.name] = _parse(name, variables[name], str(item.type))
+                    break
+        return cls(**found)  # pyright: ignore[reportArgumentType]  # each was parsed to its field's type
+
+
+def _parse(name: str, text: str, kind: str) -> str | int | float:
+    try:
+        return float(text) if kind.startswith("float") else int(text) if kind.startswith("int") else text
+    except ValueError as exc:
+        raise ConfigError(name, text, "must be a number") from exc
+
+
+def check_timeout(timeout: float, name: str = "timeout") -> None:
+    """Raises `ConfigError` unless `timeout` is a positive, finite number of seconds."""
+    _check_positive(name, timeout)
+
+
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value > 0):
+        raise ConfigError(name, value, "must be a positive, finite number")
+
+
+def parse_address(text: str, name: str = "address") -> tuple[str, int]:
+    """`host:port` or `[v6]:port` into its parts. Raises `ConfigError` with what is wrong."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon:
+        raise ConfigError(name, text, "must be host:port, such as 192.168.1.20:29500")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(name, text, "put an IPv6 address in brackets, such as [fe80::1]:29500")
+    if not host:
+        raise ConfigError(name, text, "has no host before the colon")
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ConfigError(name, text, "its port must be a number from 0 to 65535")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The text that `parse_address` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,312 @@
+"""`DistributedContext`: any backend, with collectives and metrics, in one handle; and `init`, which makes one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ringfort.backends.base import Backend
+from ringfort.backends.ring import RingBackend
+from ringfort.backends.sub import SubBackend
+from ringfort.backends.tcp import TcpBackend
+from ringfort.collectives import movements, objects, reductions
+from ringfort.collectives.arrays import as_view
+from ringfort.collectives.operation import Operation
+from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.work import Runner, Work
+from ringfort.config import (
+    AllReduceStrategy,
+    BroadcastStrategy,
+    DistributedConfig,
+    Environment,
+    ReduceStrategy,
+    format_address,
+)
+from ringfort.errors import ConfigError
+from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
+from ringfort.transport import tcp
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class DistributedContext:
+    """One rank's handle on its group.
+
+    Every collective must be called by all ranks of the group, in the same order. Each takes `timeout` (seconds for the
+    whole call; `config.timeout` otherwise) and `async_op`, which returns a `Work` at once. Operations of one group run in
+    the order they were issued. Wrong arguments raise at the call, before any byte moves; every call may also raise
+    `PeerLostError`, `OperationTimeoutError`, `AbortedError`, `ChannelClosedError` and `CollectiveMismatchError`.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._metrics = DistributedMetrics()
+        self._runner = Runner(f"ringfort-rank-{backend.rank}")
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the group."""
+        return self.backend.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return self.backend.world_size
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is rank 0."""
+        return self.backend.rank == 0
+
+    @property
+    def config(self) -> DistributedConfig:
+        """The settings that the backend was made with."""
+        return self.backend.config
+
+    # --- collectives ----------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = ReduceOp.SUM,
+        *,
+        strategy: AllReduceStrategy | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Every rank's `x` becomes the reduction of all of them, in place; returns `x`."""
+        operation = reductions.all_reduce(self.backend, x, op, strategy=strategy, timeout=timeout)
+        return self._issue(operation, async_op)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: Op = ReduceOp.SUM,
+        *,
+        strategy: ReduceStrategy | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """The root's `x` becomes the reduction of all, in place; the others keep theirs. Returns `x`."""
+        operation = reductions.reduce(self.backend, x, root, op, strategy=strategy, timeout=timeout)
+        return self._issue(operation, async_op)
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        strategy: BroadcastStrategy | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Every rank's `x` becomes the root's, in place; returns `x`."""
+        return self._issue(movements.broadcast(self.backend, x, root, strategy=strategy, timeout=timeout), async_op)
+
+    def all_gather(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
+        return self._issue(movements.all_gather(self.backend, x, timeout=timeout), async_op)
+
+    def gather(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """At the root what `all_gather` gives, `None` elsewhere."""
+        return self._issue(movements.gather(self.backend, x, root, timeout=timeout), async_op)
+
+    def scatter(self, x: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """The root passes an array with one part a rank along its first axis, the others `None`; returns this rank's
+        part: at the root of the same kind as `x`, elsewhere a NumPy array."""
+        return self._issue(movements.scatter(self.backend, x, root, timeout=timeout), async_op)
+
+    def reduce_scatter(
+        self, x: Any, op: Op = ReduceOp.SUM, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """`x` has a part for each rank along its first axis; returns the reduction of this rank's parts."""
+        return self._issue(reductions.reduce_scatter(self.backend, x, op, timeout=timeout), async_op)
+
+    def all_to_all(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes and
+        a list is returned."""
+        return self._issue(movements.all_to_all(self.backend, x, timeout=timeout), async_op)
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Returns when every rank has called it."""
+        return self._issue(movements.barrier(self.backend, timeout=timeout), async_op)
+
+    def broadcast_object(
+        self, obj: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """The root's object at every rank: JSON-like values, bytes and arrays. Tuples become lists."""
+        return self._issue(objects.broadcast_object(self.backend, obj, root, timeout=timeout), async_op)
+
+    def all_gather_object(self, obj: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """A list with every rank's object."""
+        return self._issue(objects.all_gather_object(self.backend, obj, timeout=timeout), async_op)
+
+    # --- between two ranks ----------------------------------------------------------------------------------------
+
+    def send(
+        self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Sends an array to `dst`, which must `recv` one of the same size."""
+        view = as_view(x, "x")
+        self.backend.check_peer(dst, "dst")
+        self.backend.check_tag(tag)
+        self.backend.check_timeout(timeout)
+        send = self.backend.send
+        return self._between(
+            Operation("send", view.flat.nbytes, lambda: send(view.flat, dst, tag=tag, timeout=timeout)), async_op
+        )
+
+    def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Receives an array from `src` into `into`; returns it."""
+        view = as_view(into, "into", writable=True)
+        self.backend.check_peer(src, "src")
+        self.backend.check_tag(tag)
+        self.backend.check_timeout(timeout)
+
+        def run() -> Any:
+            self.backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            return view.finish()
+
+        return self._between(Operation("recv", view.flat.nbytes, run), async_op)
+
+    def sendrecv(
+        self,
+        out: Any,
+        dst: int,
+        into: Any,
+        src: int,
+        *,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Sends `out` to one rank while receiving `into` from another, or the same; returns `into`."""
+        sent, received = as_view(out, "out"), as_view(into, "into", writable=True)
+        self.backend.check_peer(dst, "dst")
+        self.backend.check_peer(src, "src")
+        self.backend.check_tag(tag)
+        self.backend.check_timeout(timeout)
+
+        def run() -> Any:
+            self.backend.exchange(sent.flat, dst, received.flat, src, tag=tag, timeout=timeout)
+            return received.finish()
+
+        return self._between(Operation("sendrecv", sent.flat.nbytes + received.flat.nbytes, run), async_op)
+
+    # --- groups and life ------------------------------------------------------------------------------------------
+
+    def sub_group(self, members: Iterable[int]) -> DistributedContext | None:
+        """A context for some of this group's ranks, or `None` if this rank is not among them. Every rank should call it,
+        with the same members; the new group works at the same time as this one."""
+        chosen = list(members)
+        if self.rank not in chosen:
+            for member in chosen:
+                if member != self.rank:
+                    self.backend.check_peer(member, "members")
+            return None
+        return DistributedContext(SubBackend(self.backend, chosen))
+
+    def metrics_snapshot(self) -> MetricsSnapshot:
+        """What this context has done: per operation count, failures, bytes and duration; and the process's traffic."""
+        sent, bytes_sent, received, bytes_received = self.backend.traffic()
+        return replace(
+            self._metrics.snapshot(),
+            messages_sent=sent,
+            bytes_sent=bytes_sent,
+            messages_received=received,
+            bytes_received=bytes_received,
+        )
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Wakes every call of this process with `AbortedError`, and tells the peers. The group cannot be used again."""
+        self.backend.abort(reason)
+
+    def close(self) -> None:
+        """Leaves the group. What is still under way ends with `ChannelClosedError`. May be called twice."""
+        self.backend.close()
+        if not isinstance(self.backend, SubBackend):
+            self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DistributedContext rank {self.rank} of {self.world_size} on {type(self.backend).__name__}>"
+
+    def _issue(self, operation: Operation, async_op: bool) -> Any:
+        if async_op:
+            return self._runner.submit(operation.name, lambda: self._measure(operation))
+        return self._runner.run(operation.name, lambda: self._measure(operation))
+
+    def _between(self, operation: Operation, async_op: bool) -> Any:
+        """Messages between two ranks do not queue behind collectives: the other side may wait for them first. A message
+        in the background has a thread of its own, for the same reason."""
+        if not async_op:
+            return self._measure(operation)
+        work = Work(operation.name)
+        threading.Thread(
+            target=work.run, args=(lambda: self._measure(operation),), name=f"ringfort-{operation.name}", daemon=True
+        ).start()
+        return work
+
+    def _measure(self, operation: Operation) -> Any:
+        start = time.perf_counter()
+        try:
+            result = operation.run()
+        except BaseException:
+            self._metrics.record_operation(operation.name, time.perf_counter() - start, operation.nbytes, failed=True)
+            raise
+        self._metrics.record_operation(operation.name, time.perf_counter() - start, operation.nbytes)
+        return result
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    master: str | None = None,
+    nodes: Sequence[str | Sequence[str]] | None = None,
+    timeout: float | None = None,
+    config: DistributedConfig | None = None,
+) -> DistributedContext:
+    """Joins a group and returns this rank's handle on it.
+
+    With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets the
+    others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
+    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; `RINGFORT_TIMEOUT` in seconds. With none of them this is a
+    world of one. Raises as `TcpBackend` and `RingBackend` do.
+    """
+    told = Environment.from_mapping()
+    rank = told.rank if rank is None else rank
+    world_size = told.world_size if world_size is None else world_size
+    timeout = told.timeout if timeout is None else timeout
+    config = config or DistributedConfig()
+    if timeout is not None:
+        config = replace(config, timeout=timeout)
+    if nodes is not None or config.nodes:
+        listed = config.nodes if nodes is None else nodes
+        if world_size not in (None, len(listed)):
+            raise ConfigError("world_size", world_size, f"but nodes names {len(listed)} ranks")
+        return DistributedContext(
+            RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
+        )
+    if rank is None and world_size is None:
+        rank, world_size = 0, 1
+    elif rank is None or world_size is None:
+        missing = "rank" if rank is None else "world_size"
+        raise ConfigError(missing, None, f"was given neither as a keyword nor as {missing.upper()} in the environment")
+    if master is None and told.master_addr is not None and told.master_port is not None:
+        master = format_address(told.master_addr, told.master_port)
+    listener = tcp.adopt_listener(told.listen_fd) if rank == 0 and told.listen_fd is not None and master else None
+    return DistributedContext(TcpBackend(rank, world_size, master, config=config, listener=listener))

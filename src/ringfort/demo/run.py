@@ -1,0 +1,40 @@
+"""The demo from start to end: a group of local ranks trains, one process repeats it, and the two are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from ringfort.demo.proof import Outcome, Training
+from ringfort.demo.settings import BATCH, Settings
+from ringfort.demo.show import Show, group_name
+from ringfort.errors import DistributedError
+from ringfort.local import LocalRanks
+
+WORKER = "ringfort.demo.worker"
+
+
+def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
+    """Train twice and compare. Raises `RankFailedError` when a rank ends badly; leaves no process behind."""
+    show = Show(console, settings, live=live)
+    peers = group_name(settings.ranks)
+    group = _train(settings, settings.ranks, show, f"{peers} on this machine train one model, {BATCH} samples a step")
+    show.after_training(group)
+    reference = _train(settings, 1, show, f"The same by one process, {BATCH} samples a step")
+    outcome = Outcome(settings, group, reference)
+    show.proof(outcome)
+    return outcome
+
+
+def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
+    result: dict[str, Any] | None = None
+    with show.phase(title), LocalRanks(WORKER, ranks, [settings.to_json()]) as group:
+        for rank, message in group.messages():
+            if message.pop("kind") == "progress":
+                show.progress(rank, message)
+            else:
+                result = message
+    if result is None:
+        raise DistributedError("the ranks ended without a result")
+    return Training(**result)

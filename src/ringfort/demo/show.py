@@ -1,0 +1,140 @@
+"""How the demo looks: a live table on a terminal, plain lines elsewhere, and the proof at the end."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ringfort.demo.proof import Outcome, Training, relative_differences
+from ringfort.demo.settings import BATCH, TOLERANCE, Settings
+
+LINE_SECONDS = 2.0
+"""Between two progress lines where there is no terminal: enough to see it move, few enough for a log."""
+CURVE_ROWS = 6
+"""How many steps of the two loss curves to print side by side."""
+
+
+class Show:
+    """Everything the demo prints. `live` draws a table in place; without it there are lines."""
+
+    def __init__(self, console: Console, settings: Settings, *, live: bool) -> None:
+        self._console = console
+        self._settings = settings
+        self._draws = live
+        self._live: Live | None = None
+        self._latest: dict[int, dict[str, Any]] = {}
+        self._title = ""
+        self._next_line = 0.0
+
+    def phase(self, title: str) -> AbstractContextManager[object]:
+        """Within it, `progress` shows one group of ranks at work."""
+        self._latest = {}
+        self._title = title
+        self._next_line = time.monotonic() + LINE_SECONDS
+        if not self._draws:
+            self._print(title, style="bold")
+            return nullcontext()
+        self._live = Live(self._table(), console=self._console, refresh_per_second=8)
+        return self._live
+
+    def progress(self, rank: int, message: dict[str, Any]) -> None:
+        """A rank said how far it is."""
+        self._latest[rank] = message
+        if self._live is not None:
+            self._live.update(self._table())
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            self._print(self._line())
+
+    def _line(self) -> str:
+        rate = sum(message["samples_per_second"] for message in self._latest.values())
+        moved = sum(message["bytes_sent"] for message in self._latest.values())
+        step, loss = min((message["step"], message["loss"]) for message in self._latest.values())
+        total = self._settings.steps
+        return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {size(moved)} moved"
+
+    def _table(self) -> Table:
+        table = Table(title=self._title, title_justify="left", title_style="bold", min_width=72)
+        for name in ("rank", "process", "step", "loss", "samples/s", "sent", "received"):
+            table.add_column(name, justify="right")
+        for rank, message in sorted(self._latest.items()):
+            table.add_row(
+                str(rank),
+                str(message["pid"]),
+                f"{message['step']}/{self._settings.steps}",
+                f"{message['loss']:.3f}",
+                f"{message['samples_per_second']:,.0f}",
+                size(message["bytes_sent"]),
+                size(message["bytes_received"]),
+            )
+        return table
+
+    def after_training(self, training: Training) -> None:
+        """What was learned."""
+        before, after = training.validation
+        rate = BATCH * self._settings.steps / training.seconds
+        self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in all")
+        self._print(f"loss on text never trained on: {before:.3f} before, {after:.3f} after")
+        self._print("\nThe model writes:", style="bold")
+        for line in training.sample.splitlines():
+            for part in textwrap.wrap(line, 76) or [""]:
+                self._print(f"  | {part}", style="italic")
+        self._print("")
+
+    def proof(self, outcome: Outcome) -> None:
+        """The two loss curves side by side, and whether the claims hold."""
+        table = Table(title="The same loss, step by step", title_justify="left", title_style="bold")
+        for name in ("step", group_name(outcome.settings.ranks), "one process", "relative difference"):
+            table.add_column(name, justify="right")
+        ours, theirs = outcome.group.losses, outcome.reference.losses
+        differences = relative_differences(ours, theirs)
+        if len(differences) == len(ours):
+            for step in curve_steps(len(ours)):
+                row = (f"{ours[step]:.7f}", f"{theirs[step]:.7f}", f"{differences[step]:.1e}")
+                table.add_row(str(step + 1), *row)
+        self._console.print(table)
+        self._print("")
+        self._claim(outcome.weights_identical, "weights bit-identical on all ranks", self._digests(outcome))
+        self._claim(
+            outcome.curves_equal,
+            "loss curve equal to one process with the same total batch",
+            f"largest relative difference {outcome.largest_difference:.1e}, allowed {TOLERANCE:.0e}",
+        )
+
+    def _digests(self, outcome: Outcome) -> str:
+        digests = outcome.group.digests
+        return f"SHA-256 {digests[0][:16]}..." if outcome.weights_identical else "SHA-256 " + ", ".join(digests)
+
+    def _claim(self, holds: bool, claim: str, evidence: str) -> None:
+        verdict = Text(" PASS  " if holds else " FAIL  ", style="bold green" if holds else "bold red")
+        self._console.print(verdict + Text.assemble((claim, "bold"), f"\n       {evidence}"), soft_wrap=True)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def group_name(ranks: int) -> str:
+    """`3 peers`, `1 peer`."""
+    return f"{ranks} peer{'s' if ranks > 1 else ''}"
+
+
+def curve_steps(steps: int) -> list[int]:
+    """A few steps from the first to the last, evenly spread."""
+    return sorted({round(i * (steps - 1) / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)})
+
+
+def size(count: int) -> str:
+    """Bytes as a person reads them: `512 B`, `1.4 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,57 @@
+"""The demo's corpus: the English of Python's own help topics, which every installation has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+VALIDATION_SHARE = 0.1
+"""The last tenth of the text is never trained on."""
+
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text as numbers, and the characters that the numbers stand for."""
+
+    vocabulary: str
+    train: Codes
+    validation: Codes
+
+    def encode(self, text: str) -> Codes:
+        """The numbers of `text`, whose characters must all be in the vocabulary."""
+        return np.array([self.vocabulary.index(character) for character in text], dtype=np.int64)
+
+    def decode(self, codes: Codes) -> str:
+        """The text of `codes`."""
+        return "".join(self.vocabulary[code] for code in codes)
+
+
+def load_corpus() -> Corpus:
+    """The help topics in order of their names: the same text on every rank that runs the same Python."""
+    from pydoc_data.topics import topics
+
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    vocabulary = "".join(sorted(set(text)))
+    points = np.array([ord(character) for character in vocabulary])
+    codes = np.searchsorted(points, np.frombuffer(text.encode("utf-32-le"), dtype="<u4")).astype(np.int64)
+    split = int(len(codes) * (1 - VALIDATION_SHARE))
+    return Corpus(vocabulary, codes[:split], codes[split:])
+
+
+def windows(codes: Codes, context: int, starts: Codes) -> tuple[Codes, Codes]:
+    """For each start: `context` characters, and the one that follows them."""
+    return codes[starts[:, None] + np.arange(context)], codes[starts + context]
+
+
+def global_batch(codes: Codes, context: int, batch: int, *, seed: int, step: int) -> Codes:
+    """Where the samples of one step start: the same on every rank, because nothing but (seed, step) decides it."""
+    return np.random.default_rng([seed, step]).integers(0, len(codes) - context, batch)
+
+
+def share(items: Codes, rank: int, world_size: int) -> Codes:
+    """This rank's part. Together the parts are `items`; their lengths differ by at most one."""
+    return items[rank * len(items) // world_size : (rank + 1) * len(items) // world_size]

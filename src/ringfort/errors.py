@@ -1,0 +1,254 @@
+"""Every exception Ringfort raises, under one root.
+
+Errors are sorted by whose fault they are, and each also derives from the built-in that an ordinary `except` clause
+would name:
+
+- **yours**: a bad argument (`ValueError`), refused at the call before any byte moves;
+- **the world's**: a peer that is gone or a network that fails (`ConnectionError`);
+- **nobody's yet**: a wait that ran out (`TimeoutError`);
+- **the program's**: ranks that disagree about what they are doing (`CollectiveMismatchError`).
+
+Each class takes typed fields and writes its own message. `peer` is a rank, or the address of a peer that has none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class DistributedError(Exception):
+    """The root. `except DistributedError` catches everything that Ringfort raises on purpose."""
+
+    is_recoverable: ClassVar[bool] = False
+    """The same call may succeed later in the same group, with nothing rebuilt."""
+    is_peer_failure: ClassVar[bool] = False
+    """Caused by another process or the way to it; a new group without that peer can go on."""
+    is_fatal: ClassVar[bool] = False
+    """The group cannot be used again."""
+
+    def __init__(self, message: str, *, peer: int | str | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+# --- yours: bad arguments -------------------------------------------------------------------------------------------
+
+
+class InvalidArgumentError(DistributedError, ValueError):
+    """An argument has a value that can never work. Raised at the call, before any byte moves."""
+
+    def __init__(self, name: str, value: object, why: str) -> None:
+        super().__init__(f"{name}={value!r}: {why}")
+        self.name = name
+        self.value = value
+
+
+class InvalidWorldSizeError(InvalidArgumentError):
+    """The number of ranks is not a whole number of at least 1."""
+
+    def __init__(self, world_size: object) -> None:
+        super().__init__("world_size", world_size, "must be a whole number of at least 1")
+
+
+class InvalidRankError(InvalidArgumentError):
+    """A rank that is not in the group. (A rank that is there but gone is `PeerLostError`.)"""
+
+    def __init__(self, rank: object, world_size: int, *, name: str = "rank") -> None:
+        super().__init__(name, rank, f"the ranks of this group are 0 to {world_size - 1}")
+        self.rank = rank
+        self.world_size = world_size
+
+
+class SelfSendError(InvalidArgumentError):
+    """A rank named itself as the other end of a message."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("rank", rank, "a rank cannot send to or receive from itself; copy the array instead")
+        self.rank = rank
+
+
+class UnsupportedOpError(InvalidArgumentError):
+    """A reduction that has no meaning for this element type, such as BAND of float32."""
+
+    def __init__(self, op: str, dtype: str, why: str) -> None:
+        super().__init__("op", op, f"not defined for {dtype}: {why}")
+        self.op = op
+        self.dtype = dtype
+
+
+class UnsupportedArrayError(InvalidArgumentError, TypeError):
+    """An argument that is no array, or one whose memory or element type cannot be used here."""
+
+
+class ConfigError(InvalidArgumentError):
+    """A setting, from a keyword or an environment variable, that cannot work."""
+
+
+class ObjectTooLargeError(InvalidArgumentError):
+    """An object's encoded form is larger than `max_object_bytes` allows."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__("object", f"{size} bytes", f"over max_object_bytes={limit}; raise that limit or send an array")
+        self.size = size
+        self.limit = limit
+
+
+class SizeMismatchError(DistributedError, ValueError):
+    """A message has another size than the buffer it was to go into. The link stays usable: the message is dropped
+    whole and the next one is received whole."""
+
+    is_recoverable = True
+
+    def __init__(self, expected: int, got: int, *, peer: int | str | None = None) -> None:
+        super().__init__(
+            f"expected a message of {expected} bytes from rank {peer}, got {got}; it was dropped, the link is usable",
+            peer=peer,
+        )
+        self.expected = expected
+        self.got = got
+
+
+# --- the world's: peers and networks ---------------------------------------------------------------------------------
+
+
+class TransportError(DistributedError, ConnectionError):
+    """The network or the operating system refused something: the address is in use, the host unknown, the port shut."""
+
+    is_peer_failure = True
+
+
+class NoConnectionError(TransportError):
+    """There is no way to a peer: never connected, or every try failed before the deadline."""
+
+
+class PeerLostError(TransportError):
+    """A peer went away without a word: its process died or its connection broke.
+
+    Contrast `ChannelClosedError`, where one side closed on purpose.
+    """
+
+    is_fatal = True
+
+    def __init__(self, peer: int | str, reason: str) -> None:
+        super().__init__(f"lost rank {peer}: {reason}", peer=peer)
+        self.reason = reason
+
+
+class ChannelClosedError(TransportError):
+    """One side closed its backend on purpose, and this call needed it open."""
+
+    is_fatal = True
+
+
+class BackendUnavailableError(DistributedError, ImportError):
+    """An engine that is not installed or not supported here; the message says how to get it."""
+
+    def __init__(self, backend: str, how: str) -> None:
+        super().__init__(f"{backend} is not available here: {how}")
+        self.backend = backend
+        self.how = how
+
+
+# --- nobody's yet: time -----------------------------------------------------------------------------------------------
+
+
+class OperationTimeoutError(DistributedError, TimeoutError):
+    """A call did not end within its timeout. A point-to-point message may be tried again; a collective may not."""
+
+    is_recoverable = True
+
+    def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
+        super().__init__(f"{what}: no end after {timeout:g} s{f'; {state}' if state else ''}", peer=peer)
+        self.timeout = timeout
+
+
+class RendezvousTimeoutError(OperationTimeoutError, TransportError):
+    """Not all ranks came together before the deadline. Says who is missing and who was refused."""
+
+    is_recoverable = False
+
+    def __init__(self, what: str, timeout: float, *, missing: Sequence[int] = (), state: str = "") -> None:
+        super().__init__(what, timeout, state=state)
+        self.missing = tuple(missing)
+
+
+# --- who may join -----------------------------------------------------------------------------------------------------
+
+
+class RendezvousError(TransportError):
+    """The group could not be formed."""
+
+
+class RefusedError(RendezvousError):
+    """The other side answered and said no. The children say why."""
+
+    def __init__(self, message: str, *, peer: int | str | None = None) -> None:
+        super().__init__(f"refused by {peer}: {message}" if peer is not None else message, peer=peer)
+
+
+class VersionMismatchError(RefusedError):
+    """The other side speaks another version of the protocol."""
+
+
+class WorldSizeMismatchError(RefusedError):
+    """The other side was started with another world size."""
+
+
+class RankTakenError(RefusedError):
+    """Another process has already joined with this rank."""
+
+
+# --- the program's: ranks that disagree -------------------------------------------------------------------------------
+
+
+class CollectiveMismatchError(DistributedError):
+    """Ranks of one group called different collectives, or the same one with other sizes, element types or ops.
+
+    Nobody's result is used, and the group cannot be used again: its ranks no longer agree on what comes next.
+    """
+
+    is_fatal = True
+
+    def __init__(self, rank: int, ours: str, peer: int, theirs: str, *, operation: int) -> None:
+        super().__init__(
+            f"operation {operation} of this group differs: rank {rank} called {ours}, rank {peer} called {theirs}; "
+            "every rank must make the same calls in the same order",
+            peer=peer,
+        )
+        self.rank = rank
+        self.ours = ours
+        self.theirs = theirs
+        self.operation = operation
+
+
+class AbortedError(DistributedError):
+    """The group was aborted: by `abort()` here, or by a peer that gave up and said so."""
+
+    is_fatal = True
+
+    def __init__(self, reason: str, *, peer: int | str | None = None) -> None:
+        super().__init__(f"aborted{'' if peer is None else f' by rank {peer}'}: {reason}", peer=peer)
+        self.reason = reason
+
+
+class ProtocolError(TransportError):
+    """What arrived is not the Ringfort protocol: a corrupt or oversized length, an unknown kind. The link is closed."""
+
+    is_fatal = True
+
+
+class InboxFullError(DistributedError, BufferError):
+    """A peer has sent so much that nobody here has received that the message waited for cannot be reached.
+
+    Receive the other messages first; the link is usable.
+    """
+
+    is_recoverable = True
+
+    def __init__(self, limit: int, *, peer: int | str | None = None) -> None:
+        super().__init__(
+            f"{limit} bytes of messages from rank {peer} wait for a receive that nobody has made; receive those first",
+            peer=peer,
+        )
+        self.limit = limit

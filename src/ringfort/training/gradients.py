@@ -1,0 +1,270 @@
+"""`average_gradients`: a tree of arrays, averaged over the ranks in few large messages instead of many small ones.
+
+Small arrays of one element type are packed into buckets. While one bucket is reduced, the next is packed and the one
+before unpacked, so at most two buckets of memory are in use however large the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import zip_longest
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.config import MIB
+from ringfort.errors import CollectiveMismatchError, DistributedError, InvalidArgumentError
+from ringfort.transport.fold import Array
+
+if TYPE_CHECKING:
+    from ringfort.collectives.work import Work
+    from ringfort.context import DistributedContext
+
+BUCKET_BYTES = 25 * MIB
+"""As in torch's DDP: so large that a message's fixed cost vanishes, so small that packing and reducing overlap."""
+
+IN_FLIGHT = 2
+"""Buckets at once: one is reduced while the other is packed or unpacked. More would only take more memory."""
+
+Tree = TypeVar("Tree")
+
+
+class GradientMismatchError(CollectiveMismatchError):
+    """Ranks gave `average_gradients` different trees. Unlike its parent it leaves the group usable: every rank raises
+    it, before any array has moved."""
+
+    is_fatal = False
+
+    def __init__(self, rank: int, ours: str, peer: int, theirs: str) -> None:
+        what = f"gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}"
+        DistributedError.__init__(self, f"{what}; every rank must average the same tree", peer=peer)
+        self.rank = rank
+        self.ours = ours
+        self.theirs = theirs
+        self.operation = 0  # none of the group's operations was begun
+
+
+def average_gradients(
+    ctx: DistributedContext, tree: Tree, *, weight: float | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> Tree:
+    """The mean over all ranks of every array in `tree`: nested dicts, lists, tuples and named tuples of float arrays.
+
+    Arrays are averaged in place and the tree itself is returned; where arrays cannot be written (MLX, JAX) the returned
+    tree has new ones of the same kind in their places. `None` stays `None`. Arrays must not partly overlap.
+
+    With `weight`, such as the number of samples that this rank's gradients are the mean of, the result is
+    `sum(weight * gradient) / sum(weight)`; a rank of weight 0 contributes nothing, whatever its arrays hold.
+
+    Every rank must pass the same structure, shapes and element types, the same `bucket_bytes`, and a weight or none.
+    The ranks compare notes whenever these change, so a difference is an error and never a wrong mean.
+
+    Raises `InvalidArgumentError` for a bad weight or bucket size, for an array that is not of floats, and at every rank
+    if all weights are zero; `UnsupportedArrayError` for a leaf that is no array or is read-only; and
+    `GradientMismatchError`, naming the first leaf that differs, if the ranks' trees are not alike. If a tree changes at
+    some ranks only, between calls, that is a plain `CollectiveMismatchError`, which ends the group.
+    """
+    _check_arguments(weight, bucket_bytes)
+    found = list(_walk(tree, "tree"))
+    leaves = [Leaf.of(array, path) for path, array in found if array is not None]
+    if ctx.world_size > 1:
+        shapes = {leaf.path: leaf.describe() for leaf in leaves}
+        settings = (f"bucket_bytes={bucket_bytes}", "no weight" if weight is None else "a weight")
+        _agree(ctx, (*settings, *(f"{path}: {shapes.get(path)}" for path, _ in found)))
+    op = _operation(ctx, weight)
+    if ctx.world_size == 1:
+        return tree
+    results = iter(_reduce_all(ctx, leaves, bucket_bytes, op))
+    return _rebuild(tree, (None if array is None else next(results) for _, array in found))
+
+
+def _check_arguments(weight: object, bucket_bytes: object) -> None:
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise InvalidArgumentError("bucket_bytes", bucket_bytes, "must be a whole number of at least 1")
+    if weight is None:
+        return
+    # NumPy's numbers are Real too. The bound is a number and not "finite", so that 10**400 is refused like infinity.
+    number = not isinstance(weight, bool) and isinstance(weight, Real)
+    if not number or not 0 <= cast("float", weight) <= sys.float_info.max:
+        raise InvalidArgumentError("weight", weight, "must be a finite number of at least 0, such as a sample count")
+
+
+def _operation(ctx: DistributedContext, weight: float | None) -> Op:
+    if weight is None:
+        return ReduceOp.MEAN
+    total = float(ctx.all_reduce(np.array([weight], np.float64))[0])
+    if not 0 < total <= sys.float_info.max:
+        raise InvalidArgumentError("weight", weight, f"the weights of all ranks add up to {total:g}: no mean exists")
+    return ReduceOp.premul_sum(float(weight) / total)
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+class Leaf(NamedTuple):
+    """One array of the tree, where it was found, and its elements in a row."""
+
+    path: str
+    array: Any
+    view: ArrayView
+
+    @classmethod
+    def of(cls, array: Any, path: str) -> Leaf:
+        """Raises unless `array` is a writable array of floats or complex numbers."""
+        view = as_view(array, path, writable=True)
+        if view.kind.kind not in "fc":
+            raise InvalidArgumentError(path, view.kind.name, "gradients are floats; convert this array or leave it out")
+        return cls(path, array, view)
+
+    def describe(self) -> str:
+        """Element type and shape, such as `float32(3, 4)`."""
+        shape = getattr(self.array, "shape", self.view.flat.shape)
+        return f"{self.view.kind.name}{tuple(int(size) for size in shape)}"
+
+
+def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every leaf and where it is, written as Python would reach it: `tree['layers'][0].bias`."""
+    if isinstance(node, dict):
+        for key, child in cast("dict[Any, Any]", node).items():
+            yield from _walk(child, f"{path}[{key!r}]")
+    elif isinstance(node, (list, tuple)):
+        names = getattr(cast(Any, node), "_fields", None)
+        for index, child in enumerate(cast("Sequence[Any]", node)):
+            yield from _walk(child, f"{path}.{names[index]}" if names else f"{path}[{index}]")
+    else:
+        yield path, node
+
+
+def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
+    """`node` with `leaves` in `_walk`'s order; the very same object where nothing in it was replaced."""
+    if isinstance(node, dict):
+        old = cast("dict[Any, Any]", node)
+        children = {key: _rebuild(child, leaves) for key, child in old.items()}
+        if all(children[key] is old[key] for key in old):
+            return old
+        fresh = copy.copy(old)  # and not type(node)(children): a defaultdict's constructor takes something else
+        fresh.update(children)
+        return fresh
+    if isinstance(node, (list, tuple)):
+        items = cast("Sequence[Any]", node)
+        rebuilt = [_rebuild(child, leaves) for child in items]
+        if all(new is child for new, child in zip(rebuilt, items, strict=True)):
+            return items
+        if isinstance(node, list):
+            return rebuilt
+        make = getattr(cast(Any, node), "_make", tuple)
+        return make(rebuilt)
+    return next(leaves)
+
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+# Only the last agreement of each context is kept, and that is what makes skipping the check safe: either all ranks come
+# with what they last agreed on, or one does not and asks, and a question that meets a reduction is a mismatch. With a
+# set of former agreements, two ranks could each find a different one in it and average unrelated arrays.
+_last_agreed: WeakKeyDictionary[DistributedContext, tuple[str, ...]] = WeakKeyDictionary()
+
+
+def _agree(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
+    """Raises `GradientMismatchError` at every rank unless all have the same listing. Free while nothing changes."""
+    last = _last_agreed.get(ctx)
+    if listing == last:
+        return
+    try:
+        digests = ctx.all_gather_object(sha256("\n".join(listing).encode()).hexdigest())
+    except CollectiveMismatchError as exc:
+        if last is None:
+            raise
+        before, now = _first_difference(last, listing)
+        ours = f"average_gradients with {now}, where its last call had {before},"
+        raise CollectiveMismatchError(exc.rank, ours, int(exc.peer or 0), exc.theirs, operation=exc.operation) from exc
+    if len(set(digests)) == 1:
+        _last_agreed[ctx] = listing
+        return
+    listings = [tuple(other) for other in ctx.all_gather_object(list(listing))]
+    peer = next(rank for rank, other in enumerate(listings) if other != listing)
+    ours, theirs = _first_difference(listing, listings[peer])
+    raise GradientMismatchError(ctx.rank, ours, peer, theirs)
+
+
+def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
+    pairs = zip_longest(ours, theirs, fillvalue="no more leaves")
+    return next((mine, other) for mine, other in pairs if mine != other)
+
+
+# --- buckets ----------------------------------------------------------------------------------------------------------
+
+
+def plan_buckets(leaves: Sequence[tuple[str, int]], bucket_bytes: int) -> list[list[int]]:
+    """Which leaves travel together, by index, given each one's element type and size in bytes.
+
+    From the last leaf to the first, which is the order in which gradients become ready. A bucket holds one element type
+    and at most `bucket_bytes`. A leaf of more than half of that travels alone, because copying it would cost more than
+    a message does. Empty leaves do not travel. The plan depends on nothing else, so all ranks make the same one.
+    """
+    done: list[list[int]] = []
+    open_buckets: dict[str, list[int]] = {}
+    room: dict[str, int] = {}
+    for index in reversed(range(len(leaves))):
+        kind, nbytes = leaves[index]
+        if nbytes > bucket_bytes // 2:
+            done.append([index])
+        elif nbytes > 0:
+            if kind in open_buckets and room[kind] < nbytes:
+                done.append(open_buckets.pop(kind))
+            open_buckets.setdefault(kind, []).append(index)
+            room[kind] = (room[kind] if len(open_buckets[kind]) > 1 else bucket_bytes) - nbytes
+    return [*done, *open_buckets.values()]
+
+
+class _Reduction(NamedTuple):
+    """A bucket on its way."""
+
+    members: list[int]
+    packed: Array
+    work: Work
+
+
+def _reduce_all(ctx: DistributedContext, leaves: list[Leaf], bucket_bytes: int, op: Op) -> list[Any]:
+    results: list[Any] = [leaf.array for leaf in leaves]
+    sizes = [(leaf.view.kind.name, leaf.view.flat.nbytes) for leaf in leaves]
+    in_flight: deque[_Reduction] = deque()
+    for members in plan_buckets(sizes, bucket_bytes):
+        if len(in_flight) == IN_FLIGHT:
+            _land(in_flight.popleft(), leaves, results)
+        in_flight.append(_launch(ctx, members, leaves, op))
+    while in_flight:
+        _land(in_flight.popleft(), leaves, results)
+    return results
+
+
+def _launch(ctx: DistributedContext, members: list[int], leaves: list[Leaf], op: Op) -> _Reduction:
+    views = [leaves[index].view for index in members]
+    packed = views[0].flat if len(views) == 1 else np.concatenate([view.flat for view in views])
+    if isinstance(op, PremulSum) and op.factor == 0:
+        packed.fill(0)  # a rank without samples may well hold NaN, and 0 * NaN would spoil everyone's mean
+    return _Reduction(members, packed, ctx.all_reduce(_operand(packed, views[0]), op, async_op=True))
+
+
+def _operand(packed: Array, like: ArrayView) -> Any:
+    # NumPy has no bfloat16: its bits are stored as uint16, and only a view says what they mean.
+    return ArrayView(packed, like.kind) if like.kind.name == "bfloat16" else packed
+
+
+def _land(reduction: _Reduction, leaves: list[Leaf], results: list[Any]) -> None:
+    reduction.work.wait()
+    start = 0
+    for index in reduction.members:
+        view = leaves[index].view
+        stop = start + view.flat.size
+        if len(reduction.members) > 1:
+            view.flat[...] = reduction.packed[start:stop]
+        results[index] = view.finish()
+        start = stop

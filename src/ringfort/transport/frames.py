@@ -1,0 +1,97 @@
+"""The frame: a fixed 64-byte header and its payload. Pure; knows bytes and nothing else.
+
+A message goes out as one or more DATA frames. The other kinds steer:
+
+| kind | says | payload |
+| --- | --- | --- |
+| DATA | a piece of a message | the piece |
+| GO | the receiver is there: send the rest of the message that asked for it | none |
+| CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
+| ABORT | a group failed, and why | a notice, see notices.py |
+| GOODBYE | this side closes on purpose; nothing follows | none |
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from ringfort.config import KIB, MIB
+from ringfort.errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+
+DATA, GO, CANCEL, ABORT, GOODBYE = range(1, 6)
+
+WANTS_GO = 1
+"""Flag of a DATA frame: the sender waits for GO before it sends more than the window, and before it is done."""
+
+HEADER = Struct("<BB2xIIxxxxQQQQ16s")
+"""kind, flags, payload length, epoch, channel, tag, operation number, whole message's length, call."""
+
+HEADER_BYTES = HEADER.size
+assert HEADER_BYTES == 64, "keeps payloads aligned for arithmetic behind a header in one buffer"
+
+MAX_FRAGMENT = MIB
+"""Bytes of payload in one DATA frame. Between two frames another message of the link may take its turn."""
+FIRST_FRAGMENT = 64 * KIB
+"""Bytes in the first frame of a message that wants a GO: short, so that the GO for the other direction, which can only
+go out between two frames, is on its way before the other side has filled its window."""
+WINDOW = MIB
+"""Bytes of a message that may be sent before its receiver is known to be there: what a receiver may have to store."""
+MAX_CONTROL = 4 * KIB
+"""Bytes of payload in a frame that is not DATA: a notice in words fits."""
+MAX_MESSAGE = 1 << 48
+"""Bytes in one message. Only a check that the length is not noise: no memory is taken for it."""
+
+NO_CALL = bytes(16)
+"""The call of a message that belongs to no collective."""
+
+Key = tuple[int, int]
+"""Channel and tag: what keeps conversations apart on one link."""
+
+
+class Header(NamedTuple):
+    """A parsed header."""
+
+    kind: int
+    flags: int
+    length: int
+    epoch: int
+    channel: int
+    tag: int
+    operation: int
+    total: int
+    call: bytes
+
+
+def pack(
+    kind: int,
+    *,
+    flags: int = 0,
+    length: int = 0,
+    epoch: int = 0,
+    channel: int = 0,
+    tag: int = 0,
+    operation: int = 0,
+    total: int = 0,
+    call: bytes = NO_CALL,
+) -> bytes:
+    """The bytes of a header."""
+    return HEADER.pack(kind, flags, length, epoch, channel, tag, operation, total, call)
+
+
+def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
+    """The header at `offset`. Raises `ProtocolError` for anything a well-behaved peer never sends."""
+    header = Header._make(HEADER.unpack_from(buffer, offset))
+    if header.kind == DATA:
+        if header.length > MAX_FRAGMENT or header.length > header.total or header.total > MAX_MESSAGE:
+            raise ProtocolError(
+                f"a frame claims {header.length} bytes of a message of {header.total}; "
+                f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
+            )
+    elif not GO <= header.kind <= GOODBYE:
+        raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
+    elif header.length > MAX_CONTROL:
+        raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")
+    return header

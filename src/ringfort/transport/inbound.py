@@ -1,0 +1,300 @@
+"""The receiving half of a link: bytes in, messages matched to receives. Pure: it is told where bytes were put.
+
+The law of this file: **every header that arrives finds a place for its payload**, whatever the callers do meanwhile, so
+that the stream never gets out of step. The place is the receive that waits for it, the inbox, or nowhere (`Discard`);
+it may be exchanged for another between two reads, never lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ringfort.errors import AbortedError, InboxFullError, ProtocolError, SizeMismatchError
+from ringfort.transport.frames import (
+    CANCEL,
+    DATA,
+    GO,
+    HEADER_BYTES,
+    MAX_CONTROL,
+    NO_CALL,
+    WANTS_GO,
+    Header,
+    Key,
+    parse,
+)
+from ringfort.transport.messages import Discard, Receive, Scratch, Sink, Stored
+
+_READ_AHEAD = 2 * (HEADER_BYTES + MAX_CONTROL)
+"""Bytes asked for while a header is expected: a small message comes with its header in one system call."""
+
+
+class Disagreement(NamedTuple):
+    """A message of a collective came that is not the one this rank is in."""
+
+    receive_operation: int
+    receive_call: bytes
+    operation: int
+    call: bytes
+
+
+class Control(NamedTuple):
+    """An ABORT or GOODBYE frame, for the engine."""
+
+    kind: int
+    channel: int
+    payload: bytes
+
+
+class Inbound:
+    """One link's incoming messages.
+
+    The owner asks `want()` for memory, reads into it and tells `took(n)`. Afterwards it looks at `events`, and at
+    `replies` and `granted`, which are for the outbound half.
+    """
+
+    def __init__(self, peer: int, scratch: Scratch, limit: int, epoch: int = 0) -> None:
+        self.peer = peer
+        self.events: deque[Disagreement | Control] = deque()
+        self.replies: list[tuple[Key, int]] = []
+        """Key and serial of messages to be answered with a GO."""
+        self.granted: list[tuple[Key, int]] = []
+        """The same of messages for which a GO came."""
+        self.stored_bytes = 0
+        self.messages = 0
+        self.bytes = 0
+        self._scratch = scratch
+        self._limit = limit
+        self._epoch = epoch
+        self._buffer = memoryview(bytearray(_READ_AHEAD))
+        self._fill = 0
+        self._sink: Sink | None = None  # where the payload of the frame being read goes
+        self._left = 0  # bytes of that payload still to come
+        self._key: Key = (0, 0)
+        self._open: dict[Key, Sink] = {}  # messages of which some frames have come and some have not
+        self._posted: dict[Key, deque[Receive]] = {}
+        self._inbox: dict[Key, deque[Stored]] = {}
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+
+    def want(self) -> memoryview:
+        """Where the next bytes from the stream should be put."""
+        if self._sink is None:
+            return self._buffer[self._fill :]
+        return self._sink.space(self._left, self._scratch)
+
+    def took(self, count: int) -> None:
+        """`count` bytes were put into what `want` gave. Raises `ProtocolError` when they make no sense."""
+        sink = self._sink
+        if sink is None:
+            self._fill += count
+            self._parse()
+            return
+        if type(sink) is Stored:
+            self.stored_bytes += count
+        sink.filled(count, self._scratch)
+        self._left -= count
+        if not self._left:
+            self._sink = None
+            self._frame_ended(sink)
+
+    def _parse(self) -> None:
+        buffer, at = self._buffer, 0
+        while self._fill - at >= HEADER_BYTES:
+            header = parse(buffer, at)
+            body = at + HEADER_BYTES
+            have = min(header.length, self._fill - body)
+            if header.kind != DATA:
+                if have < header.length:
+                    break  # wait for all of it: a control frame fits the buffer
+                self._control(header, bytes(buffer[body : body + have]))
+            else:
+                sink = self._place(header)
+                if type(sink) is Stored:
+                    self.stored_bytes += have
+                sink.absorb(buffer[body : body + have], self._scratch)
+                if have < header.length:
+                    self._sink, self._left = sink, header.length - have
+                    self._fill = 0
+                    return
+                self._frame_ended(sink)
+            at = body + have
+        rest = self._fill - at
+        if at and rest:
+            buffer[:rest] = bytes(buffer[at : self._fill])
+        self._fill = rest
+
+    def _control(self, header: Header, payload: bytes) -> None:
+        key = (header.channel, header.tag)
+        if header.kind == GO:
+            self.granted.append((key, header.operation))
+        elif header.kind == CANCEL:
+            self._cancelled(key)
+        else:
+            self.events.append(Control(header.kind, header.channel, payload))
+
+    # --- matching -------------------------------------------------------------------------------------------------
+
+    def _place(self, header: Header) -> Sink:
+        """The sink for the payload behind `header`."""
+        if header.epoch != self._epoch:
+            raise ProtocolError(f"a frame of epoch {header.epoch} in epoch {self._epoch}", peer=self.peer)
+        key = self._key = (header.channel, header.tag)
+        sink = self._open.get(key)
+        if sink is not None:
+            if header.length == 0 or sink.seen + header.length > header.total:
+                raise ProtocolError(f"a frame of {header.length} bytes does not continue its message", peer=self.peer)
+            return sink
+        self.messages += 1
+        self.bytes += header.total
+        wants_go = bool(header.flags & WANTS_GO)
+        receive = self._next_posted(key)
+        if receive is None:
+            sink = Stored(header.total, header.operation, header.call, wants_go=wants_go)
+            self._inbox.setdefault(key, deque()).append(sink)
+        else:
+            sink = self._match(receive, header.operation, header.call, header.total)
+            if wants_go and not self._disagrees(receive, header.operation, header.call):
+                self.replies.append((key, header.operation))
+        if header.length < header.total:
+            self._open[key] = sink
+        return sink
+
+    def _next_posted(self, key: Key) -> Receive | None:
+        queue = self._posted.get(key)
+        if not queue:
+            return None
+        receive = queue.popleft()
+        if not queue:
+            del self._posted[key]
+        return receive
+
+    @staticmethod
+    def _disagrees(receive: Receive, operation: int, call: bytes) -> bool:
+        envelope = receive.envelope
+        return call != envelope.call or (operation != envelope.operation and call != NO_CALL)
+
+    def _match(self, receive: Receive, operation: int, call: bytes, total: int) -> Sink:
+        """`receive` itself if the message is for it, else a sink that drops the message, with the reason told."""
+        if self._disagrees(receive, operation, call):
+            self.events.append(Disagreement(receive.envelope.operation, receive.envelope.call, operation, call))
+            return Discard(total)
+        if total != receive.total:
+            return Discard(total, refused=receive)
+        return receive
+
+    def _frame_ended(self, sink: Sink) -> None:
+        if sink.seen < sink.total:
+            return
+        if self._open:
+            self._open.pop(self._key, None)
+        self._message_ended(sink)
+
+    def _message_ended(self, sink: Sink) -> None:
+        if isinstance(sink, Receive):
+            sink.done = True
+        elif isinstance(sink, Discard) and sink.refused is not None:
+            sink.refused.error = SizeMismatchError(sink.refused.total, sink.total, peer=self.peer)
+            sink.refused.done = True
+
+    def _cancelled(self, key: Key) -> None:
+        sink = self._open.pop(key, None)
+        if isinstance(sink, Stored):
+            self._inbox[key].remove(sink)
+            if not self._inbox[key]:
+                del self._inbox[key]
+            self.stored_bytes -= len(sink.data)
+        elif isinstance(sink, Discard) and sink.refused is not None:
+            self._posted.setdefault(key, deque()).appendleft(sink.refused)
+        elif isinstance(sink, Receive):
+            if sink.fold is None:
+                sink.restart()
+                self._posted.setdefault(key, deque()).appendleft(sink)
+            else:
+                sink.error = AbortedError("the sender gave up in the middle of a message", peer=self.peer)
+                sink.done = True
+
+    # --- the callers' side ----------------------------------------------------------------------------------------
+
+    def post(self, receive: Receive) -> None:
+        """A caller waits for the next message of `receive.key`. It may be done on return."""
+        key = receive.key
+        queue = self._inbox.get(key)
+        if queue is None:
+            self._posted.setdefault(key, deque()).append(receive)
+            return
+        stored = queue.popleft()
+        if not queue:
+            del self._inbox[key]
+        self.stored_bytes -= len(stored.data)
+        sink = self._match(receive, stored.operation, stored.call, stored.total)
+        if stored.wants_go and not self._disagrees(receive, stored.operation, stored.call):
+            self.replies.append((key, stored.operation))
+        sink.absorb(memoryview(stored.data), self._scratch)
+        if stored.seen == stored.total:
+            self._message_ended(sink)
+            return
+        self._open[key] = sink
+        if self._sink is stored:
+            self._sink = sink
+
+    def withdraw(self, receive: Receive) -> None:
+        """The caller no longer waits. What has begun to arrive is read to its end and dropped."""
+        queue = self._posted.get(receive.key)
+        if queue and receive in queue:
+            queue.remove(receive)
+            if not queue:
+                del self._posted[receive.key]
+            return
+        sink = self._sink_of(receive)
+        if isinstance(sink, Discard):
+            sink.refused = None
+        elif sink is not None:
+            nowhere = Discard(receive.total, receive.seen)
+            if receive.key in self._open:
+                self._open[receive.key] = nowhere
+            if self._sink is receive:
+                self._sink = nowhere
+
+    def _sink_of(self, receive: Receive) -> Sink | None:
+        """Where the message that `receive` was matched to goes, while it is arriving."""
+        for sink in (self._open.get(receive.key), self._sink):
+            if sink is receive or (isinstance(sink, Discard) and sink.refused is receive):
+                return sink
+        return None
+
+    def receives(self) -> list[Receive]:
+        """Every receive for which nothing has begun to arrive."""
+        return [receive for queue in self._posted.values() for receive in queue]
+
+    def early(self, channel: int) -> list[Stored]:
+        """The stored messages of collectives on `channel`: what the peer is doing while we wait for something else."""
+        return [
+            stored
+            for key, queue in self._inbox.items()
+            if key[0] == channel
+            for stored in queue
+            if stored.call != NO_CALL
+        ]
+
+    @property
+    def has_early(self) -> bool:
+        """Something waits in the inbox."""
+        return bool(self._inbox)
+
+    @property
+    def is_full(self) -> bool:
+        """The peer has sent all that may wait here; nothing more is read until some of it is received."""
+        return self.stored_bytes >= self._limit
+
+    def refuse_for_fullness(self) -> None:
+        """Ends the receives that wait for something behind a full inbox."""
+        for receive in self.receives():
+            self.withdraw(receive)
+            receive.error = InboxFullError(self._limit, peer=self.peer)
+            receive.done = True
+
+    @property
+    def is_inside_message(self) -> bool:
+        """The stream stops here in the middle of something."""
+        return self._sink is not None or self._fill > 0 or bool(self._open)

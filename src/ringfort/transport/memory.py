@@ -1,0 +1,190 @@
+"""Streams inside one process: bounded byte pipes, with every way to fail that a socket has, and a clock to inject."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from ringfort.config import KIB
+from ringfort.transport.stream import Ready
+
+_CAPACITY = 512 * KIB
+"""Bytes a pipe holds: like a socket's buffer, small enough that back-pressure is met in tests."""
+
+
+class Clock(Protocol):
+    """Time as a memory poller sees it."""
+
+    def now(self) -> float:
+        """Seconds; never goes back."""
+        ...
+
+    def wait(self, bell: threading.Condition, deadline: float) -> None:
+        """Sleeps on `bell`, which is held, until it rings or `now()` reaches `deadline`."""
+        ...
+
+
+class RealClock:
+    """The computer's clock."""
+
+    now = staticmethod(time.monotonic)
+
+    def wait(self, bell: threading.Condition, deadline: float) -> None:
+        bell.wait(max(0.0, deadline - time.monotonic()))
+
+
+class Pipe:
+    """One direction. `ring_reader` and `ring_writer` wake the two ends."""
+
+    def __init__(self, ring_reader: Callable[[], None], ring_writer: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._pieces: deque[memoryview] = deque()
+        self._held = 0
+        self._is_ended = False
+        self._is_cut = False
+        self._ring_reader = ring_reader
+        self._ring_writer = ring_writer
+
+    def write(self, data: memoryview) -> int:
+        """Takes what fits. Raises as a socket does."""
+        with self._lock:
+            if self._is_ended:
+                raise BrokenPipeError("the other end is closed")
+            count = min(len(data), _CAPACITY - self._held)
+            if count == 0:
+                raise BlockingIOError
+            self._pieces.append(memoryview(bytes(data[:count])))
+            self._held += count
+        self._ring_reader()
+        return count
+
+    def read(self, buffer: memoryview) -> int:
+        """Gives what is there. Raises as a socket does."""
+        with self._lock:
+            if self._is_cut or (not self._pieces and not self._is_ended):
+                raise BlockingIOError
+            done = 0
+            while self._pieces and done < len(buffer):
+                piece = self._pieces[0]
+                count = min(len(piece), len(buffer) - done)
+                buffer[done : done + count] = piece[:count]
+                done += count
+                if count == len(piece):
+                    self._pieces.popleft()
+                else:
+                    self._pieces[0] = piece[count:]
+            self._held -= done
+        self._ring_writer()
+        return done
+
+    def end(self) -> None:
+        """No more bytes will come."""
+        with self._lock:
+            self._is_ended = True
+        self._ring_reader()
+        self._ring_writer()
+
+    def cut(self, *, is_cut: bool = True) -> None:
+        """Bytes stay in the pipe and nobody learns of it, as on a cable that was pulled; or the cable is mended."""
+        with self._lock:
+            self._is_cut = is_cut
+        self._ring_reader()
+
+    @property
+    def is_readable(self) -> bool:
+        with self._lock:
+            return not self._is_cut and (bool(self._pieces) or self._is_ended)
+
+    @property
+    def is_writable(self) -> bool:
+        with self._lock:
+            return self._is_ended or self._held < _CAPACITY
+
+
+class MemoryStream:
+    """Two pipes, seen from one end: a `Stream`."""
+
+    def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
+        self.incoming = incoming
+        self.outgoing = outgoing
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        return self.incoming.read(buffer)
+
+    def send(self, data: memoryview, /) -> int:
+        return self.outgoing.write(data)
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
+        total = 0
+        for data in buffers:
+            try:
+                count = self.outgoing.write(data)
+            except BlockingIOError:
+                if total:
+                    break
+                raise
+            total += count
+            if count < len(data):
+                break
+        return total
+
+    def close(self) -> None:
+        self.outgoing.end()
+        self.incoming.end()
+
+
+class MemoryPoller:
+    """Sleeps on memory streams."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._bell = threading.Condition()
+        self._rung = False
+        self._woken = False
+        self._watched: dict[int, tuple[bool, bool]] = {}
+        self.streams: dict[int, MemoryStream] = {}
+        self.now = clock.now
+
+    def ring(self) -> None:
+        """A pipe moved: look again."""
+        with self._bell:
+            self._rung = True
+            self._bell.notify_all()
+
+    def wake(self) -> None:
+        with self._bell:
+            self._woken = self._rung = True
+            self._bell.notify_all()
+
+    def watch(self, peer: int, *, read: bool, write: bool) -> None:
+        if read or write:
+            self._watched[peer] = (read, write)
+        else:
+            self._watched.pop(peer, None)
+
+    def wait(self, deadline: float) -> list[Ready]:
+        while True:
+            with self._bell:
+                woken, self._woken, self._rung = self._woken, False, False
+            ready = self._ready()
+            if ready or woken or self._clock.now() >= deadline:
+                return ready
+            with self._bell:
+                if not self._rung:  # else a pipe moved after it was looked at
+                    self._clock.wait(self._bell, deadline)
+
+    def _ready(self) -> list[Ready]:
+        found: list[Ready] = []
+        for peer, (read, write) in self._watched.items():
+            stream = self.streams[peer]
+            readable = read and stream.incoming.is_readable
+            writable = write and stream.outgoing.is_writable
+            if readable or writable:
+                found.append(Ready(peer, readable, writable))
+        return found
+
+    def close(self) -> None:
+        self.wake()

@@ -1,0 +1,196 @@
+"""The sending half of a link: messages in, bytes out. Pure: it offers memory to be written and is told how much went.
+
+The law of this file: **a frame that has begun goes out whole.** Whoever gives up in the middle of one leaves a copy of
+its rest behind, so that the next frame starts where the other side expects it. Messages of different keys take turns
+frame by frame; messages of one key keep their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ringfort.transport.frames import (
+    CANCEL,
+    DATA,
+    FIRST_FRAGMENT,
+    GO,
+    MAX_FRAGMENT,
+    NO_CALL,
+    WANTS_GO,
+    WINDOW,
+    Key,
+    pack,
+)
+from ringfort.transport.messages import CHUNK, Send
+
+_JOIN = 4096
+"""Bytes of payload that are cheaper to copy behind their header than to hand to the kernel as a second buffer."""
+
+_NOTHING = memoryview(b"")
+
+
+class Outbound:
+    """One link's outgoing messages.
+
+    The owner writes what `pieces()` offers and tells `wrote(n)`; `is_active` says whether there is anything to offer.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self._serial = 0
+        self._epoch = epoch
+        self._control: deque[bytes] = deque()
+        self._queues: dict[Key, deque[Send]] = {}
+        self._turns: deque[Key] = deque()  # keys of _queues; the first is next
+        self._send: Send | None = None  # whose frame is being written; None for a control frame or an orphan
+        self._head = _NOTHING  # what is left of the frame's header (and, joined to it, of a short payload)
+        self._body = _NOTHING  # what is left of its payload
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """There is something to write now."""
+        return bool(self._head) or bool(self._body) or bool(self._control) or self._choose() is not None
+
+    @property
+    def owes(self) -> bool:
+        """A frame that somebody on the other side waits for, a GO or a notice, has not gone out."""
+        return bool(self._control) or (self._send is None and bool(self._head))
+
+    def pieces(self) -> tuple[memoryview, memoryview]:
+        """What to write next: a header (or nothing) and a piece of payload (or nothing)."""
+        if not self._head and not self._body:
+            self._next_frame()
+        return self._head, self._body[:CHUNK]
+
+    def wrote(self, count: int) -> None:
+        """`count` bytes of what `pieces` offered are with the kernel."""
+        head = len(self._head)
+        if head:
+            if count < head:
+                self._head = self._head[count:]
+                return
+            self._head = _NOTHING
+            count -= head
+        if count:
+            self._body = self._body[count:]
+        if not self._body:
+            self._frame_ended()
+
+    def _next_frame(self) -> None:
+        if self._control:
+            self._head = memoryview(self._control.popleft())
+            return
+        send = self._choose()
+        if send is None:
+            return
+        envelope = send.envelope
+        length = min(send.size - send.sent, MAX_FRAGMENT)
+        if not send.go:
+            length = min(length, WINDOW - send.sent)
+        if not send.begun:
+            send.begun = True
+            self.messages += 1
+            self.bytes += send.size
+            if send.wants_go and send.size > WINDOW:
+                length = min(length, FIRST_FRAGMENT)
+        head = pack(
+            DATA,
+            flags=WANTS_GO if send.wants_go else 0,
+            length=length,
+            epoch=self._epoch,
+            channel=envelope.channel,
+            tag=envelope.tag,
+            operation=send.serial,
+            total=send.size,
+            call=envelope.call,
+        )
+        body = send.data[send.sent : send.sent + length]
+        send.sent += length
+        self._send = send
+        if length <= _JOIN:
+            self._head = memoryview(head + body)
+        else:
+            self._head, self._body = memoryview(head), body
+
+    def _choose(self) -> Send | None:
+        """The message whose frame is next: the first in turn that need not wait for its GO."""
+        for _ in range(len(self._turns)):
+            send = self._queues[self._turns[0]][0]
+            if not _waits(send):
+                return send
+            self._turns.rotate(-1)
+        return None
+
+    def _frame_ended(self) -> None:
+        send, self._send = self._send, None
+        if send is None:
+            return
+        if send.sent == send.size and send.go:
+            self._finish(send)
+        elif len(self._turns) > 1:
+            self._turns.rotate(-1)
+
+    def _finish(self, send: Send) -> None:
+        send.done = True
+        self._remove(send)
+
+    def _remove(self, send: Send) -> None:
+        queue = self._queues[send.key]
+        queue.remove(send)
+        if not queue:
+            del self._queues[send.key]
+            self._turns.remove(send.key)
+
+    # --- the callers' side ----------------------------------------------------------------------------------------
+
+    def post(self, send: Send) -> None:
+        """A caller wants `send` to go out."""
+        if send.envelope.call == NO_CALL:
+            self._serial += 1
+            send.serial = self._serial
+        queue = self._queues.get(send.key)
+        if queue is None:
+            self._queues[send.key] = deque((send,))
+            self._turns.append(send.key)
+        else:
+            queue.append(send)
+
+    def withdraw(self, send: Send) -> None:
+        """The caller no longer waits and will use its memory again. The other side forgets what it has got of it."""
+        if send.done or send.key not in self._queues or send not in self._queues[send.key]:
+            return
+        if self._send is send:
+            self._send = None
+            self._body = memoryview(bytes(self._body))
+        self._remove(send)
+        if send.begun and send.sent < send.size:
+            self.control(pack(CANCEL, epoch=self._epoch, channel=send.key[0], tag=send.key[1]))
+
+    def control(self, frame: bytes) -> None:
+        """Queues a control frame; it goes out before any further DATA frame."""
+        self._control.append(frame)
+
+    def reply_go(self, key: Key, serial: int) -> None:
+        """Tells the other side that its message is being received."""
+        self.control(pack(GO, epoch=self._epoch, channel=key[0], tag=key[1], operation=serial))
+
+    def granted(self, key: Key, serial: int) -> None:
+        """A GO came. One for a message that was withdrawn meanwhile is no error: the serial tells them apart."""
+        queue = self._queues.get(key)
+        if queue is None or queue[0].serial != serial or not queue[0].begun:
+            return
+        send = queue[0]
+        send.go = True
+        if send.sent == send.size and self._send is not send:
+            self._finish(send)
+
+    def sends(self) -> list[Send]:
+        """Every message that has not gone out whole."""
+        return [send for queue in self._queues.values() for send in queue]
+
+
+def _waits(send: Send) -> bool:
+    return not send.go and send.begun and (send.sent == send.size or send.sent >= WINDOW)

@@ -1,0 +1,49 @@
+"""What the engine needs of the world: a `Stream` to each peer, a `Poller` to sleep on, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+
+class Stream(Protocol):
+    """Two-way, ordered bytes that never block: the part of a non-blocking socket that is used.
+
+    Each raises `BlockingIOError` when nothing can move and another `OSError` when the way is gone; `recv_into` returns
+    0 at the end. An unencrypted socket is a Stream as it is.
+    """
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def send(self, data: memoryview, /) -> int: ...
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int: ...
+    def close(self) -> None: ...
+
+
+class Ready(NamedTuple):
+    """A stream that can move: `peer` is the rank it leads to."""
+
+    peer: int
+    readable: bool
+    writable: bool
+
+
+class Poller(Protocol):
+    """Sleeps until a stream can move, somebody calls `wake`, or time is up. Only `wake` may come from another thread."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    def watch(self, peer: int, *, read: bool, write: bool) -> None:
+        """Says what `wait` should look for on the stream to `peer` from now on; neither means forget it."""
+        ...
+
+    def wait(self, deadline: float) -> list[Ready]:
+        """What can move; empty when woken or when `deadline` has passed."""
+        ...
+
+    def wake(self) -> None:
+        """Makes the present or the next `wait` return at once."""
+        ...
+
+    def close(self) -> None: ...

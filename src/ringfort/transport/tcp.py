@@ -1,0 +1,176 @@
+"""TCP: opening connections, listening, and sleeping on many sockets. Foreign errors become ours here."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Iterator
+
+from ringfort.config import format_address
+from ringfort.errors import NoConnectionError, TransportError
+from ringfort.transport.stream import Ready
+
+_BACKLOG = 128
+"""Connections the kernel holds for us: more than the largest group, so that all ranks may knock at once."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+"""Seconds between tries to connect: short at first, since ranks are usually started together."""
+
+
+def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
+    """The addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
+    flags = socket.AI_PASSIVE if passive else 0
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
+    except OSError as exc:
+        raise TransportError(
+            f"host {host!r} is not known ({exc.strerror or exc}): check the spelling, or use its address", peer=host
+        ) from exc
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def tune(sock: socket.socket) -> socket.socket:
+    """Sets what every data socket needs. Buffers are left to the kernel, which sizes them to the path: fixed ones were
+    either too small for a long path or, on loopback, larger than the cache."""
+    sock.setblocking(False)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A non-blocking listening socket. Raises `TransportError` in words when the address cannot be had."""
+    family, address = resolve(host, port, passive=True)[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as exc:
+        sock.close()
+        raise TransportError(f"cannot listen on {format_address(host, port)}: {_in_words(exc)}") from exc
+    return sock
+
+
+def adopt_listener(fd: int) -> socket.socket:
+    """The listening socket that a launcher opened for this process."""
+    try:
+        sock = socket.socket(fileno=fd)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as exc:
+        raise TransportError(f"file descriptor {fd} is no socket to listen on: {_in_words(exc)}") from exc
+    return sock
+
+
+def _in_words(exc: OSError) -> str:
+    match exc.errno:
+        case errno.EADDRINUSE:
+            return "the port is in use; stop the other program or choose another port"
+        case errno.EACCES:
+            return "permission denied; ports below 1024 need root, choose one above"
+        case errno.EADDRNOTAVAIL:
+            return "this machine has no such address; see `ip address` or `ifconfig` for those it has"
+        case _:
+            return exc.strerror or str(exc)
+
+
+def connect(addresses: list[tuple[str, int]], deadline: float) -> socket.socket:
+    """A connection to the first of `addresses` that answers, tried in turn with growing pauses until `deadline` (on
+    `time.monotonic`'s clock). Raises `NoConnectionError` with the last reason of each."""
+    reasons: dict[str, str] = {}
+    pause = _FIRST_PAUSE
+    while True:
+        for host, port in addresses:
+            text = format_address(host, port)
+            try:
+                return _connect_once(host, port, deadline)
+            except OSError as exc:  # TransportError from resolve() is one too
+                reasons[text] = str(exc.strerror or exc)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            tried = "; ".join(f"{text}: {reason}" for text, reason in reasons.items())
+            raise NoConnectionError(
+                f"no answer before the deadline ({tried}). Is the other side running, is the address right, and does "
+                "a firewall let the port through?",
+                peer=next(iter(reasons), None),
+            )
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.6, _LONGEST_PAUSE)
+
+
+def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
+    failure: OSError | None = None
+    for family, address in resolve(host, port):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # An address that swallows packets must not eat the time of those behind it.
+            sock.settimeout(max(0.05, min(deadline - time.monotonic(), 3.0)))
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():
+                # A connect to a free port of the ephemeral range may meet itself (TCP's simultaneous open).
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself: nobody listens")
+            return sock
+        except OSError as exc:
+            sock.close()
+            failure = exc
+    raise failure or OSError(errno.EHOSTUNREACH, "no address")
+
+
+class SocketPoller:
+    """Sleeps on sockets with poll(2)."""
+
+    def __init__(self, sockets: dict[int, socket.socket]) -> None:
+        self._poll = select.poll()
+        self._fds = {peer: sock.fileno() for peer, sock in sockets.items()}
+        self._peers = {fd: peer for peer, fd in self._fds.items()}
+        self._wake_in, self._wake_out = socket.socketpair()
+        for sock in (self._wake_in, self._wake_out):
+            sock.setblocking(False)
+        self._wake_fd = self._wake_out.fileno()
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._watched: set[int] = set()
+
+    now = staticmethod(time.monotonic)
+
+    def watch(self, peer: int, *, read: bool, write: bool) -> None:
+        fd = self._fds[peer]
+        if read or write:
+            self._watched.add(fd)
+            self._poll.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+        elif fd in self._watched:
+            self._watched.remove(fd)
+            self._poll.unregister(fd)
+
+    def wait(self, deadline: float) -> list[Ready]:
+        left = deadline - time.monotonic()
+        return list(self._ready(self._poll.poll(max(0.0, left) * 1000)))
+
+    def _ready(self, events: list[tuple[int, int]]) -> Iterator[Ready]:
+        for fd, event in events:
+            if fd == self._wake_fd:
+                self._drain()
+            else:
+                # An error or a hang-up shows when it is read: that is where it gets its name.
+                readable = bool(event & (select.POLLIN | select.POLLERR | select.POLLHUP))
+                yield Ready(self._peers[fd], readable, bool(event & select.POLLOUT))
+
+    def _drain(self) -> None:
+        try:
+            while self._wake_out.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def wake(self) -> None:
+        try:
+            self._wake_in.send(b"\0")
+        except OSError:
+            pass  # full: a wake-up is on its way already; or closed: nobody sleeps
+
+    def close(self) -> None:
+        self._wake_in.close()
+        self._wake_out.close()

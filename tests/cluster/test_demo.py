@@ -1,0 +1,101 @@
+"""`ringfort demo` as people run it: real processes from start to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import psutil
+import pytest
+
+RINGFORT = [sys.executable, "-m", "ringfort.cli"]
+
+
+def ringfort(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RINGFORT, *arguments], capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_demo_proves_itself_and_prints_one_json_document(ranks: int) -> None:
+    done = ringfort("demo", "--ranks", str(ranks), "--steps", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["passed"]
+    assert len(outcome["group"]["digests"]) == ranks
+    assert len(set(outcome["group"]["digests"])) == 1
+    losses = outcome["group"]["losses"]
+    assert len(losses) == len(outcome["reference"]["losses"]) == 8
+    assert losses[0] == pytest.approx(4.6, abs=0.3)
+    assert losses[-1] < losses[0] - 0.2
+
+
+def test_the_seed_decides_the_run() -> None:
+    first, again, other = (
+        json.loads(ringfort("demo", "--ranks", "2", "--steps", "2", "--json", "--seed", seed).stdout) for seed in "001"
+    )
+    assert first["group"]["digests"] == again["group"]["digests"]
+    assert first["group"]["digests"] != other["group"]["digests"]
+
+
+def test_without_a_terminal_the_demo_prints_plain_lines() -> None:
+    done = ringfort("demo", "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("PASS") == 2
+    assert "The model writes:" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def _descendants(process: subprocess.Popen[str], count: int) -> Sequence[psutil.Process]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = psutil.Process(process.pid).children(recursive=True)
+        if len(found) >= count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("the ranks did not start")
+
+
+def test_ctrl_c_ends_every_process_within_two_seconds_without_a_traceback() -> None:
+    with subprocess.Popen(
+        [*RINGFORT, "demo", "--steps", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "step" in line and "loss" in line:
+                break
+        ranks = _descendants(process, 3)
+        start = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+        _, stderr = process.communicate(timeout=10)
+        taken = time.monotonic() - start
+    assert process.returncode == 130
+    assert stderr == "interrupted\n"
+    assert taken < 2
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+def test_a_killed_rank_ends_the_demo_with_one_line_that_names_it() -> None:
+    with subprocess.Popen(
+        [*RINGFORT, "demo", "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "step" in line and "loss" in line:
+                break
+        ranks = _descendants(process, 3)
+        victim = max(ranks, key=lambda rank: rank.pid)
+        victim.kill()
+        _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert stderr.startswith("error: local rank 2 was killed by SIGKILL")
+    assert "Traceback" not in stderr

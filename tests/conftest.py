@@ -1,0 +1,39 @@
+"""What holds for every test: nothing is left behind, hypothesis repeats itself, stress tests are marked by folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests.leaks import no_leaks
+
+STRESS = Path(__file__).parent / "stress"
+
+# No deadline: the machines that run this are shared, and a slow example is no failure.
+hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if STRESS in item.path.parents:
+            item.add_marker(pytest.mark.stress)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _session_leaves_nothing_behind() -> Iterator[None]:
+    """For what fixtures of a wider scope than a test have opened."""
+    with no_leaks("the tests"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set up before a test's own fixtures and so torn down after them: what they opened must be closed by then."""
+    with no_leaks(request.node.name):
+        yield

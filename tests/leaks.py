@@ -1,0 +1,101 @@
+"""What a test may leave behind: sockets, threads, child processes and shared memory, seen from inside the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+GRACE = 1.0
+"""Seconds. A thread that was joined, a socket that was closed and a child that was killed end a moment later than the
+call that ended them; longer than this is a leak."""
+
+POLL = 0.005
+"""Seconds between two looks while something is suspected."""
+
+DESCRIPTORS = Path("/dev/fd")
+SHARED_MEMORY = Path("/dev/shm")
+
+Resources = Mapping[tuple[str, int | str], str]
+"""What is held, by kind and identity, each in words."""
+
+
+def snapshot() -> Resources:
+    """Everything of the four kinds that this process holds now. Takes well under a millisecond."""
+    return dict((*_sockets(), *_threads(), *_children(), *_shared_memory()))
+
+
+def left_behind(before: Resources, grace: float = GRACE) -> list[str]:
+    """What has come since `before` and stays for `grace` seconds, in words."""
+    left = {key: words for key, words in snapshot().items() if key not in before}
+    if left:
+        gc.collect()  # a socket in a reference cycle is closed by this; its ResourceWarning fails the test by itself
+    deadline = time.monotonic() + grace
+    while left and time.monotonic() < deadline:
+        time.sleep(POLL)
+        now = snapshot()
+        # Only what stays: another test run on this machine makes and removes shared memory of its own meanwhile.
+        left = {key: words for key, words in left.items() if key in now}
+    return sorted(left.values())
+
+
+@contextmanager
+def no_leaks(whose: str) -> Iterator[None]:
+    """Fails the test if the block leaves anything behind."""
+    before = snapshot()
+    yield
+    left = left_behind(before)
+    if left:
+        pytest.fail(f"{whose} left behind: " + "; ".join(left), pytrace=False)
+
+
+def _sockets() -> Iterator[tuple[tuple[str, int | str], str]]:
+    for entry in DESCRIPTORS.iterdir():
+        try:
+            status = os.fstat(int(entry.name))
+        except OSError:  # the descriptor of the listing itself, closed since
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            yield ("socket", f"{entry.name}/{status.st_ino}"), f"socket (descriptor {entry.name})"
+
+
+def _threads() -> Iterator[tuple[tuple[str, int | str], str]]:
+    for thread in threading.enumerate():
+        # Python did not start a dummy (a thread of torch's that once ran Python code), so nobody can end it.
+        if not isinstance(thread, threading._DummyThread):
+            yield ("thread", id(thread)), f"{'daemon ' if thread.daemon else ''}thread {thread.name!r}"
+
+
+def _children() -> Iterator[tuple[tuple[str, int | str], str]]:
+    if not _has_children():
+        return
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # multiprocessing's own; lives as long as we do
+    for child in psutil.Process().children():
+        if child.pid != tracker:
+            yield ("process", child.pid), f"child process {child.pid}"
+
+
+def _has_children() -> bool:
+    """Whether there is any child, running or not yet waited for, without the cost of a list of all processes."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _shared_memory() -> Iterator[tuple[tuple[str, int | str], str]]:
+    if SHARED_MEMORY.is_dir():
+        for entry in SHARED_MEMORY.glob("ringfort*"):
+            yield ("shared memory", entry.name), f"shared memory {entry}"

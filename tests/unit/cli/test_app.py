@@ -1,0 +1,153 @@
+"""The command line: its verbs and options are frozen, and a bad argument is one line and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ringfort.cli import app
+from ringfort.cli.outcome import errors_as_lines
+from ringfort.errors import PeerLostError
+
+COMMANDS = {
+    "bench": {
+        "--op",
+        "--sizes",
+        "--ranks",
+        "--dtype",
+        "--strategy",
+        "--against",
+        "--repeat",
+        "--min-time",
+        "--json",
+        "--plot",
+    },
+    "demo": {"--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
+}
+"""Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_verbs_and_their_options_are_these() -> None:
+    group = typer.main.get_command(app)
+    commands = group.commands  # pyright: ignore[reportAttributeAccessIssue]
+    found = {
+        name: {text for option in command.params for text in (*option.opts, *option.secondary_opts)} - {"--help", "-h"}
+        for name, command in commands.items()
+    }
+    assert found == COMMANDS
+
+
+def test_the_version_is_the_packages() -> None:
+    assert invoke("--version") == (0, f"ringfort {version('ringfort')}\n", "")
+
+
+def test_without_a_verb_the_help_names_all_of_them() -> None:
+    _, out, err = invoke()
+    assert all(verb in out + err for verb in COMMANDS)
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
+    code, out, _ = invoke(verb, "--help")
+    assert code == 0
+    assert all(option in out for option in COMMANDS[verb])
+    command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(option.help for option in command.params if option.name != "help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "--op", "all_reduc"], "op='all_reduc': choose one of: all_reduce"),
+        (["bench", "--sizes", "4,x"], "sizes='x': must be bytes"),
+        (["bench", "--ranks", "0"], "ranks='0': must be a whole number of at least 1"),
+        (["bench", "--dtype", "float8"], "dtype='float8'"),
+        (["bench", "--strategy", "star"], "strategy='star'"),
+        (["bench", "--op", "gather", "--strategy", "ring"], "strategy='ring': gather has no strategies"),
+        (["bench", "--against", "nccl"], "against='nccl': choose one of: gloo"),
+        (["bench", "--repeat", "0"], "repeat=0"),
+        (["bench", "--min-time", "-1"], "min_time=-1.0"),
+        (["bench", "--plot", "picture.gif"], "plot='picture.gif': must end in .png or .svg"),
+        (["bench", "--op", "barrier", "--plot", "picture.png"], "a barrier has no sizes"),
+        (["bench", "--json", "/no/such/folder/file.json"], "there is no folder /no/such/folder"),
+        (["bench", "--json", "/"], "is a folder"),
+        (["demo", "--ranks", "0"], "ranks=0"),
+        (["demo", "--steps", "0"], "steps=0"),
+        (["demo", "--seed", "-1"], "seed=-1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_argument_is_one_line_that_names_it(arguments: list[str], words: str) -> None:
+    code, out, err = invoke(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--ops", "x"], ["demo", "--steps", "many"], ["no-such-verb"]], ids=str)
+def test_a_slip_in_the_command_line_itself_is_exit_code_2_without_a_traceback(arguments: list[str]) -> None:
+    code, _, err = invoke(*arguments)
+    assert code == 2
+    assert arguments[-1] in err or arguments[-2] in err
+    assert "Traceback" not in err
+
+
+def test_a_file_that_may_not_be_written_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    code, _, err = invoke("bench", "--json", str(tmp_path / "out.json"))
+    assert code == 2
+    assert "may not be written" in err
+
+
+def test_a_missing_plotting_library_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfort.bench.plot.find_spec", lambda _: None)
+    code, _, err = invoke("bench", "--plot", "picture.png")
+    assert code == 1
+    assert "pip install 'ringfort[plot]'" in err
+
+
+def test_an_engine_that_is_asked_for_and_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfort.bench.engines.find_spec", lambda _: None)
+    code, _, err = invoke("bench", "--against", "gloo")
+    assert code == 1
+    assert "pip install 'ringfort[torch]'" in err
+
+
+def test_what_ringfort_raises_becomes_a_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, errors_as_lines():
+        raise PeerLostError(2, "its process died")
+    assert caught.value.exit_code == 1
+    assert capsys.readouterr().err == "error: lost rank 2: its process died\n"
+
+
+def test_ctrl_c_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, errors_as_lines():
+        raise KeyboardInterrupt
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_fault_in_the_program_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), errors_as_lines():
+        _ = 1 / 0
+
+
+def test_the_command_line_loads_neither_torch_nor_matplotlib_nor_the_verbs_own_needs() -> None:
+    heavy = "{'torch', 'matplotlib', 'psutil', 'pydoc_data'}"
+    code = f"import sys, ringfort.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

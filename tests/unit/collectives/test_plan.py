@@ -1,0 +1,357 @@
+"""The plans of all ranks, run against each other in one process.
+
+The simulator is the strictest network there is: nothing is buffered, a send ends only when its receiver takes it, and
+the two sides must agree on every length. Elements carry whose contributions they hold, so a slice that is lost, folded
+twice or put in the wrong place cannot go unseen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfort.collectives import plan
+from ringfort.collectives.plan import Span, Step
+from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError
+
+world_sizes = st.integers(1, 33)
+counts = st.integers(0, 200)
+arities = st.integers(1, 34)
+blocks = st.integers(1, 210)
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element: its place, how often each rank's part is in it, and whether the closing scale was applied."""
+
+    index: int
+    ranks: tuple[int, ...]
+    finished: bool = False
+
+    def folded(self, other: Element) -> Element:
+        assert self.index == other.index
+        assert not self.finished
+        assert not other.finished, "a finished value was folded"
+        return Element(self.index, tuple(sorted(self.ranks + other.ranks)))
+
+
+Memory = list[list[Element]]
+
+
+def contributions(world_size: int, count: int) -> Memory:
+    return [[Element(index, (rank,)) for index in range(count)] for rank in range(world_size)]
+
+
+class Network:
+    """Runs a plan a rank on `memory` until all are done, and counts what was sent."""
+
+    def __init__(self, memory: Memory, plans: list[Iterable[Step]]) -> None:
+        self.memory = memory
+        self.plans = [iter(steps) for steps in plans]
+        self.current = [next(steps, None) for steps in self.plans]
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.messages: Counter[tuple[int, int]] = Counter()
+        self.finishes: Counter[int] = Counter()
+        # The halves of each rank's current step that have not happened yet.
+        self.sending = [False] * len(plans)
+        self.receiving = [False] * len(plans)
+
+    def run(self) -> Network:
+        ready = list(range(len(self.plans)))
+        for rank in ready:
+            self._enter(rank)
+        while ready:
+            rank = ready.pop()
+            step = self.current[rank]
+            if step is None:
+                continue
+            ready += self._deliver(rank, step.dst)
+            ready += self._deliver(step.src, rank)
+        stuck = {rank: step for rank, step in enumerate(self.current) if step is not None}
+        assert not stuck, f"deadlock or unmatched messages: {stuck}"
+        return self
+
+    def _enter(self, rank: int) -> None:
+        step = self.current[rank]
+        if step is None:
+            return
+        assert (step.dst is None) == (step.out is None)
+        assert (step.src is None) == (step.into is None)
+        assert step.dst is not None or step.src is not None
+        assert rank not in (step.dst, step.src)
+        if step.out is not None and step.into is not None:
+            assert max(step.out[0], step.into[0]) >= min(step.out[1], step.into[1]), f"{step} reads what it writes"
+        self.sending[rank] = step.dst is not None
+        self.receiving[rank] = step.src is not None
+
+    def _deliver(self, source: int | None, target: int | None) -> list[int]:
+        """Move the message from `source` to `target` if both are at it; the ranks whose step that ended."""
+        if source is None or target is None:
+            return []
+        giver, taker = self.current[source], self.current[target]
+        if giver is None or taker is None or giver.dst != target or taker.src != source:
+            return []
+        if not (self.sending[source] and self.receiving[target]):
+            return []
+        assert giver.out is not None
+        assert taker.into is not None
+        arriving = self.memory[source][slice(*giver.out)]
+        there = self.memory[target][slice(*taker.into)]
+        assert giver.out[1] - giver.out[0] == taker.into[1] - taker.into[0] == len(arriving) == len(there)
+        if taker.fold:
+            arriving = [old.folded(new) for old, new in zip(there, arriving, strict=True)]
+        self.memory[target][slice(*taker.into)] = arriving
+        self.sent[source, target] += len(arriving)
+        self.messages[source, target] += 1
+        self.sending[source] = self.receiving[target] = False
+        return [rank for rank in (source, target) if self._advance(rank)]
+
+    def _advance(self, rank: int) -> bool:
+        step = self.current[rank]
+        assert step is not None
+        if self.sending[rank] or self.receiving[rank]:
+            return False
+        if step.finish is not None:
+            self._finish(rank, step.finish)
+        self.current[rank] = next(self.plans[rank], None)
+        self._enter(rank)
+        return True
+
+    def _finish(self, rank: int, span: Span) -> None:
+        for index in range(*span):
+            element = self.memory[rank][index]
+            assert element.ranks == tuple(range(len(self.plans))), f"finished too early: {element}"
+            assert not element.finished
+            self.memory[rank][index] = replace(element, finished=True)
+            self.finishes[index] += 1
+
+
+def check_all_reduce(world_size: int, count: int, make: Callable[[int], Iterable[Step]]) -> Network:
+    memory = contributions(world_size, count)
+    network = Network(memory, [make(rank) for rank in range(world_size)]).run()
+    if world_size == 1:
+        assert memory == contributions(1, count)
+        return network
+    # Bit-identical, and scaled once: each rank has the one finished value. A copy taken before the finish would differ.
+    whole = [Element(index, tuple(range(world_size)), finished=True) for index in range(count)]
+    assert memory == [whole] * world_size
+    assert network.finishes == Counter(range(count))
+    assert sum(network.sent.values()) == 2 * (world_size - 1) * count
+    return network
+
+
+# --- split ------------------------------------------------------------------------------------------------------------
+
+
+@given(counts, st.integers(1, 40))
+def test_split_covers_every_element_once_and_gives_the_remainder_to_the_first_parts(count: int, parts: int) -> None:
+    spans = plan.split(count, parts)
+    assert [index for span in spans for index in range(*span)] == list(range(count))
+    lengths = [stop - start for start, stop in spans]
+    assert len(lengths) == parts
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] <= 1
+
+
+# --- all-reduce -------------------------------------------------------------------------------------------------------
+
+
+@given(world_sizes, counts)
+def test_a_ring_leaves_the_whole_reduction_on_every_rank(world_size: int, count: int) -> None:
+    network = check_all_reduce(world_size, count, lambda rank: plan.ring_all_reduce(rank, world_size, count))
+    assert set(network.sent) == {(rank, (rank + 1) % world_size) for rank in range(world_size) if world_size > 1}
+    assert set(network.messages.values()) <= {2 * (world_size - 1)}
+
+
+@given(st.integers(2, 33), counts)
+def test_every_rank_of_a_ring_sends_its_even_share(world_size: int, count: int) -> None:
+    network = check_all_reduce(world_size, count, lambda rank: plan.ring_all_reduce(rank, world_size, count))
+    most, least = max(network.sent.values()), min(network.sent.values())
+    assert most - least <= 2
+    assert most <= 2 * (count - count // world_size)
+
+
+@given(world_sizes, counts)
+def test_halving_and_doubling_leaves_the_whole_reduction_on_every_rank(world_size: int, count: int) -> None:
+    check_all_reduce(world_size, count, lambda rank: plan.halving_doubling_all_reduce(rank, world_size, count))
+
+
+@given(world_sizes)
+def test_halving_and_doubling_takes_twice_log2_steps_and_two_more_for_odd_worlds(world_size: int) -> None:
+    longest = max(len(plan.halving_doubling_all_reduce(rank, world_size, 64)) for rank in range(world_size))
+    power = world_size.bit_length() - 1
+    assert longest == 2 * power + (2 if world_size > 1 << power else 0)
+
+
+@given(world_sizes, counts, arities, blocks)
+def test_a_tree_leaves_the_whole_reduction_on_every_rank(world_size: int, count: int, arity: int, block: int) -> None:
+    network = check_all_reduce(
+        world_size, count, lambda rank: plan.tree_all_reduce(rank, world_size, count, arity, block)
+    )
+    assert set(network.sent.values()) <= {count}
+    assert set(network.messages.values()) <= {max(1, -(-count // block))}
+    assert len(network.sent) == 2 * (world_size - 1)
+
+
+def test_a_tree_of_a_billion_elements_is_planned_one_step_at_a_time() -> None:
+    steps = list(islice(plan.tree_all_reduce(1, 7, 2**30, 2, 1), 6))
+    assert steps == [
+        Step(None, None, 3, (0, 1), True),
+        Step(None, None, 4, (0, 1), True),
+        Step(0, (0, 1), 3, (1, 2), True),
+        Step(None, None, 4, (1, 2), True),
+        Step(0, (1, 2), 3, (2, 3), True),
+        Step(None, None, 4, (2, 3), True),
+    ]
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+@given(world_sizes, arities, st.data())
+def test_the_links_of_a_tree_agree_from_both_ends_and_reach_every_rank(
+    world_size: int, arity: int, data: st.DataObject
+) -> None:
+    root = data.draw(st.integers(0, world_size - 1))
+    links = [plan.tree_links(rank, world_size, root, arity) for rank in range(world_size)]
+    assert links[root][0] is None
+    for rank, (_, children) in enumerate(links):
+        assert len(children) <= arity
+        assert all(links[child][0] == rank for child in children)
+    reached = [root]
+    for rank in reached:
+        reached += links[rank][1]
+    assert sorted(reached) == list(range(world_size))
+
+
+def test_arity_one_is_a_chain_and_the_widest_arity_a_star() -> None:
+    assert [plan.tree_links(rank, 4, 2, 1) for rank in range(4)] == [(3, (1,)), (0, ()), (None, (3,)), (2, (0,))]
+    assert [plan.tree_links(rank, 4, 2, 3) for rank in range(4)] == [(2, ()), (2, ()), (None, (3, 0, 1)), (2, ())]
+
+
+@given(world_sizes, counts, arities, blocks, st.data())
+def test_a_tree_reduce_leaves_the_finished_reduction_at_the_root(
+    world_size: int, count: int, arity: int, block: int, data: st.DataObject
+) -> None:
+    root = data.draw(st.integers(0, world_size - 1))
+    memory = contributions(world_size, count)
+    plans = [plan.tree_reduce(rank, world_size, root, count, arity, block) for rank in range(world_size)]
+    network = Network(memory, list(plans)).run()
+    everyone = tuple(range(world_size))
+    assert memory[root] == [Element(index, everyone, finished=world_size > 1) for index in range(count)]
+    assert len(network.sent) == world_size - 1
+    assert set(network.sent.values()) <= {count}
+
+
+@given(st.integers(2, 33), st.integers(1, 200), arities, blocks)
+def test_a_node_on_the_way_up_touches_only_two_neighbouring_blocks_at_a_time(
+    world_size: int, count: int, arity: int, block: int
+) -> None:
+    for rank in range(1, world_size):
+        latest = 0
+        for step in plan.tree_reduce(rank, world_size, 0, count, arity, block):
+            touched = [span[0] // block for span in (step.out, step.into) if span is not None]
+            assert min(touched) >= latest - 1
+            assert max(touched) <= latest + 1
+            latest = max(latest, *touched)
+
+
+@given(world_sizes, counts, arities, blocks, st.data())
+def test_a_broadcast_gives_every_rank_the_roots_elements_once(
+    world_size: int, count: int, arity: int, block: int, data: st.DataObject
+) -> None:
+    root = data.draw(st.integers(0, world_size - 1))
+    memory = contributions(world_size, count)
+    plans = [plan.broadcast(rank, world_size, root, count, arity, block) for rank in range(world_size)]
+    network = Network(memory, list(plans)).run()
+    assert memory == [[Element(index, (root,)) for index in range(count)]] * world_size
+    assert Counter(target for _, target in network.sent) == Counter(set(range(world_size)) - {root})
+    assert set(network.sent.values()) <= {count}
+    assert set(network.messages.values()) <= {max(1, -(-count // block))}
+
+
+def test_a_node_of_a_broadcast_receives_a_block_while_it_sends_the_one_before() -> None:
+    assert list(plan.broadcast(1, 5, 0, 5, 2, 2)) == [
+        Step(None, None, 0, (0, 2)),
+        Step(3, (0, 2), 0, (2, 4)),
+        Step(4, (0, 2), None, None),
+        Step(3, (2, 4), 0, (4, 5)),
+        Step(4, (2, 4), None, None),
+        Step(3, (4, 5), None, None),
+        Step(4, (4, 5), None, None),
+    ]
+
+
+# --- gathers, exchanges, barriers -------------------------------------------------------------------------------------
+
+
+@given(world_sizes)
+def test_an_all_gather_brings_each_rank_every_part_once(world_size: int) -> None:
+    memory = [[Element(part, (rank,)) for part in range(world_size)] for rank in range(world_size)]
+    network = Network(memory, [plan.ring_all_gather(rank, world_size) for rank in range(world_size)]).run()
+    assert memory == [[Element(part, (part,)) for part in range(world_size)]] * world_size
+    assert sum(network.sent.values()) == world_size * (world_size - 1)
+
+
+@given(world_sizes)
+def test_a_pairwise_exchange_meets_every_other_rank_once_each_way_and_both_sides_agree(world_size: int) -> None:
+    orders = [plan.exchange_order(rank, world_size) for rank in range(world_size)]
+    for rank, order in enumerate(orders):
+        others = sorted(set(range(world_size)) - {rank})
+        assert sorted(dst for dst, _ in order) == others
+        assert sorted(src for _, src in order) == others
+        assert all(orders[dst][k][1] == rank for k, (dst, _) in enumerate(order))
+
+
+@given(world_sizes)
+def test_after_the_last_round_of_a_barrier_every_rank_has_heard_of_all(world_size: int) -> None:
+    rounds = [plan.dissemination(rank, world_size) for rank in range(world_size)]
+    assert {len(mine) for mine in rounds} == {(world_size - 1).bit_length()}
+    heard = [{rank} for rank in range(world_size)]
+    for k in range(len(rounds[0])):
+        before = [set(known) for known in heard]
+        for rank in range(world_size):
+            dst, src = rounds[rank][k]
+            assert rounds[dst][k][1] == rank
+            heard[rank] |= before[src]
+    assert heard == [set(range(world_size))] * world_size
+
+
+def test_a_world_of_one_moves_nothing() -> None:
+    assert plan.ring_all_reduce(0, 1, 5) == ()
+    assert plan.halving_doubling_all_reduce(0, 1, 5) == ()
+    assert list(plan.tree_all_reduce(0, 1, 5, 2, 2)) == []
+    assert list(plan.broadcast(0, 1, 0, 5, 2, 2)) == []
+    assert plan.ring_all_gather(0, 1) == []
+    assert plan.exchange_order(0, 1) == []
+    assert plan.dissemination(0, 1) == []
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: plan.ring_all_reduce(0, 0, 1), InvalidWorldSizeError, "world_size=0"),
+        (lambda: plan.halving_doubling_all_reduce(3, 3, 1), InvalidRankError, "rank=3"),
+        (lambda: plan.ring_all_gather(-1, 3), InvalidRankError, "rank=-1"),
+        (lambda: plan.broadcast(0, 3, 7, 1, 2, 1), InvalidRankError, "root=7"),
+        (lambda: plan.tree_links(0, 3, 0, 0), InvalidArgumentError, "arity=0"),
+        (lambda: plan.tree_all_reduce(0, 3, 1, 2, 0), InvalidArgumentError, "block=0"),
+        (lambda: plan.broadcast(0, 3, 0, -1, 2, 1), InvalidArgumentError, "count=-1"),
+        (lambda: plan.ring_all_reduce(0, 3, -1), InvalidArgumentError, "count=-1"),
+        (lambda: plan.split(3, 0), InvalidArgumentError, "parts=0"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_the_call_by_name_and_value(
+    make: Callable[[], object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make()
