@@ -183,7 +183,7 @@ class Environment:
 
     @classmethod
     def from_mapping(cls, variables: Mapping[str, str] | None = None) -> Environment:
-        """From `variables`, by default the process's environment. Raises `ConfigError` for a value that is no number."""
+        """From `variables`, by default the process's own. Raises `ConfigError` for a value that is no number."""
         variables = os.environ if variables is None else variables
         found: dict[str, str | int | float] = {}
         for item in fields(cls):

@@ -38,8 +38,8 @@ class DistributedContext:
     """One rank's handle on its group.
 
     Every collective must be called by all ranks of the group, in the same order. Each takes `timeout` (seconds for the
-    whole call; `config.timeout` otherwise) and `async_op`, which returns a `Work` at once. Operations of one group run in
-    the order they were issued. Wrong arguments raise at the call, before any byte moves; every call may also raise
+    whole call; `config.timeout` otherwise) and `async_op`, which returns a `Work` at once. Operations of one group run
+    in the order they were issued. Wrong arguments raise at the call, before any byte moves; every call may also raise
     `PeerLostError`, `OperationTimeoutError`, `AbortedError`, `ChannelClosedError` and `CollectiveMismatchError`.
     """
 
@@ -129,8 +129,8 @@ class DistributedContext:
         return self._issue(reductions.reduce_scatter(self.backend, x, op, timeout=timeout), async_op)
 
     def all_to_all(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes and
-        a list is returned."""
+        """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes
+        and a list is returned."""
         return self._issue(movements.all_to_all(self.backend, x, timeout=timeout), async_op)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
@@ -202,8 +202,8 @@ class DistributedContext:
     # --- groups and life ------------------------------------------------------------------------------------------
 
     def sub_group(self, members: Iterable[int]) -> DistributedContext | None:
-        """A context for some of this group's ranks, or `None` if this rank is not among them. Every rank should call it,
-        with the same members; the new group works at the same time as this one."""
+        """A context for some of this group's ranks, or `None` if this rank is not among them. Every rank should call
+        it, with the same members; the new group works at the same time as this one."""
         chosen = list(members)
         if self.rank not in chosen:
             for member in chosen:
@@ -282,8 +282,8 @@ def init(
 ) -> DistributedContext:
     """Joins a group and returns this rank's handle on it.
 
-    With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets the
-    others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
+    With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
+    the others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
     `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; `RINGFORT_TIMEOUT` in seconds. With none of them this is a
     world of one. Raises as `TcpBackend` and `RingBackend` do.
     """

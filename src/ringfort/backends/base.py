@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -45,8 +45,8 @@ class Backend(ABC):
     - Every method raises before a byte moves: `InvalidRankError` for a rank outside the group, `SelfSendError` for this
       rank, `InvalidArgumentError` for a bad tag or timeout, `UnsupportedArrayError` for memory that is not contiguous
       or, to receive into, not writable.
-    - While it waits, every method may raise `PeerLostError` (a peer died), `ChannelClosedError` (it, or this rank, closed
-      its backend), `OperationTimeoutError`, or `AbortedError` (after `abort` here or at a peer).
+    - While it waits, every method may raise `PeerLostError` (a peer died), `ChannelClosedError` (it, or this rank,
+      closed its backend), `OperationTimeoutError`, or `AbortedError` (after `abort` here or at a peer).
     """
 
     config: DistributedConfig
@@ -72,8 +72,8 @@ class Backend(ABC):
     ) -> None:
         """Receives a message of exactly the size of `into`; with `reduce`, folds it into what is there.
 
-        One of another size raises `SizeMismatchError` and is dropped; the link stays usable. A timeout in the middle of a
-        message drops its rest; the link stays usable and the next message is received whole.
+        One of another size raises `SizeMismatchError` and is dropped; the link stays usable. A timeout in the middle of
+        a message drops its rest; the link stays usable and the next message is received whole.
         """
 
     @abstractmethod
@@ -106,6 +106,9 @@ class Backend(ABC):
         The step that rings, trees and pairwise collectives are made of. This form, for backends that have nothing
         better, sends in a helper thread.
         """
+        self.check_peer(dst, "dst")
+        self.check_peer(src, "src")
+        as_bytes(into, "into", writable=True)
         failure: list[BaseException] = []
 
         def send() -> None:
@@ -226,7 +229,7 @@ BARRIER_CALL = b"\x01" + bytes(15)
 def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
     """The memory of `data` as flat bytes, not copied."""
     try:
-        view = memoryview(data)
+        view = memoryview(cast("Any", data))
         if writable and view.readonly:
             raise UnsupportedArrayError(name, type(data).__name__, "is read-only and cannot be received into")
         return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")

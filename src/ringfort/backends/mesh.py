@@ -1,4 +1,4 @@
-"""`MeshBackend`: the backend over an engine with a link to every other rank. The real ones differ in how they connect."""
+"""`MeshBackend`: a backend with a link to every other rank. The real ones differ in how they connect."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from ringfort.config import format_address
 from ringfort.errors import (
@@ -101,10 +102,8 @@ def _dismiss(sockets: Iterable[socket.socket], exc: BaseException) -> None:
     """Tells those who wait that the group will not be, and why."""
     reason = str(exc) if isinstance(exc, DistributedError) else f"rank 0 stopped ({type(exc).__name__})"
     for sock in sockets:
-        try:
+        with suppress(DistributedError):  # that one has gone; the others still have to be told
             say(sock, Refused("failed", reason), time.monotonic() + 1)
-        except DistributedError:
-            pass  # that one has gone; the others still have to be told
         sock.close()
 
 
@@ -163,10 +162,15 @@ def _knock(rank: int, addresses: list[tuple[str, int]], meet: Meet, deadline: fl
 
 
 def accept_higher(door: Door, rank: int, ours: Meet, sockets: Sockets, timeout: float, deadline: float) -> None:
-    """Lets in every rank above. Those already in are watched: one that dies is expected again."""
+    """Lets in every rank above. Those already in are watched: one that dies before all are there is expected again."""
     higher = range(rank + 1, ours.world_size)
     while any(other not in sockets for other in higher):
-        arrivals, _ = door.wait(deadline)
+        arrivals, stirred = door.wait(deadline)
+        for sock in stirred:
+            door.forget(sock)
+            if _is_ended(sock):  # else it has begun to work, which is no business of ours
+                sock.close()
+                del sockets[next(other for other in higher if sockets.get(other) is sock)]
         for arrival in arrivals:
             refusal = _why_not(arrival.said, ours, sockets, higher)
             if refusal:
@@ -175,8 +179,19 @@ def accept_higher(door: Door, rank: int, ours: Meet, sockets: Sockets, timeout: 
             assert isinstance(arrival.said, Meet)
             say(arrival.sock, Ready(), deadline)
             sockets[arrival.said.rank] = arrival.sock
+            arrival.sock.setblocking(False)
+            door.watch(arrival.sock)
         if time.monotonic() >= deadline and any(other not in sockets for other in higher):
             raise _incomplete(f"rank {rank} waiting for higher ranks", timeout, higher, sockets, door)
+
+
+def _is_ended(sock: socket.socket) -> bool:
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _why_not(said: object, ours: Meet, sockets: Sockets, higher: range) -> tuple[str, str] | None:
@@ -213,8 +228,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _listening_host(master: str, local: str) -> str:
-    """Where a rank listens: on the interface that leads to rank 0. If that is loopback only because a host name resolves
-    so on its own machine (Debian's 127.0.1.1), ranks elsewhere come in through another: listen on all."""
+    """Where a rank listens: on the interface that leads to rank 0. If that is loopback only because a host name is so
+    resolved on its own machine (Debian's 127.0.1.1), ranks elsewhere come in through another: listen on all."""
     return "" if is_loopback(local) and not is_loopback(master) else local
 
 

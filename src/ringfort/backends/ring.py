@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from ringfort.backends.mesh import MeshBackend
@@ -48,10 +49,8 @@ class RingBackend(MeshBackend):
         super().__init__(rank, world_size, config, *links_over(sockets))
 
 
-def _addresses(node: str | object) -> list[tuple[str, int]]:
-    if isinstance(node, str):
-        return [parse_address(node, "nodes")]
-    return [parse_address(text, "nodes") for text in node]  # pyright: ignore
+def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:
+    return [parse_address(text, "nodes") for text in ([node] if isinstance(node, str) else node)]
 
 
 def _open_door(addresses: list[tuple[str, int]]) -> Door:

@@ -47,7 +47,7 @@ class SimulatedBackend(MeshBackend):
         self._engine.drop()
 
     def cut(self, peer: int, *, is_cut: bool = True) -> None:
-        """Pulls the cable to `peer`, both ways: nothing arrives and nobody is told. Or, with `is_cut=False`, mends it."""
+        """Pulls the cable to `peer`, both ways: nothing arrives and nobody is told. `is_cut=False` mends it."""
         self.check_peer(peer, "peer")
         self._streams[peer].incoming.cut(is_cut=is_cut)
         self._streams[peer].outgoing.cut(is_cut=is_cut)

@@ -23,9 +23,12 @@ class SubBackend(Backend):
     """
 
     def __init__(self, parent: Backend, members: Iterable[int]) -> None:
-        """`members` are ranks of `parent`; order and repetition do not matter. Raises `InvalidArgumentError` if this rank
-        is not among them, `InvalidRankError` if one is no rank of the parent."""
-        chosen = list(members)
+        """`members` are ranks of `parent`; order and repetition do not matter. Raises `InvalidArgumentError` if this
+        rank is not among them, `InvalidRankError` if one is no rank of the parent."""
+        try:
+            chosen = list(members)
+        except TypeError as exc:
+            raise InvalidArgumentError("members", members, "must be a list of ranks of the parent") from exc
         for member in chosen:
             if not isinstance(member, int) or isinstance(member, bool) or not 0 <= member < parent.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidRankError(member, parent.world_size, name="members")
@@ -56,7 +59,7 @@ class SubBackend(Backend):
         return self._in_parent[rank]
 
     def to_local(self, rank: int) -> int:
-        """This group's rank of the parent's `rank`. Raises `InvalidRankError` if it is not a member."""
+        """This group's rank of the parent's `rank`. Raises `InvalidArgumentError` if it is not a member."""
         try:
             return self._in_parent.index(rank)
         except ValueError:

@@ -1,4 +1,4 @@
-"""`TcpBackend`: ranks that know the address of rank 0. `RingBackend`, in ring.py, is for ranks that know all addresses."""
+"""`TcpBackend`: ranks that know the address of rank 0. `RingBackend` is for ranks that know all addresses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TcpBackend(MeshBackend):
 
 def links_over(sockets: Sockets) -> tuple[dict[int, Stream], tcp.SocketPoller]:
     """Streams and their poller over connected sockets."""
-    streams: dict[int, Stream] = {peer: tcp.tune(sock) for peer, sock in sorted(sockets.items())}
+    streams: dict[int, Stream] = {peer: tcp.SocketStream(sock) for peer, sock in sorted(sockets.items())}
     return streams, tcp.SocketPoller(sockets)
 
 

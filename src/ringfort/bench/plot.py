@@ -39,7 +39,7 @@ def write_plot(report: Report, path: Path) -> None:
     for panel in axes:
         panel.set_xscale("log")
         panel.set_xticks(sizes, [size(nbytes) for nbytes in sizes], rotation=45, ha="right")
-        panel.minorticks_off()
+        panel.xaxis.minorticks_off()
         panel.grid(visible=True, alpha=0.3)
         panel.legend(fontsize="small")
     figure.suptitle(f"{report.options.op} of {report.options.dtype} on {report.machine['processor']}")
@@ -68,7 +68,8 @@ def _draw_ratios(panel: Any, report: Report) -> None:
             x, y = [nbytes for nbytes, _ in known], [ratio for _, ratio in known]
             panel.plot(x, y, style, marker="o", color=f"C{number}", label=f"{engine}, {ranks} ranks")
     panel.axhline(1, color="grey", linewidth=1)
-    panel.set_yscale("log")  # twice as fast and half as fast are equally far from 1
+    panel.set_yscale("log", base=2)  # twice as fast and half as fast are equally far from 1
+    panel.yaxis.set_major_formatter("{x:g}")
     panel.set_ylabel(f"time of the other engine / time of {OURS}")
 
 

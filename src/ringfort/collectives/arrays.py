@@ -65,8 +65,8 @@ def as_view(x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
         return _torch_view(x, name)
     if library in ("jax", "jaxlib", "mlx"):
         return _immutable_view(x, name, library)
-    if isinstance(x, np.generic):
-        raise UnsupportedArrayError(name, x, "is a NumPy scalar, which has no memory; pass np.array(x)")
+    if _is_scalar(x):
+        raise UnsupportedArrayError(name, type(x).__name__, "is a NumPy scalar, which has no memory; pass np.array(x)")
     if hasattr(x, "__dlpack__"):
         return _dlpack_view(x, name, writable=writable)
     try:
@@ -76,6 +76,10 @@ def as_view(x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
     view = _numpy_view(np.asarray(memory), name, writable=writable)
     finish = view.finish
     return ArrayView(view.flat, view.kind, view.shape, finish=lambda: (finish(), x)[1])
+
+
+def _is_scalar(x: object) -> bool:
+    return isinstance(x, np.generic)
 
 
 def plain_view(flat: Array, kind: ElementType, shape: tuple[int, ...]) -> ArrayView:
@@ -156,7 +160,7 @@ def _torch_view(x: Any, name: str) -> ArrayView:
     return ArrayView(flat, kind, tuple(x.shape), finish=finish, wrap=wrap)
 
 
-# --- arrays that cannot be written -------------------------------------------------------------------------------------
+# --- arrays that cannot be written ------------------------------------------------------------------------------------
 
 
 def _immutable_view(x: Any, name: str, library: str) -> ArrayView:

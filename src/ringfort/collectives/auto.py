@@ -6,7 +6,8 @@ the platform's, and ties go to the earlier candidate.
 With n ranks, S bytes, latency a, b = 1 / bandwidth, o = a * OVERHEAD, f = b * FOLD:
 
     ring              2(n-1) a + (n-1)/n S (2b + f)
-    halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2a + S (2b + f) if p < n
+    halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2a + S (2b + f) if p < n;
+                      up to DOUBLING_BYTES log2(p) (a + S (b + f)) in place of the first two terms
     direct            a + (n-2) o + (n-1) S (b + f)
     tree              one phase up with b + f a byte, one phase down with b a byte
 
@@ -35,8 +36,12 @@ from ringfort.errors import ConfigError, InvalidArgumentError, InvalidWorldSizeE
 BLOCK_BYTES: Final = 256 * KIB
 """How large a block of a pipelined tree is: what one system call moves, and what stays in the L2 cache."""
 
-OVERHEAD: Final = 0.25
-"""The share of a message's latency that its sender is busy with, so that even messages sent at once leave in turn."""
+DOUBLING_BYTES: Final = 32 * KIB
+"""Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
+
+OVERHEAD: Final = 0.6
+"""The share of a message's latency that its sender is busy with, so that even messages sent at once leave in turn. On
+loopback, where the default latency comes from, that is most of it."""
 
 FOLD: Final = 0.2
 """What folding a byte costs, as a share of moving it: memory adds at some 10 GB/s where loopback moves 2."""
@@ -74,6 +79,8 @@ class CostModel:
             power = n.bit_length() - 1
             core = 1 << power
             fold_in = 2 * a + nbytes * both_ways if core < n else 0.0
+            if nbytes <= DOUBLING_BYTES:
+                return power * (a + nbytes * (b + FOLD * b)) + fold_in
             return 2 * power * a + (core - 1) / core * nbytes * both_ways + fold_in
         if shape is Shape.DIRECT:
             return a + (n - 2) * OVERHEAD * a + (n - 1) * nbytes * (b + FOLD * b)

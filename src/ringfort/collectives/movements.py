@@ -68,9 +68,8 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
         result = view.new((n, *view.shape))
         result.part(rank)[...] = view.flat
         for step in plan.ring_all_gather(rank, n):
-            assert step.out is not None and step.into is not None and step.dst is not None and step.src is not None
-            out, into = result.part(step.out[0]), result.part(step.into[0])
-            backend.exchange(out, step.dst, into, step.src, tag=envelope)
+            dst, out, src, into, *_ = step
+            backend.exchange(result.part(out[0]), dst, result.part(into[0]), src, tag=envelope)  # pyright: ignore[reportArgumentType, reportOptionalSubscript]
         return result.finish()
 
     return Operation("all_gather", view.flat.nbytes, run)
@@ -184,7 +183,7 @@ def barrier(backend: Backend, *, timeout: float | None = None) -> Operation:
     return Operation("barrier", 0, lambda: backend.barrier(timeout=timeout))
 
 
-# --- layouts: what a receiver must know when it does not pass an array of its own -----------------------------------------
+# --- layouts: what a receiver must know that passes no array of its own ----------------------------------------------
 
 _MAX_AXES = 32
 _LAYOUT = Struct(f"<BB6x{_MAX_AXES}Q")
@@ -211,7 +210,7 @@ def _receive_layout(backend: Backend, root: int, envelope: Envelope) -> ArrayVie
 
 
 def _room(kind: int, shape: tuple[int, ...], peer: int) -> ArrayView:
-    """Memory for what a peer describes. The kernel gives it page by page as bytes arrive, so a claim alone takes none."""
+    """Memory for what a peer describes. The kernel gives it page by page as bytes arrive: a claim takes none."""
     try:
         element = by_code(kind)
         return plain_view(np.empty(prod(shape), element.storage), element, shape)

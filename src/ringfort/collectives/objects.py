@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -42,7 +42,7 @@ def encode(value: Any, limit: int) -> bytes:
     return data
 
 
-def decode(data: bytes | bytearray) -> Any:
+def decode(data: bytes | bytearray | memoryview) -> Any:
     """The value. Raises `ProtocolError` for bytes that are none."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_decode_array)
@@ -54,7 +54,7 @@ def decode(data: bytes | bytearray) -> Any:
 
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.generic):
-        return value.item()
+        return cast("Any", value).item()
     view = as_view(value, "obj")
     lengths = np.array(view.shape, "<u8").tobytes()
     return msgspec.msgpack.Ext(_ARRAY, _HEAD.pack(view.kind.code, len(view.shape)) + lengths + view.flat.tobytes())

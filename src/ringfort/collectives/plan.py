@@ -116,6 +116,21 @@ def halving_doubling_all_reduce(rank: int, world_size: int, count: int) -> tuple
     return tuple(steps)
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def doubling_all_reduce(rank: int, world_size: int) -> tuple[int | None, tuple[int, ...]]:
+    """For arrays so small that only the number of steps counts: partners at doubling distances exchange all they have.
+
+    Returns the helper and the partners of `rank`. As above, the ranks beyond the largest power of two have no partners:
+    they give all to a helper first and get the result last. A rank that has partners may be the helper of one of them.
+    """
+    _check_place(rank, world_size)
+    core = 1 << (world_size.bit_length() - 1)
+    if rank >= core:
+        return rank - core, ()
+    helped = rank + core if rank + core < world_size else None
+    return helped, tuple(rank ^ (1 << bit) for bit in range(core.bit_length() - 1))
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,9 @@ def all_reduce(
         if chosen.shape is Shape.DIRECT:
             _direct_all_reduce(backend, flat, kind, op, fold, envelope)
             return view.finish()
+        if chosen.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
+            _doubling_all_reduce(backend, flat, kind, op, fold, envelope)
+            return view.finish()
 
         def finish(span: Span) -> None:
             kernels.scale_after(op, kind, flat[span[0] : span[1]], n)
@@ -100,6 +103,32 @@ def _direct_all_reduce(
         own[...] = into
 
 
+def _doubling_all_reduce(
+    backend: Backend, flat: Array, kind: ElementType, op: Op, fold: Fold, envelope: Envelope
+) -> None:
+    """Partners exchange all they have, at doubling distances. As above, the lower rank's elements come first."""
+    rank, n = backend.rank, backend.world_size
+    helper, partners = plan.doubling_all_reduce(rank, n)
+    if helper is not None and not partners:
+        backend.send(flat, helper, tag=envelope)
+        backend.recv(flat, helper, tag=envelope)
+        return
+    if helper is not None:
+        backend.recv(flat, helper, reduce=fold, tag=envelope)
+    both = np.empty_like(flat)
+    for partner in partners:
+        if rank < partner:
+            both[...] = flat
+            backend.exchange(flat, partner, both, partner, reduce=fold, tag=envelope)
+        else:
+            backend.exchange(flat, partner, both, partner, tag=envelope)
+            fold.apply(both, flat)
+        flat[...] = both
+    kernels.scale_after(op, kind, flat, n)
+    if helper is not None:
+        backend.send(flat, helper, tag=envelope)
+
+
 def reduce(
     backend: Backend,
     x: Any,
@@ -137,7 +166,7 @@ def reduce(
 
 
 class _Staged:
-    """A reduce's steps at a rank that keeps its array: each block is copied to a scratch of two before it is touched."""
+    """A reduce's steps at a rank that keeps its array: a block is copied to a scratch of two before it is touched."""
 
     def __init__(self, flat: Array, kind: ElementType, op: Op, block: int, steps: Iterable[plan.Step]) -> None:
         self._flat, self._kind, self._op, self._block = flat, kind, op, block

@@ -69,8 +69,8 @@ class Work:
 
 
 class Runner:
-    """Runs actions one at a time, in order. With nothing queued, a caller that waits anyway runs its own: handing over to
-    another thread costs tens of microseconds."""
+    """Runs actions one at a time, in order. With nothing queued, a caller that waits anyway runs its own: handing over
+    to another thread costs tens of microseconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The door: the one place where connections are accepted. Strangers are turned away here without keeping others waiting."""
+"""The door: the one place where connections are accepted. Strangers are turned away and keep nobody waiting."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ringfort.config import format_address
 from ringfort.errors import DistributedError, NoConnectionError, ProtocolError, TransportError, VersionMismatchError
 from ringfort.transport import greeting
 from ringfort.transport.greeting import Greeting, GreetingReader, Refused
+from ringfort.transport.tcp import LONGEST_SLEEP
 
 _log = logging.getLogger(__name__)
 
@@ -72,14 +73,14 @@ class Door:
         arrivals: list[Arrival] = []
         stirred: list[socket.socket] = []
         soonest = min([deadline, *(waiting.deadline for waiting in self._waiting.values())])
-        for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
+        for key, _ in self._selector.select(max(0.0, min(soonest - time.monotonic(), LONGEST_SLEEP))):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             if sock is self._listener:
                 self._accept()
             elif sock in self._watched:
                 stirred.append(sock)
-            else:
+            elif sock in self._waiting:  # else it was turned away a moment ago, to make room
                 arrival = self._listen_to(self._waiting[sock])
                 if arrival is not None:
                     arrivals.append(arrival)

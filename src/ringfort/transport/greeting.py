@@ -98,7 +98,7 @@ class GreetingReader:
         return _PREFIX.size + _PREFIX.unpack_from(self._data)[2] - len(self._data)
 
     def feed(self, data: bytes) -> Greeting | None:
-        """The greeting when it is complete. Raises `ProtocolError` for a stranger, `VersionMismatchError` for a cousin."""
+        """The greeting when it is complete. Raises `ProtocolError` for a stranger's, `VersionMismatchError`."""
         self._data += data
         if not MAGIC.startswith(self._data[:4]):
             raise ProtocolError(f"this is not Ringfort: it began with {bytes(self._data[:16])!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from ringfort.errors import AbortedError, InboxFullError, ProtocolError, SizeMismatchError
+from ringfort.errors import AbortedError, ProtocolError, SizeMismatchError
 from ringfort.transport.frames import (
     CANCEL,
     DATA,
@@ -23,17 +23,16 @@ from ringfort.transport.frames import (
     Key,
     parse,
 )
-from ringfort.transport.messages import Discard, Receive, Scratch, Sink, Stored
+from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sink, Stored
 
 _READ_AHEAD = 2 * (HEADER_BYTES + MAX_CONTROL)
 """Bytes asked for while a header is expected: a small message comes with its header in one system call."""
 
 
 class Disagreement(NamedTuple):
-    """A message of a collective came that is not the one this rank is in."""
+    """A message came that is not of the collective that this rank is in."""
 
-    receive_operation: int
-    receive_call: bytes
+    ours: Envelope
     operation: int
     call: bytes
 
@@ -142,7 +141,7 @@ class Inbound:
         key = self._key = (header.channel, header.tag)
         sink = self._open.get(key)
         if sink is not None:
-            if header.length == 0 or sink.seen + header.length > header.total:
+            if header.total != sink.total or not 0 < header.length <= sink.total - sink.seen:
                 raise ProtocolError(f"a frame of {header.length} bytes does not continue its message", peer=self.peer)
             return sink
         self.messages += 1
@@ -177,7 +176,7 @@ class Inbound:
     def _match(self, receive: Receive, operation: int, call: bytes, total: int) -> Sink:
         """`receive` itself if the message is for it, else a sink that drops the message, with the reason told."""
         if self._disagrees(receive, operation, call):
-            self.events.append(Disagreement(receive.envelope.operation, receive.envelope.call, operation, call))
+            self.events.append(Disagreement(receive.envelope, operation, call))
             return Discard(total)
         if total != receive.total:
             return Discard(total, refused=receive)
@@ -263,9 +262,10 @@ class Inbound:
                 return sink
         return None
 
-    def receives(self) -> list[Receive]:
-        """Every receive for which nothing has begun to arrive."""
-        return [receive for queue in self._posted.values() for receive in queue]
+    def holds_whole(self, key: Key) -> bool:
+        """Whether a whole message of `key` waits in the inbox."""
+        queue = self._inbox.get(key)
+        return queue is not None and queue[0].seen == queue[0].total
 
     def early(self, channel: int) -> list[Stored]:
         """The stored messages of collectives on `channel`: what the peer is doing while we wait for something else."""
@@ -287,14 +287,7 @@ class Inbound:
         """The peer has sent all that may wait here; nothing more is read until some of it is received."""
         return self.stored_bytes >= self._limit
 
-    def refuse_for_fullness(self) -> None:
-        """Ends the receives that wait for something behind a full inbox."""
-        for receive in self.receives():
-            self.withdraw(receive)
-            receive.error = InboxFullError(self._limit, peer=self.peer)
-            receive.done = True
-
     @property
-    def is_inside_message(self) -> bool:
-        """The stream stops here in the middle of something."""
-        return self._sink is not None or self._fill > 0 or bool(self._open)
+    def has_news(self) -> bool:
+        """`events`, `replies` or `granted` hold something."""
+        return bool(self.events) or bool(self.replies) or bool(self.granted)

@@ -33,7 +33,7 @@ class RealClock:
     now = staticmethod(time.monotonic)
 
     def wait(self, bell: threading.Condition, deadline: float) -> None:
-        bell.wait(max(0.0, deadline - time.monotonic()))
+        bell.wait(max(0.0, min(deadline - time.monotonic(), 3600.0)))  # a lock cannot wait for months
 
 
 class Pipe:
@@ -87,6 +87,14 @@ class Pipe:
         self._ring_reader()
         self._ring_writer()
 
+    def abandon(self) -> None:
+        """Nobody reads any more: what is in the pipe is dropped, and writing fails."""
+        with self._lock:
+            self._pieces.clear()
+            self._is_ended = True
+        self._ring_reader()
+        self._ring_writer()
+
     def cut(self, *, is_cut: bool = True) -> None:
         """Bytes stay in the pipe and nobody learns of it, as on a cable that was pulled; or the cable is mended."""
         with self._lock:
@@ -131,9 +139,12 @@ class MemoryStream:
                 break
         return total
 
+    def shut_down(self) -> None:
+        self.outgoing.end()
+
     def close(self) -> None:
         self.outgoing.end()
-        self.incoming.end()
+        self.incoming.abandon()
 
 
 class MemoryPoller:
@@ -160,10 +171,10 @@ class MemoryPoller:
             self._bell.notify_all()
 
     def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        if read or write:
-            self._watched[peer] = (read, write)
-        else:
-            self._watched.pop(peer, None)
+        self._watched[peer] = (read, write)
+
+    def forget(self, peer: int) -> None:
+        self._watched.pop(peer, None)
 
     def wait(self, deadline: float) -> list[Ready]:
         while True:

@@ -17,7 +17,10 @@ CHUNK = 256 * KIB
 slices received first and added later were measured 2 to 8 times slower on large arrays."""
 
 _SLACK = 16
-"""Bytes of room in the scratch for the part of an element that an earlier read left over (complex128 is the largest)."""
+"""Bytes of room in the scratch for the part of an element that an earlier read left over; complex128 is largest."""
+
+
+_NO_ARRAY: Array = np.empty(0)
 
 
 class Envelope(NamedTuple):
@@ -34,7 +37,7 @@ class Envelope(NamedTuple):
     members: frozenset[int] | None = None
     """For a collective: all its ranks, so that the loss of any of them ends it."""
     sync: bool = False
-    """The send ends only when the receiver has taken it up: for ranks that would otherwise never hear from the others."""
+    """The send ends only when the receiver has taken it up: for ranks that would else never hear from the others."""
     timeout: float = 0.0
     deadline: float | None = None
     """For a collective: seconds that all its messages together may take, and until when."""
@@ -144,7 +147,7 @@ class Receive(Sink):
         self.envelope = envelope
         self.key: Key = envelope[:2]
         self.fold = fold
-        self.array: Array | None = None if fold is None else np.frombuffer(into, fold.dtype)
+        self.array: Array = _NO_ARRAY if fold is None else np.frombuffer(into, fold.dtype)
         self.folded = 0
         self.carry = b""
         self.done = False
@@ -174,6 +177,6 @@ class Receive(Sink):
         if whole:
             start = self.folded
             self.folded = start + whole
-            apply(self.array[start : self.folded], scratch.typed(dtype)[:whole])  # pyright: ignore[reportOptionalSubscript]
+            apply(self.array[start : self.folded], scratch.typed(dtype)[:whole])
         rest = have - whole * dtype.itemsize
         self.carry = bytes(scratch.bytes[have - rest : have]) if rest else b""

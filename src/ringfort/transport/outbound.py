@@ -40,6 +40,8 @@ class Outbound:
         self.bytes = 0
         self._serial = 0
         self._epoch = epoch
+        self.owes_go = False
+        """A GO, for which somebody on the other side waits, has not gone out."""
         self._control: deque[bytes] = deque()
         self._queues: dict[Key, deque[Send]] = {}
         self._turns: deque[Key] = deque()  # keys of _queues; the first is next
@@ -53,11 +55,6 @@ class Outbound:
     def is_active(self) -> bool:
         """There is something to write now."""
         return bool(self._head) or bool(self._body) or bool(self._control) or self._choose() is not None
-
-    @property
-    def owes(self) -> bool:
-        """A frame that somebody on the other side waits for, a GO or a notice, has not gone out."""
-        return bool(self._control) or (self._send is None and bool(self._head))
 
     def pieces(self) -> tuple[memoryview, memoryview]:
         """What to write next: a header (or nothing) and a piece of payload (or nothing)."""
@@ -127,6 +124,8 @@ class Outbound:
     def _frame_ended(self) -> None:
         send, self._send = self._send, None
         if send is None:
+            if not self._control:
+                self.owes_go = False
             return
         if send.sent == send.size and send.go:
             self._finish(send)
@@ -175,6 +174,7 @@ class Outbound:
 
     def reply_go(self, key: Key, serial: int) -> None:
         """Tells the other side that its message is being received."""
+        self.owes_go = True
         self.control(pack(GO, epoch=self._epoch, channel=key[0], tag=key[1], operation=serial))
 
     def granted(self, key: Key, serial: int) -> None:

@@ -10,12 +10,16 @@ class Stream(Protocol):
     """Two-way, ordered bytes that never block: the part of a non-blocking socket that is used.
 
     Each raises `BlockingIOError` when nothing can move and another `OSError` when the way is gone; `recv_into` returns
-    0 at the end. An unencrypted socket is a Stream as it is.
+    0 at the end.
     """
 
     def recv_into(self, buffer: memoryview, /) -> int: ...
     def send(self, data: memoryview, /) -> int: ...
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int: ...
+    def shut_down(self) -> None:
+        """Ends our direction; the other goes on."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -35,11 +39,16 @@ class Poller(Protocol):
         ...
 
     def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        """Says what `wait` should look for on the stream to `peer` from now on; neither means forget it."""
+        """Says what `wait` should look for on the stream to `peer` from now on. A hang-up is always reported, as
+        readable, where the system can."""
+        ...
+
+    def forget(self, peer: int) -> None:
+        """The stream to `peer` is about to be closed."""
         ...
 
     def wait(self, deadline: float) -> list[Ready]:
-        """What can move; empty when woken or when `deadline` has passed."""
+        """What can move; may be empty when woken, when `deadline` has passed, or for no reason."""
         ...
 
     def wake(self) -> None:

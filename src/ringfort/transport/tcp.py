@@ -6,7 +6,8 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from ringfort.config import format_address
 from ringfort.errors import NoConnectionError, TransportError
@@ -18,14 +19,21 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between tries to connect: short at first, since ranks are usually started together."""
 
 
+LONGEST_SLEEP = 3600.0
+"""Seconds: what is asked of the system at once. It counts milliseconds in 31 bits and would refuse a month."""
+_HANG_UP: int = getattr(select, "POLLRDHUP", 0)
+"""The peer has ended its direction; Linux tells so even when we do not want to read."""
+
+
 def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
     """The addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:  # a name that cannot be written in DNS is a UnicodeError
+        why = exc.strerror if isinstance(exc, OSError) else str(exc)
         raise TransportError(
-            f"host {host!r} is not known ({exc.strerror or exc}): check the spelling, or use its address", peer=host
+            f"host {host!r} is not known ({why}): check the spelling, or use its address", peer=host
         ) from exc
     return [(family, address) for family, _, _, _, address in found]
 
@@ -120,6 +128,25 @@ def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
     raise failure or OSError(errno.EHOSTUNREACH, "no address")
 
 
+class SocketStream:
+    """A socket as a `Stream`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = tune(sock)
+        self.recv_into = sock.recv_into
+        self.send = sock.send
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
+        return self._sock.sendmsg(buffers)
+
+    def shut_down(self) -> None:
+        with suppress(OSError):  # the peer has gone already
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
 class SocketPoller:
     """Sleeps on sockets with poll(2)."""
 
@@ -132,22 +159,21 @@ class SocketPoller:
             sock.setblocking(False)
         self._wake_fd = self._wake_out.fileno()
         self._poll.register(self._wake_fd, select.POLLIN)
-        self._watched: set[int] = set()
 
     now = staticmethod(time.monotonic)
 
     def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        fd = self._fds[peer]
-        if read or write:
-            self._watched.add(fd)
-            self._poll.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
-        elif fd in self._watched:
-            self._watched.remove(fd)
-            self._poll.unregister(fd)
+        self._poll.register(
+            self._fds[peer], (select.POLLIN if read else 0) | (select.POLLOUT if write else 0) | _HANG_UP
+        )
+
+    def forget(self, peer: int) -> None:
+        with suppress(KeyError):  # it was never watched
+            self._poll.unregister(self._fds[peer])
 
     def wait(self, deadline: float) -> list[Ready]:
-        left = deadline - time.monotonic()
-        return list(self._ready(self._poll.poll(max(0.0, left) * 1000)))
+        left = max(0.0, min(deadline - time.monotonic(), LONGEST_SLEEP))
+        return list(self._ready(self._poll.poll(left * 1000)))
 
     def _ready(self, events: list[tuple[int, int]]) -> Iterator[Ready]:
         for fd, event in events:
@@ -155,21 +181,17 @@ class SocketPoller:
                 self._drain()
             else:
                 # An error or a hang-up shows when it is read: that is where it gets its name.
-                readable = bool(event & (select.POLLIN | select.POLLERR | select.POLLHUP))
+                readable = bool(event & (select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP))
                 yield Ready(self._peers[fd], readable, bool(event & select.POLLOUT))
 
     def _drain(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             while self._wake_out.recv(4096):
                 pass
-        except BlockingIOError:
-            pass
 
     def wake(self) -> None:
-        try:
+        with suppress(OSError):  # full: a wake-up is on its way already; or closed: nobody sleeps
             self._wake_in.send(b"\0")
-        except OSError:
-            pass  # full: a wake-up is on its way already; or closed: nobody sleeps
 
     def close(self) -> None:
         self._wake_in.close()

@@ -1,0 +1,28 @@
+"""The rules that hold for every backend, as checks to run on yours. No test framework is needed.
+
+    for check in BACKEND_CHECKS + COLLECTIVE_CHECKS:
+        check.run(my_group_factory)
+
+See groups.py for what a group factory is, and processes.py to run the checks with a process a rank.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ringfort.testing import collective_checks, ending_checks, message_checks, mismatch_checks
+from ringfort.testing.check import Check
+
+
+def _checks_of(*modules: ModuleType) -> list[Check]:
+    return [value for module in modules for value in vars(module).values() if isinstance(value, Check)]
+
+
+BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
+"""The rules of `Backend`."""
+
+COLLECTIVE_CHECKS: list[Check] = _checks_of(collective_checks, mismatch_checks)
+"""The rules of the collectives, which are built on any backend."""
+
+ALL_CHECKS: dict[str, Check] = {check.name: check for check in BACKEND_CHECKS + COLLECTIVE_CHECKS}
+"""Every check by its name."""

@@ -1,0 +1,239 @@
+"""Faults by timetable: who fails how and when, in one readable table, and a backend that keeps to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ringfort.backends.base import Backend, Tag, Traffic
+from ringfort.backends.sub import SubBackend
+from ringfort.errors import InvalidArgumentError
+from ringfort.transport.fold import Fold
+from ringfort.transport.messages import Envelope
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class FaultKind(Enum):
+    """What goes wrong."""
+
+    KILL = "kill"
+    """The rank is gone at once, without a word."""
+    FREEZE = "freeze"
+    """The rank stops, as a laptop with its lid closed; it may go on later, from `thaw`."""
+    CUT = "cut"
+    """The cable to `peer` is pulled: nothing arrives either way, and nobody is told."""
+    ABORT = "abort"
+    """The rank gives up and says so."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`rank` fails just before its step `at`. Steps count from 1: each send, recv, exchange and barrier is one."""
+
+    rank: int
+    at: int
+    kind: FaultKind
+    peer: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "at"):
+            value = getattr(self, name)
+            least = 1 if name == "at" else 0
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InvalidArgumentError(name, value, f"must be a whole number of at least {least}")
+        if (self.kind is FaultKind.CUT) != (self.peer is not None):
+            raise InvalidArgumentError("peer", self.peer, "a cut, and nothing else, has a rank at its other end")
+
+    def __str__(self) -> str:
+        whom = "" if self.peer is None else f", peer={self.peer}"
+        return f"{self.kind.value}(rank={self.rank}, at={self.at}{whom})"
+
+
+@dataclass(frozen=True)
+class FaultTimetable:
+    """Who fails how and when. Each method returns a new table with one more line:
+
+    FaultTimetable().kill(rank=2, at=5).freeze(rank=1, at=9)
+    """
+
+    faults: tuple[Fault, ...] = ()
+
+    def kill(self, rank: int, at: int) -> FaultTimetable:
+        """`rank` dies before its step `at`."""
+        return self._with(Fault(rank, at, FaultKind.KILL))
+
+    def freeze(self, rank: int, at: int) -> FaultTimetable:
+        """`rank` stops before its step `at`."""
+        return self._with(Fault(rank, at, FaultKind.FREEZE))
+
+    def cut(self, rank: int, at: int, peer: int) -> FaultTimetable:
+        """The cable between `rank` and `peer` is pulled before step `at` of `rank`."""
+        return self._with(Fault(rank, at, FaultKind.CUT, peer))
+
+    def abort(self, rank: int, at: int) -> FaultTimetable:
+        """`rank` aborts before its step `at`."""
+        return self._with(Fault(rank, at, FaultKind.ABORT))
+
+    def of(self, rank: int) -> list[Fault]:
+        """The faults of one rank, soonest first."""
+        return sorted((fault for fault in self.faults if fault.rank == rank), key=lambda fault: fault.at)
+
+    @property
+    def killed(self) -> frozenset[int]:
+        """The ranks that do not live to the end."""
+        return frozenset(fault.rank for fault in self.faults if fault.kind is FaultKind.KILL)
+
+    def _with(self, fault: Fault) -> FaultTimetable:
+        return replace(self, faults=(*self.faults, fault))
+
+    def __bool__(self) -> bool:
+        return bool(self.faults)
+
+    def __repr__(self) -> str:
+        return ".".join(("FaultTimetable()", *map(str, self.faults)))
+
+
+class RankKilled(BaseException):  # noqa: N818  # no error: like SystemExit, nothing that a rank does may catch it
+    """Ends the thread of a rank whose time has come, in a group that lives in one process."""
+
+
+class FaultyBackend(Backend):
+    """Any backend, with the faults that a timetable has for its rank.
+
+    In a group of threads the faults hit the backend, which then needs the methods `kill` and `cut` that
+    `SimulatedBackend` has; the rank's thread ends with `RankKilled`. With `is_process=True` they hit this process: it is
+    killed by SIGKILL and frozen by SIGSTOP. To use it with sub-groups, wrap the outermost backend and make the sub-groups
+    over the wrapper.
+    """
+
+    def __init__(self, backend: Backend, timetable: FaultTimetable, *, is_process: bool = False) -> None:
+        """Raises `InvalidArgumentError` for a fault that `backend` cannot have."""
+        super().__init__(backend.rank, backend.world_size, backend.config)
+        self.backend = backend
+        self.step = 0
+        """Steps begun so far."""
+        self._faults = timetable.of(backend.rank)
+        self._is_process = is_process
+        self._counter = threading.Lock()
+        self._thawed = threading.Event()
+        self._thawed.set()
+        for fault in self._faults:
+            self._check_possible(fault)
+
+    def _check_possible(self, fault: Fault) -> None:
+        is_ours = fault.kind is FaultKind.CUT or (fault.kind is FaultKind.KILL and not self._is_process)
+        if is_ours and not hasattr(_outermost(self.backend), fault.kind.value):
+            why = f"{type(_outermost(self.backend)).__name__} has no method {fault.kind.value}()"
+            raise InvalidArgumentError("timetable", str(fault), why)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _next_step(self) -> None:
+        """Counts a step and has the faults that are due. A frozen rank stays here."""
+        with self._counter:
+            self.step += 1
+            due = [fault for fault in self._faults if fault.at <= self.step]
+            self._faults = self._faults[len(due) :]
+        for fault in due:
+            self._have(fault)
+        self._thawed.wait()
+
+    def _have(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.KILL:
+                if self._is_process:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                _outermost(self.backend).kill()
+                raise RankKilled(str(fault))
+            case FaultKind.FREEZE:
+                if self._is_process:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                else:
+                    self._thawed.clear()
+            case FaultKind.CUT:
+                assert fault.peer is not None
+                _outermost(self.backend).cut(self.members[fault.peer])
+            case FaultKind.ABORT:
+                self.backend.abort(f"by timetable: {fault}")
+
+    def thaw(self) -> None:
+        """Lets a frozen rank of a group of threads go on. (A frozen process goes on by SIGCONT.)"""
+        self._thawed.set()
+
+    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self._next_step()
+        self.backend.send(data, dst, tag=tag, timeout=timeout)
+
+    def recv(
+        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        self._next_step()
+        self.backend.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
+
+    def exchange(
+        self,
+        out: Buffer,
+        dst: int,
+        into: Buffer,
+        src: int,
+        *,
+        reduce: Fold | None = None,
+        tag: Tag = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self._next_step()
+        self.backend.exchange(out, dst, into, src, reduce=reduce, tag=tag, timeout=timeout)
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        self._next_step()
+        self.backend.barrier(timeout=timeout)
+
+    # --- everything else is the backend's ----------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        self.backend.abort(reason)
+
+    def close(self) -> None:
+        """Closes the backend; a frozen rank thaws and finds it closed."""
+        self.backend.close()
+        self.thaw()
+
+    def native(self) -> Any | None:
+        return self.backend.native()
+
+    def traffic(self) -> Traffic:
+        return self.backend.traffic()
+
+    @property
+    def channel(self) -> int:
+        return self.backend.channel
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.backend.members
+
+    def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
+        return self.backend.envelope(call, timeout)
+
+    def now(self) -> float:
+        return self.backend.now()
+
+    def count_sub_group(self, members: tuple[int, ...]) -> int:
+        return self.backend.count_sub_group(members)
+
+    def __repr__(self) -> str:
+        left = ", ".join(map(str, self._faults)) or "no more faults"
+        return f"<{type(self).__name__} of {self.backend!r} after {self.step} steps; {left}>"
+
+
+def _outermost(backend: Any) -> Any:
+    """The backend that has the links, and so the methods that break them."""
+    while isinstance(backend, SubBackend):
+        backend = backend.parent
+    return backend

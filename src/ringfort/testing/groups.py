@@ -1,0 +1,133 @@
+"""Groups to run checks on, with one thread a rank: over memory, over loopback TCP, and sub-groups of either.
+
+A group factory makes a context manager out of a world size and a configuration: inside, the backends of all ranks in
+order; on leaving, all are closed. Write one like these for a backend of your own.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+from ringfort.backends.base import Backend
+from ringfort.backends.ring import RingBackend
+from ringfort.backends.simulated import SimulatedBackend
+from ringfort.backends.sub import SubBackend
+from ringfort.backends.tcp import TcpBackend
+from ringfort.config import DistributedConfig, format_address
+from ringfort.testing.ranks import results, run_ranks
+
+GroupFactory = Callable[[int, DistributedConfig], AbstractContextManager[Sequence[Backend]]]
+B = TypeVar("B", bound=Backend)
+
+
+class KillableTcpBackend(TcpBackend):
+    """A `TcpBackend` in a thread that can end as a killed process ends."""
+
+    def kill(self) -> None:
+        """Closes every link without a goodbye."""
+        self._engine.drop()
+
+
+class KillableRingBackend(RingBackend):
+    """A `RingBackend` in a thread that can end as a killed process ends."""
+
+    def kill(self) -> None:
+        """Closes every link without a goodbye."""
+        self._engine.drop()
+
+
+@contextmanager
+def simulated_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+    """Ranks over memory."""
+    with closing_all(SimulatedBackend.create_group(world_size, config=config)) as backends:
+        yield backends
+
+
+@contextmanager
+def tcp_group(
+    world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
+) -> Iterator[Sequence[KillableTcpBackend]]:
+    """Ranks over TCP that meet at rank 0, which listens at `host`."""
+    with reserved_addresses(1, host) as (master,):
+
+        def connect(rank: int) -> KillableTcpBackend:
+            return KillableTcpBackend(rank, world_size, master, config=config)
+
+        with closing_all(_together(world_size, connect)) as backends:
+            yield backends
+
+
+@contextmanager
+def ring_group(
+    world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
+) -> Iterator[Sequence[KillableRingBackend]]:
+    """Ranks over TCP that know each other's addresses."""
+    with reserved_addresses(world_size, host) as nodes:
+
+        def connect(rank: int) -> KillableRingBackend:
+            return KillableRingBackend(replace(config, nodes=nodes, rank=rank))
+
+        with closing_all(_together(world_size, connect)) as backends:
+            yield backends
+
+
+def sub_group_of(factory: GroupFactory) -> GroupFactory:
+    """A factory of sub-groups that leave out the first and the last rank of a group of `factory`'s: so a rank's number in
+    the sub-group is never its number in the parent."""
+
+    @contextmanager
+    def sub_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+        with factory(world_size + 2, config) as parents:
+            members = range(1, world_size + 1)
+            yield [SubBackend(parents[member], members) for member in members]
+
+    return sub_group
+
+
+@contextmanager
+def reserved_addresses(number: int, host: str = "127.0.0.1") -> Iterator[list[str]]:
+    """Addresses of free ports that no other program is given meanwhile, for ranks that must know them beforehand.
+
+    A socket that is bound and does not listen keeps a port from being handed out, and on Linux SO_REUSEADDR lets the
+    rank listen there all the same. Elsewhere the port is only known to have been free a moment ago.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    holders = [socket.socket(family, socket.SOCK_STREAM) for _ in range(number)]
+    try:
+        for holder in holders:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((host, 0))
+        addresses = [format_address(host, holder.getsockname()[1]) for holder in holders]
+        if sys.platform != "linux":
+            for holder in holders:
+                holder.close()
+        yield addresses
+    finally:
+        for holder in holders:
+            holder.close()
+
+
+@contextmanager
+def closing_all(backends: Sequence[B]) -> Iterator[Sequence[B]]:
+    """Closes all at the end, at the same time: one that must wait for another's reader does not wait in vain."""
+    try:
+        yield backends
+    finally:
+        results(run_ranks(backends, lambda backend: backend.close()))
+
+
+def _together(world_size: int, connect: Callable[[int], B]) -> list[B]:
+    """The backends of all ranks, or none: those that were made before another failed are closed."""
+    outcomes = run_ranks(range(world_size), connect)
+    try:
+        return results(outcomes)
+    except BaseException:
+        for outcome in outcomes:
+            if isinstance(outcome, Backend):
+                outcome.close()
+        raise

@@ -1,0 +1,321 @@
+"""Rules of messages: what is sent is received, whole, in order and by whom it was meant for."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Any
+
+import numpy as np
+
+from ringfort.backends.base import MAX_TAG, Backend, Traffic
+from ringfort.backends.sub import SubBackend
+from ringfort.config import MIB
+from ringfort.errors import (
+    InvalidArgumentError,
+    InvalidRankError,
+    SelfSendError,
+    SizeMismatchError,
+    UnsupportedArrayError,
+)
+from ringfort.testing.check import check, expect, outermost_rank, pattern, raises
+from ringfort.testing.ranks import at_once
+from ringfort.transport.fold import Fold
+
+SIZES = (5, 0, 1, 4095, 4096, 4097, 65536, 0, 0, 3, MIB - 1, MIB, MIB + 1, 2)
+"""Bytes: around where messages are joined to their header, cut into frames, or wait for their receiver."""
+
+LARGE = 5 * MIB + 3
+"""Bytes: more than any buffer on the way holds, so both sides must move at the same time."""
+
+
+@check(ranks=3)
+def every_rank_knows_its_place(backend: Backend) -> None:
+    n = backend.world_size
+    assert n == 3
+    assert len(backend.members) == n
+    to_next, from_last = (backend.rank + 1) % n, (backend.rank - 1) % n
+    came = bytearray(1)
+    backend.exchange(bytes([backend.rank]), to_next, came, from_last)
+    assert came == bytes([from_last])
+    assert f"rank {backend.rank}" in repr(backend)
+
+
+@check(ranks=2)
+def messages_keep_their_order_within_a_tag(backend: Backend) -> None:
+    for seed, size in enumerate(SIZES):
+        if backend.rank == 0:
+            backend.send(pattern(seed, size), 1, tag=MAX_TAG)
+        else:
+            expect(backend, pattern(seed, size), 0, tag=MAX_TAG)
+
+
+@check(ranks=2)
+def messages_of_other_tags_wait_for_their_receive(backend: Backend) -> None:
+    tags = (7, 3, 7, 0, MAX_TAG)
+    if backend.rank == 0:
+        for seed, tag in enumerate(tags):
+            backend.send(pattern(seed, 1000 + seed), 1, tag=tag)
+    else:
+        for seed in (4, 3, 1, 0, 2):
+            expect(backend, pattern(seed, 1000 + seed), 0, tag=tags[seed])
+
+
+@check(ranks=2)
+def tags_may_be_used_from_threads_at_once_and_never_mix(backend: Backend) -> None:
+    other = 1 - backend.rank
+
+    def talk(tag: int) -> None:
+        for turn in range(12):
+            size = (tag * 7919 + turn * 104729) % 90_000
+            out, came = pattern(100 * tag + turn, size), bytearray(size)
+            backend.exchange(out, other, came, other, tag=tag)
+            assert came == out, f"tag {tag}, turn {turn}"
+
+    at_once(*(lambda tag=tag: talk(tag) for tag in range(6)))
+
+
+@check(ranks=4)
+def sub_groups_and_their_parent_work_at_once_and_never_mix(backend: Backend) -> None:
+    low, even = backend.rank // 2 * 2, backend.rank % 2
+    groups: list[Backend] = [
+        backend,
+        SubBackend(backend, [low, low + 1]),
+        SubBackend(backend, [even, even + 2]),
+        SubBackend(backend, range(4)),
+        SubBackend(backend, range(4)),  # a twin of the last
+    ]
+
+    def talk(index: int) -> None:
+        group = groups[index]
+        n = group.world_size
+        for turn in range(8):
+            came = bytearray(3000)
+            out = pattern(10_000 * index + 100 * turn + group.rank, 3000)
+            from_last = (group.rank - 1) % n
+            group.exchange(out, (group.rank + 1) % n, came, from_last)
+            assert came == pattern(10_000 * index + 100 * turn + from_last, 3000), f"group {index}, turn {turn}"
+            group.barrier()
+
+    at_once(*(lambda index=index: talk(index) for index in range(len(groups))))
+
+
+@check(ranks=4)
+def sub_groups_nest(backend: Backend) -> None:
+    if backend.rank == 0:
+        return
+    outer = SubBackend(backend, [3, 1, 2, 1])
+    assert (outer.parent, outer.world_size, outer.rank) == (backend, 3, backend.rank - 1)
+    assert [outer.to_global(rank) for rank in range(3)] == [1, 2, 3]
+    assert [outer.to_local(rank) for rank in (1, 2, 3)] == [0, 1, 2]
+    if outer.rank != 1:
+        inner = SubBackend(outer, [0, 2])
+        assert (inner.world_size, inner.rank) == (2, outer.rank // 2)
+        other = 1 - inner.rank
+        came = bytearray(1)
+        inner.exchange(bytes([backend.rank]), other, came, other)
+        assert came == bytes([4 - backend.rank])
+        inner.barrier()
+    outer.barrier()
+
+
+@check(ranks=2)
+def a_message_of_another_size_is_refused_and_the_next_one_is_whole(backend: Backend) -> None:
+    flag = 1
+    pairs = ((10, 6), (4, 6), (0, 6), (6, 0), (MIB, 10), (3 * MIB, 2 * MIB), (10, 3 * MIB))  # sent, expected
+    for is_early in (True, False):
+        for seed, (size, room) in enumerate(pairs):
+            if backend.rank == 0:
+                backend.send(pattern(seed, size), 1)
+                backend.send(pattern(seed, 777), 1)
+                backend.send(b"!", 1, tag=flag)
+            else:
+                is_there = is_early and size <= MIB  # a larger one need not be sent before it is asked for
+                if is_there:
+                    expect(backend, b"!", 0, tag=flag)
+                with raises(SizeMismatchError, naming=outermost_rank(backend, 0)) as caught:
+                    backend.recv(bytearray(room), 0)
+                assert (caught.error.expected, caught.error.got) == (room, size)
+                assert isinstance(caught.error, ValueError)
+                expect(backend, pattern(seed, 777), 0)
+                if not is_there:
+                    expect(backend, b"!", 0, tag=flag)
+
+
+@check(ranks=2)
+def empty_messages_are_messages(backend: Backend) -> None:
+    other = 1 - backend.rank
+    if backend.rank == 0:
+        for data in (b"", b"a", b"", b""):
+            backend.send(data, 1)
+        backend.exchange(b"", other, bytearray(), other)
+        with raises(SizeMismatchError):
+            backend.recv(bytearray(1), 1)
+    else:
+        for data in (b"", b"a", b"", b""):
+            expect(backend, data, 0)
+        backend.exchange(b"", other, bytearray(), other)
+        backend.send(np.empty((0, 3), np.float64), 0)
+
+
+@check(ranks=2)
+def large_messages_cross_without_a_deadlock(backend: Backend) -> None:
+    other = 1 - backend.rank
+    came = bytearray(LARGE)
+    backend.exchange(pattern(backend.rank, LARGE), other, came, other)
+    assert came == pattern(other, LARGE)
+    at_once(
+        lambda: backend.send(pattern(10 + backend.rank, LARGE), other, tag=backend.rank),
+        lambda: expect(backend, pattern(10 + other, LARGE), other, tag=other),
+    )
+
+
+@check(ranks=3)
+def large_messages_go_round_a_ring(backend: Backend) -> None:
+    n = backend.world_size
+    came = bytearray(LARGE)
+    backend.exchange(pattern(backend.rank, LARGE), (backend.rank + 1) % n, came, (backend.rank - 1) % n)
+    assert came == pattern((backend.rank - 1) % n, LARGE)
+
+
+@check(ranks=2)
+def an_exchange_folds_what_arrives(backend: Backend) -> None:
+    other = 1 - backend.rank
+    for dtype in (np.uint8, np.float32, np.float64, np.complex128):
+        fold = Fold(np.dtype(dtype), lambda into, span: np.add(into, span, out=into))
+        for count in (0, 1, 1000, 70_001):
+            mine, theirs = ((np.arange(count) * 3 + rank).astype(dtype) for rank in (backend.rank, other))
+            into = mine.copy()
+            backend.exchange(mine, other, into, other, reduce=fold)
+            assert np.array_equal(into, mine + theirs), f"{count} of {np.dtype(dtype)}"
+            into = mine.copy()
+            at_once(lambda: backend.send(mine, other), lambda: backend.recv(into, other, reduce=fold))  # noqa: B023
+            assert np.array_equal(into, mine + theirs), f"{count} of {np.dtype(dtype)}, by send and recv"
+
+
+@check(ranks=2)
+def memory_may_be_used_again_when_send_returns(backend: Backend) -> None:
+    for seed, size in enumerate((10, 4097, MIB, 3 * MIB)):
+        if backend.rank == 0:
+            data = bytearray(pattern(seed, size))
+            backend.send(data, 1)
+            data[:] = bytes(size)
+        else:
+            expect(backend, pattern(seed, size), 0)
+
+
+@check(ranks=2)
+def anything_with_contiguous_memory_can_be_sent(backend: Backend) -> None:
+    out: list[Any] = [
+        bytes(range(24)),
+        bytearray(range(24)),
+        memoryview(bytes(range(24))),
+        array("d", [1, 2, 3]),
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(3, dtype=np.complex64),
+        np.array(2.5),
+        np.array([True, False]),
+        np.arange(4, dtype=np.float16)[1:3],
+    ]
+    for item in out:
+        if backend.rank == 0:
+            backend.send(item, 1)
+        else:
+            expect(backend, memoryview(item).tobytes(), 0)
+    if backend.rank == 0:
+        backend.send(np.arange(6, dtype=np.float32), 1)
+    else:
+        into = np.zeros((3, 2), np.float32)
+        backend.recv(into, 0)
+        assert np.array_equal(into, np.arange(6, dtype=np.float32).reshape(3, 2))
+
+
+@check(ranks=2)
+def wrong_arguments_raise_before_a_byte_moves(backend: Backend) -> None:
+    before = backend.traffic()
+    me, other = backend.rank, 1 - backend.rank
+    ranks: tuple[Any, ...] = (-1, 2, 7, True, 1.0, "1", None)
+    for peer in (*ranks, me):
+        wrong = SelfSendError if peer == me and type(peer) is int else InvalidRankError
+        with raises(wrong, saying=f"{'rank' if wrong is SelfSendError else 'dst'}={peer!r}"):
+            backend.send(b"x", peer)
+        with raises(wrong, saying=repr(peer)):
+            backend.recv(bytearray(1), peer)
+        with raises(wrong, saying=repr(peer)):
+            backend.recv_timeout(bytearray(1), peer, 1)
+        with raises(wrong, saying=repr(peer)):
+            backend.exchange(b"x", peer, bytearray(1), other)
+        with raises(wrong, saying=repr(peer)):
+            backend.exchange(b"x", other, bytearray(1), peer)
+    tags: tuple[Any, ...] = (-1, MAX_TAG + 1, True, 1.0, "1", None)
+    for tag in tags:
+        with raises(InvalidArgumentError, saying=f"tag={tag!r}"):
+            backend.send(b"x", other, tag=tag)
+        with raises(InvalidArgumentError, saying=f"tag={tag!r}"):
+            backend.recv(bytearray(1), other, tag=tag)
+    timeouts: tuple[Any, ...] = (0, -1, float("nan"), float("inf"), True, "1")
+    for timeout in timeouts:
+        with raises(InvalidArgumentError, saying=f"timeout={timeout!r}"):
+            backend.send(b"x", other, timeout=timeout)
+        with raises(InvalidArgumentError, saying=f"timeout={timeout!r}"):
+            backend.recv(bytearray(1), other, timeout=timeout)
+        with raises(InvalidArgumentError, saying=f"timeout={timeout!r}"):
+            backend.barrier(timeout=timeout)
+    assert backend.traffic() == before
+    came = bytearray(1)
+    backend.exchange(b"x", other, came, other)
+    assert came == b"x"
+
+
+@check(ranks=2)
+def memory_that_cannot_be_used_is_refused_before_a_byte_moves(backend: Backend) -> None:
+    before = backend.traffic()
+    other = 1 - backend.rank
+    read_only = np.zeros(4)
+    read_only.flags.writeable = False
+    scattered = np.zeros((4, 4))[:, 1]
+    unwritable: tuple[Any, ...] = (bytes(4), read_only, memoryview(b"1234"), scattered, None, 4, "text", [1, 2])
+    for into in unwritable:
+        with raises(UnsupportedArrayError, saying="into"):
+            backend.recv(into, other)
+        with raises(UnsupportedArrayError, saying="into"):
+            backend.exchange(b"1234", other, into, other)
+    unreadable: tuple[Any, ...] = (scattered, None, 4, "text", [1, 2])
+    for data in unreadable:
+        with raises(UnsupportedArrayError, saying="data"):
+            backend.send(data, other)
+    assert backend.traffic() == before
+    came = bytearray(1)
+    backend.exchange(b"x", other, came, other)
+    assert came == b"x"
+
+
+@check(ranks=1)
+def a_world_of_one_works_and_moves_no_bytes(backend: Backend) -> None:
+    assert (backend.rank, backend.world_size) == (0, 1)
+    backend.barrier()
+    alone = SubBackend(backend, [0])
+    alone.barrier()
+    for group in (backend, alone):
+        with raises(SelfSendError):
+            group.send(b"x", 0)
+        with raises(SelfSendError):
+            group.recv(bytearray(1), 0)
+        with raises(InvalidRankError):
+            group.send(b"x", 1)
+    assert backend.traffic() == Traffic()
+
+
+@check(ranks=3)
+def nobody_leaves_a_barrier_before_all_have_come(backend: Backend) -> None:
+    for turn in range(5):
+        if backend.rank == turn % 3:
+            time.sleep(0.01)  # comes late: the others, if they could leave early, would
+        came = time.monotonic()  # one clock for all processes of a machine
+        backend.barrier()
+        went = time.monotonic()
+        for other in range(3):
+            if other != backend.rank:
+                theirs = np.zeros(1)
+                backend.exchange(np.array([came]), other, theirs, other, tag=turn)
+                assert theirs[0] <= went, f"turn {turn}: rank {other} came after rank {backend.rank} had left"

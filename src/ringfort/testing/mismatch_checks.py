@@ -1,0 +1,145 @@
+"""Ranks that disagree: all of them learn it, at once, in words. Never a hang, never a wrong sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.backends.sub import SubBackend
+from ringfort.collectives.ops import ReduceOp
+from ringfort.config import AllReduceStrategy
+from ringfort.context import DistributedContext
+from ringfort.errors import CollectiveMismatchError, DistributedError
+from ringfort.testing.check import check, outermost_rank, raises
+from ringfort.testing.ranks import at_once
+
+TIMEOUT = 10.0
+"""Seconds: a disagreement shows in milliseconds; one that does not show is a failure here, not a long wait."""
+
+
+class Call(NamedTuple):
+    """Something that a rank may call, and how errors describe it."""
+
+    words: str
+    make: Callable[[DistributedContext], Any]
+
+
+def _zeros(context: DistributedContext, count: int, dtype: str = "float32") -> Any:
+    return np.zeros((context.world_size, count), dtype)
+
+
+CALLS = (
+    Call("barrier()", lambda c: c.barrier(timeout=TIMEOUT)),
+    Call("all_reduce(float32[4], SUM", lambda c: c.all_reduce(np.zeros(4, np.float32), timeout=TIMEOUT)),
+    Call("all_reduce(int32[4], SUM", lambda c: c.all_reduce(np.zeros(4, np.int32), timeout=TIMEOUT)),
+    Call("all_reduce(float32[4], MAX", lambda c: c.all_reduce(np.zeros(4, "f4"), ReduceOp.MAX, timeout=TIMEOUT)),
+    Call("all_reduce(float32[5], SUM", lambda c: c.all_reduce(np.zeros(5, np.float32), timeout=TIMEOUT)),
+    Call("all_reduce(float32[0], SUM", lambda c: c.all_reduce(np.zeros(0, np.float32), timeout=TIMEOUT)),
+    Call("all_reduce(float64[400000], SUM", lambda c: c.all_reduce(np.zeros(400_000), timeout=TIMEOUT)),
+    Call(
+        "all_reduce(float64[400000], SUM, ring)",
+        lambda c: c.all_reduce(np.zeros(400_000), strategy=AllReduceStrategy.RING, timeout=TIMEOUT),
+    ),
+    Call(
+        "all_reduce(float64[400000], SUM, tree(3))",
+        lambda c: c.all_reduce(np.zeros(400_000), strategy=AllReduceStrategy.tree(3), timeout=TIMEOUT),
+    ),
+    Call("reduce(float32[4], SUM, root=0", lambda c: c.reduce(np.zeros(4, np.float32), timeout=TIMEOUT)),
+    Call("reduce(float32[4], SUM, root=1", lambda c: c.reduce(np.zeros(4, np.float32), 1, timeout=TIMEOUT)),
+    Call("broadcast(float32[4], root=0", lambda c: c.broadcast(np.zeros(4, np.float32), timeout=TIMEOUT)),
+    Call("broadcast(float32[4], root=1", lambda c: c.broadcast(np.zeros(4, np.float32), 1, timeout=TIMEOUT)),
+    Call("broadcast(float64[400000], root=0", lambda c: c.broadcast(np.zeros(400_000), timeout=TIMEOUT)),
+    Call("all_gather(float32[4]", lambda c: c.all_gather(np.zeros(4, np.float32), timeout=TIMEOUT)),
+    Call("gather(float32[4], root=0", lambda c: c.gather(np.zeros(4, np.float32), timeout=TIMEOUT)),
+    Call("gather(float32[4], root=1", lambda c: c.gather(np.zeros(4, np.float32), 1, timeout=TIMEOUT)),
+    Call("scatter(root=0", lambda c: c.scatter(_zeros(c, 4) if c.rank == 0 else None, timeout=TIMEOUT)),
+    Call("scatter(root=1", lambda c: c.scatter(_zeros(c, 4) if c.rank == 1 else None, 1, timeout=TIMEOUT)),
+    Call("reduce_scatter(float32[", lambda c: c.reduce_scatter(_zeros(c, 4), timeout=TIMEOUT)),
+    Call("all_to_all(float32[", lambda c: c.all_to_all(_zeros(c, 4), timeout=TIMEOUT)),
+    Call("all_to_all_list(", lambda c: c.all_to_all(list(_zeros(c, 4)), timeout=TIMEOUT)),
+    Call("broadcast_object(root=0", lambda c: c.broadcast_object("a", timeout=TIMEOUT)),
+    Call("broadcast_object(root=1", lambda c: c.broadcast_object("a", 1, timeout=TIMEOUT)),
+    Call("all_gather_object(", lambda c: c.all_gather_object("a", timeout=TIMEOUT)),
+)
+
+
+def _disagreements() -> Iterator[tuple[Call, Call]]:
+    """Every two calls that differ in more than what AUTO makes of it."""
+    for one, other in combinations(CALLS, 2):
+        if not one.words.startswith(other.words) and not other.words.startswith(one.words):
+            yield one, other
+
+
+def _all_disagree(backend: Backend) -> None:
+    """Each pair in a group of its own: one rank, another each time, calls the one and the rest the other."""
+    failures: list[str] = []
+    for number, (common, odd) in enumerate(_disagreements()):
+        context = DistributedContext(SubBackend(backend, range(backend.world_size)))
+        call = odd if backend.rank == number % backend.world_size else common
+        try:
+            with raises(CollectiveMismatchError) as caught:
+                call.make(context)
+            for words in (common.words, odd.words):
+                assert words in str(caught.error), f"{words!r} is not in: {caught.error}"
+        except (AssertionError, DistributedError) as exc:
+            failures.append(f"{common.words} against {odd.words}, which was ours: {call is odd}: {exc!r}")
+    assert not failures, "\n".join((f"{len(failures)} pairs", *failures))
+
+
+@check(ranks=2)
+def two_ranks_that_call_different_things_both_learn_it(backend: Backend) -> None:
+    _all_disagree(backend)
+
+
+@check(ranks=3)
+def one_of_three_that_calls_something_else_is_found_by_all(backend: Backend) -> None:
+    _all_disagree(backend)
+
+
+@check(ranks=4)
+def one_of_four_that_calls_something_else_is_found_by_all(backend: Backend) -> None:
+    _all_disagree(backend)
+
+
+@check(ranks=3)
+def a_call_that_one_rank_leaves_out_is_found_by_all(backend: Backend) -> None:
+    for position in range(3):
+        context = DistributedContext(SubBackend(backend, range(3)))
+        with raises(CollectiveMismatchError):
+            for turn in range(3):
+                if backend.rank != 1 or turn != position:
+                    context.all_reduce(np.zeros(4 + turn), timeout=TIMEOUT)
+            context.barrier(timeout=TIMEOUT)
+
+
+@check(ranks=2)
+def a_group_that_has_disagreed_stays_unusable(backend: Backend) -> None:
+    context = DistributedContext(backend)
+    with raises(CollectiveMismatchError, naming=outermost_rank(backend, 1 - backend.rank)) as caught:
+        context.all_reduce(np.zeros(3 + backend.rank), timeout=TIMEOUT)
+    assert caught.error.operation == 1
+    assert caught.error.is_fatal
+    with raises(CollectiveMismatchError):
+        context.barrier(timeout=TIMEOUT)
+    with raises(CollectiveMismatchError):
+        context.all_reduce(np.zeros(3), timeout=TIMEOUT)
+
+
+@check(ranks=3)
+def a_disagreement_in_one_group_leaves_the_others_alone(backend: Backend) -> None:
+    healthy, broken = (DistributedContext(SubBackend(backend, range(3))) for _ in range(2))
+
+    def agree() -> None:
+        for _ in range(20):
+            healthy.barrier(timeout=TIMEOUT)
+
+    def disagree() -> None:
+        with raises(CollectiveMismatchError, saying="all_reduce"):
+            broken.barrier(timeout=TIMEOUT) if backend.rank else broken.all_reduce(np.zeros(3), timeout=TIMEOUT)
+
+    at_once(agree, disagree)
+    assert healthy.all_reduce(np.ones(1))[0] == 3

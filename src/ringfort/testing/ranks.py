@@ -1,0 +1,92 @@
+"""`run_ranks`: one thread a rank, and a hang becomes an error that shows where each of them stands."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ringfort.errors import DistributedError, InvalidArgumentError
+
+RANKS_TIMEOUT = 60.0
+"""Seconds. Above every timeout that a check sets, so that what should end by itself has the time to."""
+_LAST_CHANCE = 2.0
+"""Seconds that hung ranks get to end after they were aborted, so that a test run does not collect them."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class HangError(DistributedError, TimeoutError):
+    """Ranks did not end. The message has the stack of each that still runs."""
+
+    def __init__(self, timeout: float, stacks: dict[int, str]) -> None:
+        where = "\n".join(f"rank {rank} stands at:\n{stack}" for rank, stack in stacks.items())
+        super().__init__(f"{len(stacks)} ranks have not ended after {timeout:g} s\n{where}")
+        self.timeout = timeout
+        self.stacks = stacks
+
+
+def run_ranks(
+    ranks: Sequence[T], program: Callable[[T], R], *, timeout: float = RANKS_TIMEOUT
+) -> list[R | BaseException]:
+    """Runs `program` on each of `ranks` (backends, contexts, anything), each in a thread of its own.
+
+    Returns what each returned or raised. Raises `HangError` if one has not ended after `timeout` seconds; those that can
+    be aborted are aborted first.
+    """
+    outcomes: dict[int, R | BaseException] = {}
+
+    def run(index: int) -> None:
+        try:
+            outcomes[index] = program(ranks[index])
+        except BaseException as exc:  # the outcome, whatever it is: the caller looks at it
+            outcomes[index] = exc
+
+    threads = [
+        threading.Thread(target=run, args=(index,), name=f"rank-{index}", daemon=True) for index in range(len(ranks))
+    ]
+    for thread in threads:
+        thread.start()
+    _join(threads, timeout)
+    stacks = {index: _stack(thread) for index, thread in enumerate(threads) if thread.is_alive()}
+    if stacks:
+        for rank in ranks:
+            if isinstance(abort := getattr(rank, "abort", None), Callable):
+                abort("the ranks hang")
+        _join(threads, _LAST_CHANCE)
+        raise HangError(timeout, stacks)
+    return [outcomes[index] for index in range(len(ranks))]
+
+
+def results(outcomes: Sequence[R | BaseException]) -> list[R]:
+    """What each rank returned. If any raised, raises the error that is most likely the cause: one that blames no peer."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, DistributedError) and error.peer is not None)
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+def at_once(*actions: Callable[[], R], timeout: float = RANKS_TIMEOUT) -> list[R]:
+    """Runs `actions` in threads of their own at the same time. Returns what they returned; raises as `results` does."""
+    if not actions:
+        raise InvalidArgumentError("actions", actions, "nothing to run")
+    return results(run_ranks(actions, _call, timeout=timeout))
+
+
+def _call(action: Callable[[], R]) -> R:
+    return action()
+
+
+def _join(threads: Sequence[threading.Thread], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _stack(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+    return "".join(traceback.format_stack(frame)) if frame is not None else "  (it has just ended)\n"

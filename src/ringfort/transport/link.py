@@ -1,0 +1,108 @@
+"""One peer: its stream and both halves of the protocol on it; and `Job`, what a caller waits for on links."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from ringfort.errors import DistributedError
+from ringfort.transport.inbound import Inbound
+from ringfort.transport.messages import Receive, Scratch, Send
+from ringfort.transport.outbound import Outbound
+from ringfort.transport.stream import Stream
+
+MakeError = Callable[[], DistributedError]
+"""Makes an error anew for everyone it ends: a raised exception keeps the traceback of who raised it."""
+
+
+class Link:
+    """One peer. Reading and writing are one system call each and say whether bytes moved."""
+
+    __slots__ = ("error", "inbound", "is_left", "outbound", "peer", "stream", "watch")
+
+    def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
+        self.peer = peer
+        self.stream = stream
+        self.inbound = Inbound(peer, scratch, inbox_bytes, epoch)
+        self.outbound = Outbound(epoch)
+        self.error: MakeError | None = None
+        """Set when the stream is of no more use: why."""
+        self.is_left = False
+        """The peer said goodbye."""
+        self.watch: tuple[bool, bool] = (True, False)
+        """What the poller looks for: reading, writing."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.error is None
+
+    def write(self) -> bool:
+        """Raises `OSError` when the way is gone."""
+        head, body = self.outbound.pieces()
+        try:
+            if not body:
+                if not head:
+                    return False
+                count = self.stream.send(head)
+            elif head:
+                count = self.stream.sendmsg((head, body))
+            else:
+                count = self.stream.send(body)
+        except BlockingIOError:
+            return False
+        self.outbound.wrote(count)
+        return True
+
+    def read(self) -> bool:
+        """Raises `OSError` when the way is gone, `EOFError` at its end, `ProtocolError` if what came makes no sense."""
+        inbound = self.inbound
+        try:
+            count = self.stream.recv_into(inbound.want())
+        except BlockingIOError:
+            return False
+        if not count:
+            raise EOFError
+        inbound.took(count)
+        return True
+
+
+class Job:
+    """What one caller waits for: a message to send, one to receive, or both; and until when."""
+
+    __slots__ = ("deadline", "is_posted", "receive", "receive_link", "send", "send_link", "timeout", "turn", "what")
+
+    def __init__(self, what: str, timeout: float, deadline: float) -> None:
+        self.what = what
+        self.timeout = timeout
+        self.deadline = deadline
+        self.send: Send | None = None
+        self.send_link: Link | None = None
+        self.receive: Receive | None = None
+        self.receive_link: Link | None = None
+        self.is_posted = False
+        self.turn: threading.Event | None = None
+        """Of a caller that sleeps: set when its job is done, or when it is to lead."""
+
+    @property
+    def is_done(self) -> bool:
+        return (self.send is None or self.send.done) and (self.receive is None or self.receive.done)
+
+    def halves(self) -> Iterator[tuple[Send | Receive, Link]]:
+        """The messages and their links."""
+        if self.send is not None and self.send_link is not None:
+            yield self.send, self.send_link
+        if self.receive is not None and self.receive_link is not None:
+            yield self.receive, self.receive_link
+
+    def is_on(self, channel: int) -> bool:
+        """Whether this is part of a collective on `channel`."""
+        return any(half.envelope.channel == channel and half.envelope.members is not None for half, _ in self.halves())
+
+    def fail(self, error: MakeError) -> None:
+        """Ends the halves that are not done, and takes them off their links."""
+        if self.send is not None and self.send_link is not None and not self.send.done:
+            self.send_link.outbound.withdraw(self.send)
+            self.send.error, self.send.done = error(), True
+        if self.receive is not None and self.receive_link is not None and not self.receive.done:
+            self.receive_link.inbound.withdraw(self.receive)
+            self.receive.error, self.receive.done = error(), True
