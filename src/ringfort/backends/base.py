@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
-
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
 from ringfort.transport.fold import Fold
@@ -237,7 +235,7 @@ def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
         if isinstance(exc, UnsupportedArrayError):
             raise
         # An array without elements cannot be cast; it has no bytes either.
-        if isinstance(data, np.ndarray) and data.size == 0:
+        if getattr(data, "size", None) == 0:
             return memoryview(bytearray())
         raise UnsupportedArrayError(
             name, type(data).__name__, f"must be contiguous memory with the buffer protocol ({exc})"

@@ -67,9 +67,7 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
         envelope = backend.envelope(call, timeout)
         result = view.new((n, *view.shape))
         result.part(rank)[...] = view.flat
-        for step in plan.ring_all_gather(rank, n):
-            dst, out, src, into, *_ = step
-            backend.exchange(result.part(out[0]), dst, result.part(into[0]), src, tag=envelope)  # pyright: ignore[reportArgumentType, reportOptionalSubscript]
+        run_steps(backend, plan.ring_all_gather(rank, n), Memory(result.flat, unit=view.flat.nbytes), envelope)
         return result.finish()
 
     return Operation("all_gather", view.flat.nbytes, run)

@@ -22,16 +22,16 @@ class Operation(NamedTuple):
 
 
 class Memory:
-    """An array's storage as bytes that can be cut by elements."""
+    """An array's storage as bytes that can be cut by the plan's unit: elements, or parts of so many bytes."""
 
-    __slots__ = ("_bytes", "_item")
+    __slots__ = ("_bytes", "_unit")
 
-    def __init__(self, flat: Array) -> None:
+    def __init__(self, flat: Array, *, unit: int | None = None) -> None:
         self._bytes = as_bytes(flat, "x", writable=False)
-        self._item = flat.itemsize
+        self._unit = flat.itemsize if unit is None else unit
 
     def __getitem__(self, span: Span) -> memoryview:
-        return self._bytes[span[0] * self._item : span[1] * self._item]
+        return self._bytes[span[0] * self._unit : span[1] * self._unit]
 
 
 def run_steps(

@@ -32,7 +32,7 @@ class Ready(NamedTuple):
 
 
 class Poller(Protocol):
-    """Sleeps until a stream can move, somebody calls `wake`, or time is up. Only `wake` may come from another thread."""
+    """Sleeps until a stream can move, somebody calls `wake`, or time is up. Only `wake` is for other threads."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ringfort.collectives.auto import (
     BLOCK_BYTES,
+    DOUBLING_BYTES,
     FOLD,
     OVERHEAD,
     TREE_ARITIES,
@@ -49,8 +50,16 @@ LAN = CollectiveConfig(latency=200e-6, bandwidth=110e6)
 def test_an_all_reduce_costs_its_latencies_and_what_it_moves_and_folds(
     shape: Shape, world_size: int, latencies: float, moved: float, folded: float
 ) -> None:
-    assert MODEL.predict(shape, world_size, 0) == pytest.approx(latencies)
-    assert MODEL.predict(shape, world_size, 1000) == pytest.approx(latencies + 1000 * (moved + FOLD * folded))
+    for nbytes in (DOUBLING_BYTES + 1, BLOCK_BYTES):
+        assert MODEL.predict(shape, world_size, nbytes) == pytest.approx(latencies + nbytes * (moved + FOLD * folded))
+
+
+@pytest.mark.parametrize(("world_size", "latencies", "moved", "folded"), [(8, 3, 3, 3), (6, 2 + 2, 2 + 2, 2 + 1)])
+def test_halving_doubling_of_little_only_doubles(
+    world_size: int, latencies: float, moved: float, folded: float
+) -> None:
+    cost = MODEL.predict(Shape.HALVING_DOUBLING, world_size, 1000)
+    assert cost == pytest.approx(latencies + 1000 * (moved + FOLD * folded))
 
 
 def test_a_pipelined_tree_moves_large_data_in_the_time_of_its_widest_node() -> None:
@@ -82,7 +91,8 @@ def test_the_depth_of_a_tree_is_that_of_its_links(world_size: int, arity: int) -
     ("config", "world_size", "nbytes", "expected"),
     [
         (CollectiveConfig(), 2, 4, AllReduceStrategy.DIRECT),
-        (CollectiveConfig(), 4, 4, AllReduceStrategy.DIRECT),
+        (CollectiveConfig(), 3, 4, AllReduceStrategy.DIRECT),
+        (CollectiveConfig(), 4, 4, AllReduceStrategy.HALVING_DOUBLING),
         (CollectiveConfig(), 2, 64 * MIB, AllReduceStrategy.RING),
         (CollectiveConfig(), 3, 64 * MIB, AllReduceStrategy.RING),
         (CollectiveConfig(), 4, 64 * MIB, AllReduceStrategy.HALVING_DOUBLING),

@@ -355,3 +355,24 @@ def test_a_wrong_argument_is_refused_at_the_call_by_name_and_value(
 ) -> None:
     with pytest.raises(error, match=words):
         make()
+
+
+@given(st.integers(1, 65))
+def test_doubling_partners_agree_and_reach_everyone(world_size: int) -> None:
+    plans = [plan.doubling_all_reduce(rank, world_size) for rank in range(world_size)]
+    held = [{rank} for rank in range(world_size)]
+    for rank, (helper, partners) in enumerate(plans):
+        if helper is not None:
+            assert plans[helper][0] == rank
+            if not partners and world_size > 1:
+                assert held[helper].isdisjoint(held[rank])
+                held[helper] |= held[rank]
+    for turn in range(max(len(partners) for _, partners in plans)):
+        before = [set(one) for one in held]
+        for rank, (_, partners) in enumerate(plans):
+            if partners:
+                partner = partners[turn]
+                assert plans[partner][1][turn] == rank
+                assert before[rank].isdisjoint(before[partner])
+                held[rank] = before[rank] | before[partner]
+    assert all(held[rank] == set(range(world_size)) for rank, (_, partners) in enumerate(plans) if partners)
