@@ -130,10 +130,11 @@ class LocalRanks:
         for stream in child.streams():
             self._selector.register(stream, selectors.EVENT_READ, child)
 
-    def messages(self) -> Generator[tuple[int, Message], None, None]:
+    def messages(self, *, patience: float = 0.0) -> Generator[tuple[int, Message], None, None]:
         """What the ranks report, as (rank, message), until all have ended.
 
-        Raises `RankFailedError` when one ends badly; the rest are stopped first.
+        Raises `RankFailedError` when one ends badly; the rest are stopped first, after `patience` seconds in which they
+        may say what they make of it.
         """
         give_up = float("inf")
         while True:
@@ -143,8 +144,8 @@ class LocalRanks:
             for child in self._children:
                 if child.process.poll() and child not in self._failed:
                     self._failed.append(child)
-                    patience = BLAME_SECONDS if child.process.returncode == EXIT_LOST_PEER else 0.0
-                    give_up = min(give_up, time.monotonic() + patience)
+                    blame = BLAME_SECONDS if child.process.returncode == EXIT_LOST_PEER else 0.0
+                    give_up = min(give_up, time.monotonic() + max(blame, patience))
             ended = all(child.process.poll() is not None for child in self._children)
             if (ended and not ready) or time.monotonic() >= give_up:
                 break

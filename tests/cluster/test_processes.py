@@ -1,0 +1,75 @@
+"""Groups of real processes: one that is killed, and how much memory and time they take."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ringfort.config import MIB
+from ringfort.local import LocalRanks
+
+ROOT = str(Path(__file__).parents[2])
+
+
+def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
+    for victim in (0, 3):
+        kill_one(victim, 16 * MIB)
+
+
+def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:
+    assert memory_of(2, 128 * MIB) < 16 * MIB
+
+
+def test_eight_ranks_connect_in_a_moment() -> None:
+    # The requirement is one second; a loaded machine that only just has the processes running gets more here.
+    assert connect_time(8) < 10
+
+
+def kill_one(victim: int, nbytes: int) -> float:
+    """Kills `victim` of four inside an all-reduce; returns how many seconds later the last survivor knew."""
+    errors: dict[int, dict[str, object]] = {}
+    rest: dict[int, dict[str, object]] = {}
+    pids: dict[int, int] = {}
+    killed_at = 0.0
+    steps = 0
+    with LocalRanks("tests.workers", 4, ["reduce_until_killed", str(nbytes)], variables={"PYTHONPATH": ROOT}) as ranks:
+        reports = ranks.messages(patience=60)
+        while True:
+            rank, message = next(reports)
+            if "pid" in message:
+                pids[rank] = message["pid"]
+            elif "step" in message:
+                steps += rank != victim
+                if steps == 4 and not killed_at:
+                    os.kill(pids[victim], signal.SIGKILL)
+                    killed_at = time.monotonic()
+            elif "error" in message:
+                errors[rank] = message
+            else:
+                rest[rank] = message
+                if len(rest) == 3:
+                    break
+    assert set(errors) == {0, 1, 2, 3} - {victim}
+    for rank, message in errors.items():
+        assert message["peer"] == victim, (rank, message)
+        assert message["error"] == "PeerLostError", (rank, message)
+    for rank, message in rest.items():
+        assert message == {"threads": 2, "sockets": 0}, (rank, message)  # the main thread, and local.py's watch
+    return max(float(str(message["at"])) for message in errors.values()) - killed_at
+
+
+def memory_of(world_size: int, nbytes: int) -> int:
+    """Bytes by which an all-reduce of `nbytes` raised the peak memory of the worst rank."""
+    with LocalRanks(
+        "tests.workers", world_size, ["memory", str(nbytes)], variables={"PYTHONPATH": ROOT}
+    ) as ranks:
+        return max(message["grown_kib"] * 1024 for _, message in ranks.messages())
+
+
+def connect_time(world_size: int) -> float:
+    """Seconds from when the last rank began to connect until all were connected."""
+    with LocalRanks("tests.workers", world_size, ["connect"], variables={"PYTHONPATH": ROOT}) as ranks:
+        times = [message for _, message in ranks.messages()]
+    return max(message["end"] for message in times) - max(message["start"] for message in times)

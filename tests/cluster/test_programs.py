@@ -1,0 +1,40 @@
+"""Random programs of collectives over real sockets. tests/stress has the long form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringfort import DistributedConfig, DistributedContext
+from ringfort.testing.groups import tcp_group
+from ringfort.testing.ranks import results, run_ranks
+from tests.programs import programs, run_program
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_random_collectives_equal_numpy_and_each_other(world_size: int) -> None:
+    check_programs(world_size, examples=12, length=8)
+
+
+def check_programs(world_size: int, *, examples: int, length: int) -> int:
+    """Runs so many random programs on one group over loopback; returns how many collectives that were."""
+    done = 0
+    with tcp_group(world_size, DistributedConfig(timeout=30)) as backends:
+        contexts = [DistributedContext(backend) for backend in backends]
+
+        @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @given(st.data())
+        def run(data: st.DataObject) -> None:
+            nonlocal done
+            program = data.draw(programs(world_size, length))
+            digests = results(run_ranks(contexts, lambda ctx: run_program(ctx, program)))
+            assert len(set(digests)) == 1
+            done += len(program)
+
+        try:
+            run()
+        finally:
+            for context in contexts:
+                context.close()
+    return done

@@ -1,0 +1,63 @@
+"""What ranks do in tests with real processes: `python -m tests.workers NAME ARGUMENTS`, started by `LocalRanks`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+
+import numpy as np
+
+import ringfort
+from ringfort.errors import DistributedError
+from ringfort.local import report
+
+
+def reduce_until_killed(nbytes: str) -> None:
+    """All-reduces for ever; whoever is left says what it was told and how long after the last good one."""
+    with ringfort.init(timeout=30) as ctx:
+        x = np.ones(int(nbytes) // 4, np.float32)
+        report(pid=os.getpid(), sockets=_sockets())
+        try:
+            while True:
+                ctx.all_reduce(x)
+                x.fill(1)
+                report(step=True)
+        except DistributedError as exc:
+            report(error=type(exc).__name__, peer=exc.peer, words=str(exc), at=time.monotonic())
+    report(threads=threading.active_count(), sockets=_sockets())
+
+
+def _sockets() -> int:
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+        except OSError:
+            continue  # the listing's own
+    return found
+
+
+def memory(nbytes: str) -> None:
+    """One large all-reduce; reports how far it raised the peak of the process's memory."""
+    with ringfort.init() as ctx:
+        x = np.ones(int(nbytes) // 4, np.float32)
+        ctx.all_reduce(np.ones(1 << 20, np.float32))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ctx.all_reduce(x)
+        assert x[0] == x[-1] == ctx.world_size
+        report(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def connect() -> None:
+    """Reports when it began to connect and when it had."""
+    start = time.monotonic()
+    with ringfort.init() as ctx:
+        report(start=start, end=time.monotonic())
+        ctx.barrier()
+
+
+if __name__ == "__main__":
+    {"reduce_until_killed": reduce_until_killed, "memory": memory, "connect": connect}[sys.argv[1]](*sys.argv[2:])
