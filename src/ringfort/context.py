@@ -230,8 +230,8 @@ class DistributedContext:
     def close(self) -> None:
         """Leaves the group. What is still under way ends with `ChannelClosedError`. May be called twice."""
         self.backend.close()
-        if not isinstance(self.backend, SubBackend):
-            self._runner.close()
+        # A sub-group's links stay open: what it has under way goes on to its end.
+        self._runner.close(wait=not isinstance(self.backend, SubBackend))
 
     def __enter__(self) -> Self:
         return self

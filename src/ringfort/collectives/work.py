@@ -79,6 +79,7 @@ class Runner:
         self._queue: deque[tuple[Work, Callable[[], Any]]] = deque()
         self._is_busy = False
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
@@ -111,21 +112,28 @@ class Runner:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                if not self._arrived.wait_for(lambda: self._queue and not self._is_busy, _IDLE):
-                    if self._queue:
-                        continue  # somebody runs their own; the queue is served after it
+                self._arrived.wait_for(self._has_work_or_end, _IDLE)
+                if not self._queue:
                     self._thread = None
                     return
+                if self._is_busy:
+                    continue  # somebody runs their own; the queue is served after it
                 work, action = self._queue.popleft()
                 self._is_busy = True
             work.run(action)
             with self._lock:
                 self._is_busy = False
 
-    def close(self) -> None:
-        """Waits for what is queued; to be called when the backend is closed, so that it all fails at once."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            with self._lock:
-                self._arrived.notify_all()
+    def _has_work_or_end(self) -> bool:
+        return not self._is_busy if self._queue else self._is_closed
+
+    def close(self, *, wait: bool) -> None:
+        """Lets the thread end once the queue is empty. With `wait`, until it has: when the backend is closed, so that
+        all that is queued fails at once."""
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+            self._arrived.notify_all()
+            idle = not self._queue and not self._is_busy
+        if thread is not None and thread is not threading.current_thread() and (wait or idle):
             thread.join()

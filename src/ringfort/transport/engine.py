@@ -23,11 +23,11 @@ from ringfort.errors import (
     ProtocolError,
 )
 from ringfort.transport import notices
-from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, pack
+from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement
 from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.messages import Scratch
-from ringfort.transport.notices import Aborted, Lost, Mismatch, Notice, TimedOut
+from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
 from ringfort.transport.stream import Poller, Stream
 
 _LINGER = 0.3
@@ -35,6 +35,10 @@ _LINGER = 0.3
 _GO_PATIENCE = 1.0
 """Seconds that a finished receive stays to get its GO out. The one it is for waits and reads, so it is instant; unless
 that one was frozen in the meantime."""
+
+_SAY_AFTER = 0.1
+"""Seconds of waiting in a collective after which the one waited for is told: two ranks that have called different
+things may each wait for the other, and nothing that they send would tell them."""
 
 Describe = Callable[[bytes], str]
 """Turns a call's 16 bytes into words for people; the collectives know how."""
@@ -218,6 +222,8 @@ class Engine:
                         return error
             # What came before the link ended can still be received.
             if not link.is_open and not (half is job.receive and link.inbound.holds_whole(half.key)):
+                if members is not None and link.is_left:
+                    self._fail_channel(half.envelope.channel, members, Left(link.peer))
                 return link.error
         return None
 
@@ -251,6 +257,7 @@ class Engine:
         """Serves all links for all jobs; with `wait`, sleeps until one of them can move or a job's time is up."""
         self._admit()
         if wait:
+            self._say_what_we_wait_for()
             self._look_for_disagreement()
         for link in self.links.values():
             if link.error is None:
@@ -258,7 +265,7 @@ class Engine:
         self._wake_done()
         # What was found above may just have ended the job that this leader is here for.
         wait = wait and (not job.is_done or (job.receive_link is not None and job.receive_link.outbound.owes_go))
-        deadline = min((other.deadline for other in self._jobs), default=0.0) if wait else 0.0
+        deadline = min(map(_wakes_at, self._jobs), default=0.0) if wait else 0.0
         for ready in self._poller.wait(deadline):
             link = self.links[ready.peer]
             if ready.writable:
@@ -345,14 +352,32 @@ class Engine:
         what = f"operation {envelope.operation}, {self._describe(envelope.call)}, waiting for rank {peer}"
         self._fail_channel(envelope.channel, envelope.members, TimedOut(self.rank, what, job.timeout, peer))
 
+    def _say_what_we_wait_for(self) -> None:
+        for job in self._jobs:
+            receive, link = job.receive, job.receive_link
+            if receive is None or link is None or receive.done or receive.envelope.members is None:
+                continue
+            if job.say_at is None:
+                job.say_at = self.now() + _SAY_AFTER
+            elif job.say_at <= self.now():
+                job.say_at = float("inf")
+                channel, tag, operation, call = receive.envelope[:4]
+                frame = pack(WAITING, epoch=self._epoch, channel=channel, tag=tag, operation=operation, call=call)
+                link.outbound.control(frame)
+                self._write(link)
+
     def _look_for_disagreement(self) -> None:
         """A peer that called something else in place of what we wait for may never send what we wait for: its messages
-        wait unclaimed in the inbox. Looked at only when about to sleep."""
+        wait unclaimed in the inbox, or it has said that it waits for us. Looked at only when about to sleep."""
         for job in self._jobs:
             envelope = next((half.envelope for half, _ in job.halves() if not half.done), None)
             if envelope is None or envelope.members is None:
                 continue
             for link in self.links.values():
+                operation, call = link.waits_in.get(envelope.channel, (0, b""))
+                if operation == envelope.operation and call != envelope.call:
+                    self._disagree(link, Disagreement(envelope, operation, call))
+                    return
                 if not link.inbound.has_early:
                     continue
                 for stored in link.inbound.early(envelope.channel):
@@ -392,8 +417,12 @@ class Engine:
             pass
 
     def _controlled(self, link: Link, event: Control) -> None:
-        if event.kind == GOODBYE:
+        header = event.header
+        if header.kind == GOODBYE:
             link.is_left = True
+            return
+        if header.kind == WAITING:
+            link.waits_in[header.channel] = (header.operation, header.call)
             return
         try:
             notice = notices.decode(event.payload)
@@ -403,7 +432,7 @@ class Engine:
         if isinstance(notice, Aborted):
             self._fail_all(lambda: notices.to_error(notice, self.rank))
         else:
-            self._fail_channel(event.channel, None, notice)
+            self._fail_channel(header.channel, None, notice)
 
     def _garbled(self, link: Link, exc: ProtocolError) -> None:
         message = f"rank {link.peer}: {exc}"
@@ -422,9 +451,20 @@ class Engine:
     def _ended(self, link: Link, reason: str = "its process died or closed the connection without a word") -> None:
         peer = link.peer
         if link.is_left:
-            self._shut(link, lambda: ChannelClosedError(f"rank {peer} has closed its backend", peer=peer))
+            self._leave(link)
         else:
             self._lose(link, lambda: PeerLostError(peer, reason), reason)
+
+    def _leave(self, link: Link) -> None:
+        """A peer has closed. Collectives that need nothing more of it go on: it may only have been done first."""
+        notice = Left(link.peer)
+        needed = [
+            half.envelope for job in self._jobs for half, other in job.halves() if other is link and not half.done
+        ]
+        self._shut(link, lambda: notices.to_error(notice, self.rank))
+        for envelope in needed:
+            if envelope.members is not None:
+                self._fail_channel(envelope.channel, envelope.members, notice)
 
     def _lose(self, link: Link, error: MakeError, reason: str) -> None:
         """A peer is gone: end what waits on it, and every collective that it is part of."""
@@ -518,3 +558,7 @@ class Engine:
                 if over:
                     self._poller.forget(ready.peer)
                     del still[ready.peer]
+
+
+def _wakes_at(job: Job) -> float:
+    return job.deadline if job.say_at is None else min(job.deadline, job.say_at)

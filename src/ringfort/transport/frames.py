@@ -9,6 +9,7 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
 | ABORT | a group failed, and why | a notice, see notices.py |
 | GOODBYE | this side closes on purpose; nothing follows | none |
+| WAITING | this side has waited for a message of this collective for a while | none |
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ringfort.errors import ProtocolError
 
 PROTOCOL_VERSION = 1
 
-DATA, GO, CANCEL, ABORT, GOODBYE = range(1, 6)
+DATA, GO, CANCEL, ABORT, GOODBYE, WAITING = range(1, 7)
 
 WANTS_GO = 1
 """Flag of a DATA frame: the sender waits for GO before it sends more than the window, and before it is done."""
@@ -90,7 +91,7 @@ def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
                 f"a frame claims {header.length} bytes of a message of {header.total}; "
                 f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
             )
-    elif not GO <= header.kind <= GOODBYE:
+    elif not GO <= header.kind <= WAITING:
         raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
     elif header.length > MAX_CONTROL:
         raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")

@@ -38,10 +38,9 @@ class Disagreement(NamedTuple):
 
 
 class Control(NamedTuple):
-    """An ABORT or GOODBYE frame, for the engine."""
+    """An ABORT, GOODBYE or WAITING frame, for the engine."""
 
-    kind: int
-    channel: int
+    header: Header
     payload: bytes
 
 
@@ -130,7 +129,7 @@ class Inbound:
         elif header.kind == CANCEL:
             self._cancelled(key)
         else:
-            self.events.append(Control(header.kind, header.channel, payload))
+            self.events.append(Control(header, payload))
 
     # --- matching -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ MakeError = Callable[[], DistributedError]
 class Link:
     """One peer. Reading and writing are one system call each and say whether bytes moved."""
 
-    __slots__ = ("error", "inbound", "is_left", "outbound", "peer", "stream", "watch")
+    __slots__ = ("error", "inbound", "is_left", "outbound", "peer", "stream", "waits_in", "watch")
 
     def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
         self.peer = peer
@@ -29,6 +29,8 @@ class Link:
         """Set when the stream is of no more use: why."""
         self.is_left = False
         """The peer said goodbye."""
+        self.waits_in: dict[int, tuple[int, bytes]] = {}
+        """By channel: the collective in which the peer said that it waits for us, as its number and call."""
         self.watch: tuple[bool, bool] = (True, False)
         """What the poller looks for: reading, writing."""
 
@@ -69,7 +71,18 @@ class Link:
 class Job:
     """What one caller waits for: a message to send, one to receive, or both; and until when."""
 
-    __slots__ = ("deadline", "is_posted", "receive", "receive_link", "send", "send_link", "timeout", "turn", "what")
+    __slots__ = (
+        "deadline",
+        "is_posted",
+        "receive",
+        "receive_link",
+        "say_at",
+        "send",
+        "send_link",
+        "timeout",
+        "turn",
+        "what",
+    )
 
     def __init__(self, what: str, timeout: float, deadline: float) -> None:
         self.what = what
@@ -80,6 +93,8 @@ class Job:
         self.receive: Receive | None = None
         self.receive_link: Link | None = None
         self.is_posted = False
+        self.say_at: float | None = None
+        """When to tell the peer that we wait for it; never again after that."""
         self.turn: threading.Event | None = None
         """Of a caller that sleeps: set when its job is done, or when it is to lead."""
 

@@ -6,6 +6,7 @@ import msgspec
 
 from ringfort.errors import (
     AbortedError,
+    ChannelClosedError,
     CollectiveMismatchError,
     DistributedError,
     OperationTimeoutError,
@@ -20,6 +21,12 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
     peer: int
     reason: str
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """A peer closed its backend while the group still needed it."""
+
+    peer: int
 
 
 class Mismatch(msgspec.Struct, frozen=True, tag="mismatch"):
@@ -48,7 +55,7 @@ class TimedOut(msgspec.Struct, frozen=True, tag="timeout"):
     peer: int | None
 
 
-Notice = Lost | Mismatch | Aborted | TimedOut
+Notice = Lost | Left | Mismatch | Aborted | TimedOut
 
 _decoder: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
 _MAX_TEXT = 900
@@ -79,6 +86,8 @@ def to_error(notice: Notice, me: int) -> DistributedError:
     match notice:
         case Lost(peer=peer, reason=reason):
             return PeerLostError(peer, reason)
+        case Left(peer=peer):
+            return ChannelClosedError(f"rank {peer} has closed its backend", peer=peer)
         case Mismatch():
             return CollectiveMismatchError(
                 notice.rank, notice.ours, notice.peer, notice.theirs, operation=notice.operation
