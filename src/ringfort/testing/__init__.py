@@ -1,0 +1,44 @@
+"""For people who write a `Backend`, and for Ringfort's own tests: conformance checks, a virtual clock, faults by timetable.
+
+    clock.py            VirtualClock: time moves when the test says so
+    faults.py           FaultTimetable and FaultyBackend: who fails how and when
+    ranks.py            run_ranks: a thread a rank; a hang becomes an error with stacks
+    groups.py           groups over memory and loopback TCP
+    processes.py        ProcessRanks: the same checks with a process a rank
+    check.py            Check: a rule as a program that every rank runs
+    *_checks.py         the rules
+    conformance.py      BACKEND_CHECKS and COLLECTIVE_CHECKS: all of them
+"""
+
+from ringfort.testing.check import Check, CheckFailedError, check
+from ringfort.testing.clock import VirtualClock
+from ringfort.testing.conformance import ALL_CHECKS, BACKEND_CHECKS, COLLECTIVE_CHECKS
+from ringfort.testing.faults import Fault, FaultKind, FaultTimetable, FaultyBackend, RankKilled
+from ringfort.testing.groups import GroupFactory, ring_group, simulated_group, sub_group_of, tcp_group
+from ringfort.testing.processes import ProcessRanks
+from ringfort.testing.ranks import HangError, at_once, results, run_ranks
+
+__all__ = [
+    "ALL_CHECKS",
+    "BACKEND_CHECKS",
+    "COLLECTIVE_CHECKS",
+    "Check",
+    "CheckFailedError",
+    "Fault",
+    "FaultKind",
+    "FaultTimetable",
+    "FaultyBackend",
+    "GroupFactory",
+    "HangError",
+    "ProcessRanks",
+    "RankKilled",
+    "VirtualClock",
+    "at_once",
+    "check",
+    "results",
+    "ring_group",
+    "run_ranks",
+    "simulated_group",
+    "sub_group_of",
+    "tcp_group",
+]

@@ -221,6 +221,21 @@ def a_peer_that_closed_is_named_by_those_who_need_it(backend: Backend) -> None:
     assert came == pattern(other, LARGE)
 
 
+@check(ranks=3)
+def a_peer_that_has_done_its_part_may_close(backend: Backend) -> None:
+    if backend.rank == 0:
+        came = bytearray(5)
+        backend.exchange(pattern(0, LARGE), 1, came, 2)  # rank 1 takes its message and goes; only then rank 2 sends
+        assert came == b"hello"
+    elif backend.rank == 1:
+        expect(backend, pattern(0, LARGE), 0)
+        leave(backend)
+    else:
+        with raises(ChannelClosedError):
+            backend.recv(bytearray(1), 1)
+        backend.send(b"hello", 0)
+
+
 @check(ranks=4)
 def a_collective_that_a_peer_has_left_ends_at_every_rank(backend: Backend) -> None:
     if backend.rank == 2:
@@ -250,11 +265,13 @@ def what_was_sent_before_a_close_is_still_received(backend: Backend) -> None:
             expect(backend, pattern(seed, size), 0, tag=1)
         with raises(ChannelClosedError, naming=outermost_rank(backend, 0)):
             backend.recv(bytearray(5), 0, tag=1)
+        backend.send(b"done", 2)
     else:
         expect(backend, b"sent", 0)
         with raises(ChannelClosedError):
             backend.recv(bytearray(1), 0)
         backend.send(b"gone", 1)
+        expect(backend, b"done", 1)
 
 
 @check(ranks=2)

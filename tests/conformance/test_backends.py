@@ -1,0 +1,105 @@
+"""Every backend passes every shipped check: with a thread a rank, and the real ones with a process a rank too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringfort import Backend, DistributedConfig, SimulatedBackend
+from ringfort.backends.base import Tag
+from ringfort.testing import (
+    ALL_CHECKS,
+    Check,
+    CheckFailedError,
+    GroupFactory,
+    ProcessRanks,
+    ring_group,
+    simulated_group,
+    sub_group_of,
+    tcp_group,
+)
+from ringfort.transport.fold import Fold
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class PlainBackend(Backend):
+    """The least that a backend can be: everything but the abstract methods is inherited."""
+
+    def __init__(self, inner: SimulatedBackend) -> None:
+        super().__init__(inner.rank, inner.world_size, inner.config)
+        self._inner = inner
+
+    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self._inner.send(data, dst, tag=tag, timeout=timeout)
+
+    def recv(
+        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        self._inner.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def kill(self) -> None:
+        self._inner.kill()
+
+
+@contextmanager
+def plain_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+    backends = [PlainBackend(inner) for inner in SimulatedBackend.create_group(world_size, config=config)]
+    try:
+        yield backends
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+GROUPS: dict[str, GroupFactory] = {
+    "simulated": simulated_group,
+    "plain": plain_group,
+    "tcp": tcp_group,
+    "ring": ring_group,
+    "sub of simulated": sub_group_of(simulated_group),
+    "sub of tcp": sub_group_of(tcp_group),
+}
+
+PROCESSES = {
+    "tcp": "ringfort.testing.processes:make_tcp",
+    "ring": "ringfort.testing.processes:make_ring",
+}
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS.values(), ids=ALL_CHECKS)
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+def test_between_threads(group: GroupFactory, check: Check) -> None:
+    check.run(group)
+
+
+@cache
+def failures_between_processes(make: str) -> dict[str, CheckFailedError]:
+    """All checks in one set of processes: starting them takes longer than running most checks."""
+    failures: dict[str, CheckFailedError] = {}
+    with ProcessRanks(max(check.ranks for check in ALL_CHECKS.values()), make) as ranks:
+        for check in ALL_CHECKS.values():
+            try:
+                ranks.run(check)
+            except CheckFailedError as exc:
+                failures[check.name] = exc
+    return failures
+
+
+@pytest.mark.parametrize("name", ALL_CHECKS)
+@pytest.mark.parametrize("make", PROCESSES.values(), ids=PROCESSES)
+def test_between_processes(make: str, name: str) -> None:
+    failure = failures_between_processes(make).get(name)
+    if failure is not None:
+        raise failure
