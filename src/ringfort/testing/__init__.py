@@ -1,13 +1,13 @@
 """For people who write a `Backend`, and for Ringfort's own tests: conformance checks, a virtual clock, faults by timetable.
 
-    clock.py            VirtualClock: time moves when the test says so
-    faults.py           FaultTimetable and FaultyBackend: who fails how and when
-    ranks.py            run_ranks: a thread a rank; a hang becomes an error with stacks
-    groups.py           groups over memory and loopback TCP
-    processes.py        ProcessRanks: the same checks with a process a rank
-    check.py            Check: a rule as a program that every rank runs
-    *_checks.py         the rules
-    conformance.py      BACKEND_CHECKS and COLLECTIVE_CHECKS: all of them
+clock.py            VirtualClock: time moves when the test says so
+faults.py           FaultTimetable and FaultyBackend: who fails how and when
+ranks.py            run_ranks: a thread a rank; a hang becomes an error with stacks
+groups.py           groups over memory and loopback TCP
+processes.py        ProcessRanks: the same checks with a process a rank
+check.py            Check: a rule as a program that every rank runs
+*_checks.py         the rules
+conformance.py      BACKEND_CHECKS and COLLECTIVE_CHECKS: all of them
 """
 
 from ringfort.testing.check import Check, CheckFailedError, check

@@ -16,7 +16,9 @@ from ringfort.testing.ranks import RANKS_TIMEOUT
 
 def answer(make: MakeBackend, name: str, rank: int, addresses: Sequence[str]) -> str | None:
     """One rank's part of a check. Returns None, or in words what went wrong."""
-    faulthandler.dump_traceback_later(RANKS_TIMEOUT, exit=True)  # a hang ends the process, with the stack of each thread
+    faulthandler.dump_traceback_later(
+        RANKS_TIMEOUT, exit=True
+    )  # a hang ends the process, with the stack of each thread
     try:
         with make(rank, addresses) as backend:
             ALL_CHECKS[name].run_rank(backend, is_process=True)

@@ -256,6 +256,8 @@ class Engine:
     def _serve(self, job: Job, *, wait: bool) -> None:
         """Serves all links for all jobs; with `wait`, sleeps until one of them can move or a job's time is up."""
         self._admit()
+        if self._is_closed:
+            return  # by what was just admitted; all jobs are done
         if wait:
             self._say_what_we_wait_for()
             self._look_for_disagreement()
@@ -395,14 +397,17 @@ class Engine:
         notice = Mismatch(self.rank, ours, link.peer, theirs, envelope.operation)
         self._fail_channel(envelope.channel, envelope.members or frozenset(self.links), notice)
 
-    def _fail_channel(self, channel: int, members: Container[int] | None, notice: Notice) -> None:
+    def _fail_channel(
+        self, channel: int, members: Container[int] | None, notice: Notice, error: MakeError | None = None
+    ) -> None:
         """Ends the collectives of one group for good, and tells its other members unless they told us."""
         notice = self._failed_channels.setdefault(channel, notice)
+        if members is not None:
+            # Told first: else a peer hears that a message was cancelled before it hears why.
+            self._tell(members, notice, channel)
         for job in self._jobs:
             if job.is_on(channel):
-                job.fail(lambda: notices.to_error(notice, self.rank))
-        if members is not None:
-            self._tell(members, notice, channel)
+                job.fail(error or (lambda: notices.to_error(notice, self.rank)))
 
     def _tell(self, members: Container[int], notice: Notice, channel: int = 0) -> None:
         payload = notices.encode(notice)
@@ -413,7 +418,7 @@ class Engine:
                 self._push(link)
 
     def _push(self, link: Link) -> None:
-        while link.error is None and link.outbound.is_active and self._write(link):
+        while link.error is None and link.outbound.has_control and self._write(link):
             pass
 
     def _controlled(self, link: Link, event: Control) -> None:
@@ -461,10 +466,11 @@ class Engine:
         needed = [
             half.envelope for job in self._jobs for half, other in job.halves() if other is link and not half.done
         ]
-        self._shut(link, lambda: notices.to_error(notice, self.rank))
+        self._close_link(link, lambda: notices.to_error(notice, self.rank))
         for envelope in needed:
             if envelope.members is not None:
                 self._fail_channel(envelope.channel, envelope.members, notice)
+        self._shut(link, lambda: notices.to_error(notice, self.rank))
 
     def _lose(self, link: Link, error: MakeError, reason: str) -> None:
         """A peer is gone: end what waits on it, and every collective that it is part of."""
@@ -475,22 +481,23 @@ class Engine:
             for half, _ in job.halves()
             if half.envelope.members is not None and link.peer in half.envelope.members
         }
-        for job in self._jobs:
-            if any(job.is_on(channel) for channel in failed):
-                job.fail(error)
-        self._shut(link, error)
+        self._close_link(link, error)
         for channel, members in failed.items():
-            self._fail_channel(channel, members, Lost(link.peer, reason))
+            self._fail_channel(channel, members, Lost(link.peer, reason), error)
+        self._shut(link, error)
 
     def _shut(self, link: Link, error: MakeError) -> None:
         """Closes one link and ends what waits on it."""
+        self._close_link(link, error)
+        for job in self._jobs:
+            if any(other is link and not half.done for half, other in job.halves()):
+                job.fail(error)
+
+    def _close_link(self, link: Link, error: MakeError) -> None:
         if link.error is None:
             link.error = error
             self._poller.forget(link.peer)
             link.stream.close()
-        for job in self._jobs:
-            if any(other is link for _, other in job.halves()):
-                job.fail(link.error)
 
     def _fail_all(self, error: MakeError) -> None:
         self._failure = self._failure or error
@@ -508,7 +515,7 @@ class Engine:
         self._flush()
         for link in self.links.values():
             # A link that is stuck inside a frame cannot carry the notice: its end says enough.
-            if link.error is None and link.outbound.is_active:
+            if link.error is None and link.outbound.has_control:
                 self._shut(link, lambda: AbortedError(notice.reason))
 
     def _close(self) -> None:
@@ -531,7 +538,7 @@ class Engine:
         while True:
             for link in self.links.values():
                 self._push(link)
-            stuck = [link for link in self.links.values() if link.error is None and link.outbound.is_active]
+            stuck = [link for link in self.links.values() if link.error is None and link.outbound.has_control]
             if not stuck or self.now() >= deadline:
                 return
             for link in stuck:

@@ -56,6 +56,11 @@ class Outbound:
         """There is something to write now."""
         return bool(self._head) or bool(self._body) or bool(self._control) or self._choose() is not None
 
+    @property
+    def has_control(self) -> bool:
+        """A control frame has not gone out whole."""
+        return bool(self._control) or (self._send is None and bool(self._head))
+
     def pieces(self) -> tuple[memoryview, memoryview]:
         """What to write next: a header (or nothing) and a piece of payload (or nothing)."""
         if not self._head and not self._body:
