@@ -10,6 +10,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
     backends/     base.py (Backend) and tcp, ring, simulated, sub
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, memory (streams)
+    identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     observe/      metrics
     config.py     settings; the only reader of the environment
     errors.py     every exception
@@ -44,10 +45,16 @@ if TYPE_CHECKING:
         CollectiveMismatchError,
         ConfigError,
         DistributedError,
+        EncryptionMismatchError,
+        HandshakeError,
+        IdentityError,
         InboxFullError,
         InvalidArgumentError,
+        InvalidKeyError,
         InvalidRankError,
         InvalidWorldSizeError,
+        JoinCodeError,
+        NamespaceMismatchError,
         NoConnectionError,
         ObjectTooLargeError,
         OperationTimeoutError,
@@ -59,12 +66,15 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
         SelfSendError,
         SizeMismatchError,
+        TamperedError,
         TransportError,
         UnsupportedArrayError,
         UnsupportedOpError,
         VersionMismatchError,
         WorldSizeMismatchError,
     )
+    from ringfort.identity.keypair import NodeIdentity
+    from ringfort.identity.namespace import NetworkNamespace
     from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
 
 _HOMES = {
@@ -93,10 +103,16 @@ _HOMES = {
         "CollectiveMismatchError",
         "ConfigError",
         "DistributedError",
+        "EncryptionMismatchError",
+        "HandshakeError",
+        "IdentityError",
         "InboxFullError",
         "InvalidArgumentError",
+        "InvalidKeyError",
         "InvalidRankError",
         "InvalidWorldSizeError",
+        "JoinCodeError",
+        "NamespaceMismatchError",
         "NoConnectionError",
         "ObjectTooLargeError",
         "OperationTimeoutError",
@@ -108,12 +124,15 @@ _HOMES = {
         "RendezvousTimeoutError",
         "SelfSendError",
         "SizeMismatchError",
+        "TamperedError",
         "TransportError",
         "UnsupportedArrayError",
         "UnsupportedOpError",
         "VersionMismatchError",
         "WorldSizeMismatchError",
     ),
+    "identity.keypair": ("NodeIdentity",),
+    "identity.namespace": ("NetworkNamespace",),
     "observe.metrics": (
         "DistributedMetrics",
         "MetricsSnapshot",
@@ -148,12 +167,20 @@ __all__ = [
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "EncryptionMismatchError",
+    "HandshakeError",
+    "IdentityError",
     "InboxFullError",
     "InvalidArgumentError",
+    "InvalidKeyError",
     "InvalidRankError",
     "InvalidWorldSizeError",
+    "JoinCodeError",
     "MetricsSnapshot",
+    "NamespaceMismatchError",
+    "NetworkNamespace",
     "NoConnectionError",
+    "NodeIdentity",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",
@@ -169,6 +196,7 @@ __all__ = [
     "SimulatedBackend",
     "SizeMismatchError",
     "SubBackend",
+    "TamperedError",
     "TcpBackend",
     "TransportError",
     "UnsupportedArrayError",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ringfort.errors import ConfigError, InvalidRankError
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds. Long enough for a laptop to wake up, short enough that a person still watches (torch waits 30 minutes)."""
+
+DEFAULT_HOME = "~/.ringfort"
+"""The folder of this node's key and of the clusters' secrets."""
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -170,6 +174,14 @@ class Environment:
     timeout: float | None = None
     listen_fd: int | None = None
     """A listening socket that the launcher opened for rank 0, so that no port has to be guessed."""
+    home: str | None = None
+    """The folder that stands in for `~/.ringfort`."""
+    key: str | None = field(default=None, repr=False)
+    """A join code, or `passphrase:` and a passphrase. A secret: it is in no `repr` and in no error."""
+    cluster: str | None = None
+    """The name of the cluster whose secret is used; `default` if it is not said."""
+    encryption: str | None = None
+    """`on` or `off`."""
 
     # The first variable that is set wins. torchrun's names come first: they are what people type by hand.
     SOURCES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -179,7 +191,23 @@ class Environment:
         "master_port": ("MASTER_PORT",),
         "timeout": ("RINGFORT_TIMEOUT",),
         "listen_fd": ("RINGFORT_LISTEN_FD",),
+        "home": ("RINGFORT_HOME",),
+        "key": ("RINGFORT_KEY",),
+        "cluster": ("RINGFORT_CLUSTER",),
+        "encryption": ("RINGFORT_ENCRYPTION",),
     }
+
+    def __post_init__(self) -> None:
+        if self.encryption not in (None, "on", "off"):
+            raise ConfigError("RINGFORT_ENCRYPTION", self.encryption, "must be on or off")
+
+    @property
+    def home_folder(self) -> Path:
+        """Where this node's key and the clusters' secrets are. Raises `ConfigError` where no user has a home."""
+        try:
+            return Path(self.home or DEFAULT_HOME).expanduser().absolute()
+        except RuntimeError as exc:
+            raise ConfigError("RINGFORT_HOME", self.home, "this user has no home folder; set it to a folder") from exc
 
     @classmethod
     def from_mapping(cls, variables: Mapping[str, str] | None = None) -> Environment:

@@ -199,6 +199,64 @@ class RankTakenError(RefusedError):
     """Another process has already joined with this rank."""
 
 
+# --- the wall: identity, secrets and strangers ------------------------------------------------------------------------
+
+
+class InvalidKeyError(InvalidArgumentError):
+    """A secret that cannot be used: a wrong length, a weak passphrase. Neither message nor `value` ever shows it."""
+
+    def __init__(self, name: str, why: str) -> None:
+        DistributedError.__init__(self, f"{name}: {why}")
+        self.name = name
+        self.value = None
+
+
+class JoinCodeError(InvalidKeyError):
+    """A join code that was mistyped or cut. `group` is the group of four with the likely error, counted from 1.
+
+    It shows no more of the code than the groups in doubt; a code is never mended by a guess.
+    """
+
+    def __init__(self, why: str, *, name: str = "join code", group: int | None = None) -> None:
+        super().__init__(name, why)
+        self.group = group
+
+
+class IdentityError(DistributedError, OSError):
+    """A key file or its folder cannot be used. `mend` is the command that mends it."""
+
+    def __init__(self, path: object, why: str, mend: str) -> None:
+        super().__init__(f"{path}: {why}; to mend it: {mend}")
+        self.path = str(path)
+        self.why = why
+        self.mend = mend
+
+
+class NamespaceMismatchError(RefusedError):
+    """The other side belongs to another cluster: its network id differs."""
+
+
+class EncryptionMismatchError(RefusedError):
+    """One side has encryption on and the other has it off."""
+
+
+class HandshakeError(TransportError):
+    """The other side did not prove that it knows the cluster secret, or sent what is no handshake.
+
+    Contrast `NamespaceMismatchError`, where an honest peer says that it belongs elsewhere.
+    """
+
+
+class TamperedError(TransportError):
+    """A record did not open: somebody on the way changed, cut, repeated or reordered it. The link is closed."""
+
+    is_fatal = True
+
+    def __init__(self, why: str, *, peer: int | str | None = None) -> None:
+        super().__init__(f"the link{'' if peer is None else f' with {peer}'} was tampered with: {why}", peer=peer)
+        self.why = why
+
+
 # --- the program's: ranks that disagree -------------------------------------------------------------------------------
 
 

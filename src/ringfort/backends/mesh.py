@@ -87,6 +87,8 @@ class MeshBackend(Backend):
         job.receive_link = self._engine.links[src]
 
     def abort(self, reason: str) -> None:
+        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError("reason", reason, "must be a text that says why")
         self._engine.abort(reason)
 
     def close(self) -> None:

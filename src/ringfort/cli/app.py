@@ -8,6 +8,7 @@ import typer
 
 from ringfort.cli.bench import bench
 from ringfort.cli.demo import demo
+from ringfort.cli.key import key
 
 # Plain help and errors: an error is one line that a log or another program can read. Tracebacks are ours to avoid.
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(bench)
+app.add_typer(key, name="key")
 
 
 def _print_version(wanted: bool) -> None:

@@ -87,8 +87,11 @@ def _all_disagree(backend: Backend) -> None:
             with raises(CollectiveMismatchError) as caught:
                 call.make(context)
                 context.barrier(timeout=TIMEOUT)  # for a rank whose part had ended when another found out
-            for words in (common.words, odd.words):
-                assert words in str(caught.error), f"{words!r} is not in: {caught.error}"
+            told = str(caught.error)
+            # Some had ended their part, and were found out in what they called next.
+            at_next = "barrier() as its operation 2" in told or caught.error.operation == 2
+            missing = [words for words in (common.words, odd.words) if words not in told]
+            assert len(missing) <= at_next, f"{missing} not in: {told}"
         except (AssertionError, DistributedError) as exc:
             failures.append(f"{common.words} against {odd.words}, which was ours: {call is odd}: {exc!r}")
             if len(failures) == ENOUGH:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Container
+from contextlib import suppress
 
 from ringfort.errors import (
     AbortedError,
@@ -36,9 +37,13 @@ _GO_PATIENCE = 1.0
 """Seconds that a finished receive stays to get its GO out. The one it is for waits and reads, so it is instant; unless
 that one was frozen in the meantime."""
 
+_QUIET = 0.02
+"""Seconds without a byte after which the leader looks at more than its own job: for disagreements and deadlines."""
 _SAY_AFTER = 0.1
 """Seconds of waiting in a collective after which the one waited for is told: two ranks that have called different
 things may each wait for the other, and nothing that they send would tell them."""
+
+_WITHOUT_A_WORD = "its process died or closed the connection without a word"
 
 Describe = Callable[[bytes], str]
 """Turns a call's 16 bytes into words for people; the collectives know how."""
@@ -158,12 +163,16 @@ class Engine:
                 return
 
     def _as_leader(self, action: Callable[[], None]) -> None:
-        """Runs `action` with the rights of the leader, in this thread or in the leader's, before this returns."""
+        """Runs `action` with the rights of the leader, in this thread or in the leader's, before this returns. What it
+        raises is raised here."""
         done = threading.Event()
+        failure: list[BaseException] = []
 
         def act() -> None:
             try:
                 action()
+            except BaseException as exc:  # must not end the leader, who has nothing to do with it
+                failure.append(exc)
             finally:
                 done.set()
 
@@ -174,6 +183,8 @@ class Engine:
                 self._release()
             else:
                 done.wait(0.01)
+        if failure:
+            raise failure[0]
 
     def _admit(self) -> None:
         """Takes up what other threads have left for the leader."""
@@ -232,10 +243,12 @@ class Engine:
         send, receive = job.send, job.receive
         out, into = job.send_link, job.receive_link
         rounds = 0
+        is_stuck = False  # writing: tried again only after some reads, or when the poller says so
         while True:
             moved = False
-            if out is not None and send is not None and not send.done:
+            if out is not None and send is not None and not send.done and not is_stuck:
                 moved = self._write(out)
+                is_stuck = not moved
             if into is not None and receive is not None:
                 if into.outbound.owes_go:
                     moved = self._write(into) or moved
@@ -249,9 +262,23 @@ class Engine:
                     return
             rounds += 1
             if not moved:
-                self._serve(job, wait=True)
-            elif rounds & 15 == 0 and (self._arrivals or len(self._jobs) > 1 or self.now() >= job.deadline):
-                self._serve(job, wait=False)
+                self._sleep(job)
+                is_stuck = False
+            elif rounds & 3 == 0:
+                is_stuck = False
+                if rounds & 15 == 0 and (self._arrivals or len(self._jobs) > 1 or self.now() >= job.deadline):
+                    self._serve(job, wait=False)
+
+    def _sleep(self, job: Job) -> None:
+        """Waits until something can move. While only this job is there and data flows, that is all there is to do."""
+        if self._arrivals or len(self._jobs) > 1:
+            self._serve(job, wait=True)
+            return
+        for _, link in job.halves():
+            if link.error is None:
+                self._update_watch(link)
+        if not self._move_ready(min(job.deadline, self.now() + _QUIET)):
+            self._serve(job, wait=True)
 
     def _serve(self, job: Job, *, wait: bool) -> None:
         """Serves all links for all jobs; with `wait`, sleeps until one of them can move or a job's time is up."""
@@ -264,23 +291,29 @@ class Engine:
         for link in self.links.values():
             if link.error is None:
                 self._update_watch(link)
+        self._expire()
         self._wake_done()
         # What was found above may just have ended the job that this leader is here for.
         wait = wait and (not job.is_done or (job.receive_link is not None and job.receive_link.outbound.owes_go))
-        deadline = min(map(_wakes_at, self._jobs), default=0.0) if wait else 0.0
-        for ready in self._poller.wait(deadline):
-            link = self.links[ready.peer]
-            if ready.writable:
-                self._write(link)
-            if ready.readable and not self._read(link) and link.inbound.is_full:
-                self._ended(link)  # a hang-up: nothing else is looked for on a link that is full
+        self._move_ready(min(map(_wakes_at, self._jobs), default=0.0) if wait else 0.0)
         self._expire()
         self._wake_done()
+
+    def _move_ready(self, deadline: float) -> bool:
+        """Waits until `deadline` for a link that can move, and moves it."""
+        events = self._poller.wait(deadline)
+        for ready in events:
+            link = self.links[ready.peer]
+            if ready.writable and not self._write(link) and link.error is None:
+                self._update_watch(link)  # nothing is left to write there
+            if ready.readable and not self._read(link) and link.inbound.is_full:
+                self._broken(link)  # a hang-up: nothing else is looked for on a link that is full
+        return bool(events)
 
     def _update_watch(self, link: Link) -> None:
         if link.inbound.is_full:
             for job in self._jobs:
-                if any(other is link for _, other in job.halves()):
+                if any(other is link and not half.done for half, other in job.halves()):
                     job.fail(lambda: InboxFullError(self._inbox_bytes, peer=link.peer))
         watch = (not link.inbound.is_full, link.outbound.is_active)
         if watch != link.watch:
@@ -443,17 +476,16 @@ class Engine:
         message = f"rank {link.peer}: {exc}"
         self._lose(link, lambda: ProtocolError(message, peer=link.peer), str(exc))
 
-    def _broken(self, link: Link, exc: OSError) -> None:
-        """The kernel says that the way is gone. What the peer said before is read first: it may name another."""
-        try:
+    def _broken(self, link: Link, exc: OSError | None = None) -> None:
+        """The kernel says that the way is gone. What the peer said before is read first: it may name another. That is no
+        more than a socket holds, so the inbox's limit can wait."""
+        with suppress(OSError, EOFError):  # the end that we have come to report
             while link.error is None and link.read():
                 self._settle(link)
-        except (OSError, EOFError):
-            pass  # the end that we have come to report
         if link.error is None:
-            self._ended(link, f"connection broken ({exc.strerror or exc})")
+            self._ended(link, _WITHOUT_A_WORD if exc is None else f"connection broken ({exc.strerror or exc})")
 
-    def _ended(self, link: Link, reason: str = "its process died or closed the connection without a word") -> None:
+    def _ended(self, link: Link, reason: str = _WITHOUT_A_WORD) -> None:
         peer = link.peer
         if link.is_left:
             self._leave(link)

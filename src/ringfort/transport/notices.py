@@ -66,8 +66,12 @@ def encode(notice: Notice) -> bytes:
     """The payload; long reasons are cut."""
     for name in ("reason", "what"):
         text = getattr(notice, name, "")
-        if len(text) > _MAX_TEXT:
-            notice = msgspec.structs.replace(notice, **{name: text[:_MAX_TEXT] + "..."})
+        # A file's name in it may hold what UTF-8 cannot.
+        plain = text.encode(errors="replace").decode()
+        if len(plain) > _MAX_TEXT:
+            plain = plain[:_MAX_TEXT] + "..."
+        if plain != text:
+            notice = msgspec.structs.replace(notice, **{name: plain})
     payload = msgspec.msgpack.encode(notice)
     assert len(payload) <= MAX_CONTROL
     return payload

@@ -21,7 +21,7 @@ from ringfort.transport.frames import (
     Key,
     pack,
 )
-from ringfort.transport.messages import CHUNK, Send
+from ringfort.transport.messages import Send
 
 _JOIN = 4096
 """Bytes of payload that are cheaper to copy behind their header than to hand to the kernel as a second buffer."""
@@ -62,10 +62,10 @@ class Outbound:
         return bool(self._control) or (self._send is None and bool(self._head))
 
     def pieces(self) -> tuple[memoryview, memoryview]:
-        """What to write next: a header (or nothing) and a piece of payload (or nothing)."""
+        """What to write next: a header (or nothing) and the rest of its payload (or nothing)."""
         if not self._head and not self._body:
             self._next_frame()
-        return self._head, self._body[:CHUNK]
+        return self._head, self._body
 
     def wrote(self, count: int) -> None:
         """`count` bytes of what `pieces` offered are with the kernel."""

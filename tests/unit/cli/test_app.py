@@ -29,6 +29,7 @@ COMMANDS = {
         "--plot",
     },
     "demo": {"--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
+    "key": set(),  # its own verbs are in test_key.py
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
 

@@ -1,0 +1,166 @@
+"""Small secret files: made whole or not at all, readable by their owner alone, and refused when others could read them.
+
+Every fault is an `IdentityError` with the command that mends it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ringfort.errors import IdentityError
+
+MAX_BYTES = 4096
+"""Of a secret file. Ours have about a hundred; what is larger is not ours and is not read."""
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def load_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
+    """The content of `path`. If it is not there, what `make` returns, or what another process wrote meanwhile."""
+    data = read(path)
+    if data is None:
+        ensure_folder(path.parent)
+        fresh = make()
+        data = fresh if create(path, fresh) else read(path)
+    if data is None:
+        raise IdentityError(path, "was removed while it was being read", "run the same command again")
+    return data
+
+
+def read(path: Path) -> bytes | None:
+    """The content of `path`, or None where there is nothing. Others must not be able to read it or to replace it."""
+    with _translated(path):
+        try:
+            # Without O_NONBLOCK a named pipe in this place would make us wait for ever.
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise IdentityError(path, "is no file", f"mv {_quoted(path)} {_quoted(f'{path}.old')}")
+            _check_private(path, status, "600")
+            check_folder(path.parent)
+            return file.read(MAX_BYTES)
+
+
+def create(path: Path, data: bytes) -> bool:
+    """Write `data` to `path` unless something is there; whether it was written. Nobody ever sees half of it."""
+    with _translated(path), _written(path, data) as temporary:
+        try:
+            # Of all who link at once one succeeds, and the name appears with the whole content behind it. (Renaming
+            # would replace what the first one wrote, which others may have read by then.)
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write `data` to `path` in place of what is there. A reader sees the old content or the new."""
+    ensure_folder(path.parent)
+    with _translated(path), _written(path, data) as temporary:
+        temporary.replace(path)
+
+
+def ensure_folder(folder: Path) -> None:
+    """Make `folder` for its owner alone, and what is missing above it; or check that it is so."""
+    with _translated(folder):
+        # Not `parents=True`: that gives the folders above the usual mode, and the first of them may be our home.
+        for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+    check_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that `folder`, if it is there, is its owner's alone: who may write to it may replace what is in it."""
+    with _translated(folder):
+        try:
+            status = folder.stat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "is no folder")
+        _check_private(folder, status, "700")
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Generator[Path, None, None]:
+    """`data` on the disk beside `path`, under a name that is gone afterwards."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)  # a name must not outlive its content when the power fails
+        yield temporary
+    finally:
+        with suppress(FileNotFoundError):  # `replace` has moved it
+            temporary.unlink()
+
+
+def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
+    if stat.S_IMODE(status.st_mode) & _OTHERS:
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "secret"
+        # A folder like /tmp is everybody's on purpose, and must stay so.
+        shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        raise IdentityError(
+            path,
+            f"other users may use this {kind} (mode {stat.S_IMODE(status.st_mode):04o})",
+            "keep the key in a folder of your own" if shared else f"chmod {mode} {_quoted(path)}",
+        )
+    # Root may read what it likes, and does so for others; anybody else's file is somebody else's identity.
+    if os.geteuid() not in (0, status.st_uid):
+        raise IdentityError(path, "belongs to another user", f"sudo chown {os.geteuid()} {_quoted(path)}")
+
+
+@contextmanager
+def _translated(path: Path) -> Generator[None, None, None]:
+    """What the operating system says, in our words."""
+    try:
+        yield
+    except IdentityError:
+        raise
+    except OSError as exc:
+        raise IdentityError(path, *_advice(exc, path)) from exc
+
+
+def _advice(exc: OSError, path: Path) -> tuple[str, str]:
+    """What is wrong, and the command for it. A folder that is in the way is moved, never removed."""
+    folder = _existing(path.parent)
+    match exc.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "there is no room left on the disk", f"free some room (df -h {_quoted(folder)})"
+        case errno.ENOTDIR | errno.EEXIST:
+            in_the_way = path if path.exists() else folder
+            return (
+                f"{in_the_way} is no folder",
+                f"mv {_quoted(in_the_way)} {_quoted(f'{in_the_way}.old')}",
+            )
+        case errno.EACCES | errno.EPERM if os.access(folder, os.W_OK | os.X_OK):
+            return "may not be read or written", f"chmod u+rwX {_quoted(path)}"
+        case errno.EACCES | errno.EPERM:
+            return f"the folder {folder} may not be written to", f"chmod u+rwx {_quoted(folder)}"
+        case errno.EROFS | errno.ENOTSUP | errno.ENOSYS:
+            return "its disk takes no new files of this kind", "export RINGFORT_HOME=/a/folder/on/another/disk"
+        case _:
+            return exc.strerror or "cannot be used", f"ls -ld {_quoted(path)}"
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder above that is there, which is the one to mend."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _quoted(path: Path | str) -> str:
+    return shlex.quote(str(path))

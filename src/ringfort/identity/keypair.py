@@ -1,0 +1,118 @@
+"""A node's identity: one Ed25519 key, in a file that only its owner can read."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from pathlib import Path
+from typing import Final, NoReturn
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ringfort.config import Environment
+from ringfort.errors import IdentityError
+from ringfort.identity import base32, files
+
+PUBLIC_KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+KEY_FILE: Final = "node_keypair"
+
+_HEADER = "ringfort-node-key-1"
+_PEER_ID_BYTES = 10
+"""80 bits, 16 letters. See `peer_id_of`."""
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """The short name of an identity, such as `k7qf-3m2x-9rte-w0aj`: 80 bits of a hash of its key, for people.
+
+    Among a million nodes, two have the same with a chance of one in 10^12. To make a key whose id is a given one takes
+    2^80 tries; two of one's own that are alike, 2^40. So people compare ids, and programs compare whole keys.
+    """
+    digest = hashlib.sha256(b"ringfort peer id 1\0" + public_key).digest()
+    return base32.grouped(base32.to_text(base32.to_symbols(digest[:_PEER_ID_BYTES])))
+
+
+class NodeIdentity:
+    """Who this machine is. Its private key leaves it in no way but the file: it has no `repr` and is not pickled."""
+
+    __slots__ = ("_key", "public_key")
+
+    public_key: bytes
+    """The 32 bytes that others know this node by."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public_key = key.public_key().public_bytes_raw()
+
+    @classmethod
+    def load_or_generate(cls, path: str | Path | None = None) -> NodeIdentity:
+        """The identity in the file `path`, by default this user's own; made now if there is none.
+
+        Any number of processes may do this at once: all get the same. Raises `IdentityError`, with the command that
+        mends it, for a file that others may read, that is damaged, or that cannot be made.
+        """
+        place = Environment.from_mapping().home_folder / KEY_FILE if path is None else Path(path).expanduser()
+        return cls(_decode(files.load_or_create(place, _new_file), place))
+
+    @classmethod
+    def ephemeral(cls) -> NodeIdentity:
+        """An identity that lives as long as this object."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @property
+    def peer_id(self) -> str:
+        """The short name for people; see `peer_id_of`."""
+        return peer_id_of(self.public_key)
+
+    def sign(self, data: bytes) -> bytes:
+        """The 64 bytes that prove that this node said `data`."""
+        return self._key.sign(data)
+
+    @staticmethod
+    def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
+        """Whether the node of `public_key` signed `data`. False, and no error, for what is no key or signature."""
+        try:
+            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeIdentity) and other.public_key == self.public_key
+
+    def __hash__(self) -> int:
+        return hash(self.public_key)
+
+    def __repr__(self) -> str:
+        return f"NodeIdentity({self.peer_id})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a NodeIdentity holds a private key and is not pickled; load it where it is needed")
+
+
+def _new_file() -> bytes:
+    secret = Ed25519PrivateKey.generate().private_bytes_raw()
+    return f"{_HEADER} {secret.hex()} {_digest(secret)}\n".encode("ascii")
+
+
+def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
+    """Raises `IdentityError` for a file that is not whole. What is in it is in no error, not even as a cause."""
+    try:
+        header, text, digest = data.decode("ascii").split(" ")
+        secret = bytes.fromhex(text)
+        whole = header == _HEADER and digest == f"{_digest(secret)}\n" and len(secret) == 32
+    except ValueError:
+        whole, secret = False, b""
+    if not whole:
+        raise IdentityError(
+            path,
+            f"is {'empty' if not data else 'damaged'}",
+            f"rm {shlex.quote(str(path))} (this machine then gets a new identity)",
+        )
+    return Ed25519PrivateKey.from_private_bytes(secret)
+
+
+def _digest(secret: bytes) -> str:
+    """Notices a damaged file. It tells nothing about the secret, whose 256 bits nobody can try."""
+    return hashlib.sha256(_HEADER.encode() + secret).hexdigest()[:8]

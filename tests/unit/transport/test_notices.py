@@ -1,0 +1,98 @@
+"""Notices: what one rank tells the others when a group fails, and the error that it becomes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ringfort.errors import (
+    AbortedError,
+    ChannelClosedError,
+    CollectiveMismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+    ProtocolError,
+)
+from ringfort.transport.frames import MAX_CONTROL
+from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut, decode, encode, to_error
+
+ranks = st.integers(0, 1 << 31)
+words = st.text(max_size=200)
+notices = st.one_of(
+    st.builds(Lost, ranks, words),
+    st.builds(Left, ranks),
+    st.builds(Mismatch, ranks, words, ranks, words, ranks),
+    st.builds(Aborted, ranks, words),
+    st.builds(TimedOut, ranks, words, st.floats(0, 1e9), st.one_of(st.none(), ranks)),
+)
+
+
+@given(notices)
+def test_a_notice_is_the_same_after_its_journey(notice: Notice) -> None:
+    assert decode(encode(notice)) == notice
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "\N{GRINNING FACE}", "\0"])
+@pytest.mark.parametrize("length", [899, 900, 901, 5000])
+def test_a_long_reason_is_cut_to_fit_a_control_frame(letter: str, length: int) -> None:
+    for notice in (Aborted(1, letter * length), Lost(1, letter * length), TimedOut(1, letter * length, 1.0, 2)):
+        payload = encode(notice)
+        assert len(payload) <= MAX_CONTROL
+        got = decode(payload)
+        text = got.what if isinstance(got, TimedOut) else got.reason  # type: ignore[union-attr]
+        assert text == (letter * length if length <= 900 else letter * 900 + "...")
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(msgspec.msgpack.encode({"type": "aborted", "rank": "one", "reason": 5}))
+@example(msgspec.msgpack.encode({"type": "unknown"}))
+@example(msgspec.msgpack.encode(["aborted", 1, "reason"]))
+@example(b"\x83\xa4type\xa7aborted\xa4rank\x01\xa6reason\xa2\xff\xff")
+def test_what_is_no_notice_is_a_protocol_error(payload: bytes) -> None:
+    try:
+        notice = decode(payload)
+    except ProtocolError:
+        return
+    assert decode(encode(notice)) == notice
+
+
+def test_each_notice_becomes_the_error_that_it_is_at_the_one_who_hears_it() -> None:
+    lost = to_error(Lost(3, "cable pulled"), me=0)
+    assert isinstance(lost, PeerLostError)
+    assert (lost.peer, lost.reason) == (3, "cable pulled")
+
+    left = to_error(Left(3), me=0)
+    assert isinstance(left, ChannelClosedError)
+    assert left.peer == 3
+
+    mismatch = to_error(Mismatch(1, "barrier()", 2, "gather()", 7), me=0)
+    assert isinstance(mismatch, CollectiveMismatchError)
+    assert (mismatch.rank, mismatch.ours, mismatch.peer, mismatch.theirs) == (1, "barrier()", 2, "gather()")
+    assert mismatch.operation == 7
+
+    aborted = to_error(Aborted(2, "enough"), me=0)
+    assert isinstance(aborted, AbortedError)
+    assert (aborted.peer, aborted.reason) == (2, "enough")
+
+
+def test_a_rank_that_hears_its_own_notice_blames_nobody() -> None:
+    aborted = to_error(Aborted(2, "enough"), me=2)
+    assert isinstance(aborted, AbortedError)
+    assert aborted.peer is None
+
+    timed_out = TimedOut(2, "barrier(), waiting for rank 1", 1.5, 1)
+    own = to_error(timed_out, me=2)
+    assert isinstance(own, OperationTimeoutError)
+    assert (own.timeout, own.peer) == (1.5, 1)
+    others = to_error(timed_out, me=0)
+    assert isinstance(others, AbortedError)
+    assert others.peer == 2
+    assert "barrier(), waiting for rank 1" in str(others)
+
+
+def test_an_error_is_made_anew_each_time() -> None:
+    notice = Aborted(2, "enough")
+    assert to_error(notice, 0) is not to_error(notice, 0)
