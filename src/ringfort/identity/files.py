@@ -70,6 +70,13 @@ def replace(path: Path, data: bytes) -> None:
         temporary.replace(path)
 
 
+def names(folder: Path) -> list[str]:
+    """What is in `folder`, in order; nothing if it is not there."""
+    check_folder(folder)
+    with _translated(folder):
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
 def ensure_folder(folder: Path) -> None:
     """Make `folder` for its owner alone, and what is missing above it; or check that it is so."""
     with _translated(folder):

@@ -41,14 +41,9 @@ class ClusterStore:
         return self._folder / codes.check_name(name)
 
     def names(self) -> list[str]:
-        """The clusters whose secrets are here, in order."""
-        try:
-            found = [path.name for path in self._folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as exc:
-            raise IdentityError(self._folder, "cannot be listed", f"ls -ld {shlex.quote(str(self._folder))}") from exc
-        return sorted(name for name in found if typed.NAME.match(name))
+        """The clusters whose secrets are here, in order. Raises `IdentityError` if other users may use the folder."""
+        files.check_folder(self._home)
+        return [name for name in files.names(self._folder) if typed.NAME.match(name)]
 
     def load(self, name: str) -> NetworkNamespace:
         """Raises `IdentityError` if it is not here or cannot be used."""

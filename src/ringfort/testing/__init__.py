@@ -1,4 +1,4 @@
-"""For people who write a `Backend`, and for Ringfort's own tests: conformance checks, a virtual clock, faults by timetable.
+"""For people who write a `Backend`, and for our own tests: conformance checks, a virtual clock, faults by timetable.
 
 clock.py            VirtualClock: time moves when the test says so
 faults.py           FaultTimetable and FaultyBackend: who fails how and when

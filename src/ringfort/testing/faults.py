@@ -99,7 +99,7 @@ class FaultTimetable:
         return ".".join(("FaultTimetable()", *map(str, self.faults)))
 
 
-class RankKilled(BaseException):  # noqa: N818  # no error: like SystemExit, nothing that a rank does may catch it
+class RankKilled(BaseException):  # not an Exception: like SystemExit, nothing that a rank does may catch it
     """Ends the thread of a rank whose time has come, in a group that lives in one process."""
 
 
@@ -107,9 +107,9 @@ class FaultyBackend(Backend):
     """Any backend, with the faults that a timetable has for its rank.
 
     In a group of threads the faults hit the backend, which then needs the methods `kill` and `cut` that
-    `SimulatedBackend` has; the rank's thread ends with `RankKilled`. With `is_process=True` they hit this process: it is
-    killed by SIGKILL and frozen by SIGSTOP. To use it with sub-groups, wrap the outermost backend and make the sub-groups
-    over the wrapper.
+    `SimulatedBackend` has; the rank's thread ends with `RankKilled`. With `is_process=True` they hit this process: it
+    is killed by SIGKILL and frozen by SIGSTOP. To use it with sub-groups, wrap the outermost backend and make the
+    sub-groups over the wrapper.
     """
 
     def __init__(self, backend: Backend, timetable: FaultTimetable, *, is_process: bool = False) -> None:

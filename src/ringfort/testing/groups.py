@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -42,7 +42,7 @@ class KillableRingBackend(RingBackend):
 
 
 @contextmanager
-def simulated_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+def simulated_group(world_size: int, config: DistributedConfig) -> Generator[Sequence[Backend], None, None]:
     """Ranks over memory."""
     with closing_all(SimulatedBackend.create_group(world_size, config=config)) as backends:
         yield backends
@@ -51,7 +51,7 @@ def simulated_group(world_size: int, config: DistributedConfig) -> Iterator[Sequ
 @contextmanager
 def tcp_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
-) -> Iterator[Sequence[KillableTcpBackend]]:
+) -> Generator[Sequence[KillableTcpBackend], None, None]:
     """Ranks over TCP that meet at rank 0, which listens at `host`."""
     with reserved_addresses(1, host) as (master,):
 
@@ -65,7 +65,7 @@ def tcp_group(
 @contextmanager
 def ring_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
-) -> Iterator[Sequence[KillableRingBackend]]:
+) -> Generator[Sequence[KillableRingBackend], None, None]:
     """Ranks over TCP that know each other's addresses."""
     with reserved_addresses(world_size, host) as nodes:
 
@@ -77,11 +77,11 @@ def ring_group(
 
 
 def sub_group_of(factory: GroupFactory) -> GroupFactory:
-    """A factory of sub-groups that leave out the first and the last rank of a group of `factory`'s: so a rank's number in
-    the sub-group is never its number in the parent."""
+    """A factory of sub-groups that leave out the first and the last rank of a group of `factory`'s: so a rank's number
+    in the sub-group is never its number in the parent."""
 
     @contextmanager
-    def sub_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+    def sub_group(world_size: int, config: DistributedConfig) -> Generator[Sequence[Backend], None, None]:
         with factory(world_size + 2, config) as parents:
             members = range(1, world_size + 1)
             yield [SubBackend(parents[member], members) for member in members]
@@ -90,7 +90,7 @@ def sub_group_of(factory: GroupFactory) -> GroupFactory:
 
 
 @contextmanager
-def reserved_addresses(number: int, host: str = "127.0.0.1") -> Iterator[list[str]]:
+def reserved_addresses(number: int, host: str = "127.0.0.1") -> Generator[list[str], None, None]:
     """Addresses of free ports that no other program is given meanwhile, for ranks that must know them beforehand.
 
     A socket that is bound and does not listen keeps a port from being handed out, and on Linux SO_REUSEADDR lets the
@@ -113,7 +113,7 @@ def reserved_addresses(number: int, host: str = "127.0.0.1") -> Iterator[list[st
 
 
 @contextmanager
-def closing_all(backends: Sequence[B]) -> Iterator[Sequence[B]]:
+def closing_all(backends: Sequence[B]) -> Generator[Sequence[B], None, None]:
     """Closes all at the end, at the same time: one that must wait for another's reader does not wait in vain."""
     try:
         yield backends

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ ENOUGH = 3
 """Failures after which a check that tries many pairs stops: each of them may have cost a timeout."""
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class Call:
     """Something that a rank may call, and how errors describe it."""
 
     words: str

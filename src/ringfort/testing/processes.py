@@ -4,7 +4,7 @@
         for check in BACKEND_CHECKS:
             ranks.run(check)
 
-`make(rank, addresses)` returns the backend of a rank; `addresses` has a free one for each. Each check forms a new group.
+`make(rank, addresses)` returns the backend of a rank; `addresses` has a free one for each. Checks get new groups.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def run_ranks(
 ) -> list[R | BaseException]:
     """Runs `program` on each of `ranks` (backends, contexts, anything), each in a thread of its own.
 
-    Returns what each returned or raised. Raises `HangError` if one has not ended after `timeout` seconds; those that can
-    be aborted are aborted first.
+    Returns what each returned or raised. Raises `HangError` if one has not ended after `timeout` seconds; those that
+    can be aborted are aborted first.
     """
     outcomes: dict[int, R | BaseException] = {}
 
@@ -63,7 +63,7 @@ def run_ranks(
 
 
 def results(outcomes: Sequence[R | BaseException]) -> list[R]:
-    """What each rank returned. If any raised, raises the error that is most likely the cause: one that blames no peer."""
+    """What each rank returned. If any raised, raises what is most likely the cause: an error that blames no peer."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, DistributedError) and error.peer is not None)

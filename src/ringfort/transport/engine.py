@@ -10,11 +10,13 @@ One rank with one thread, the usual case, so never takes more than one uncontend
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Container
 from contextlib import suppress
 
+from ringfort.config import KIB
 from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
@@ -39,6 +41,10 @@ that one was frozen in the meantime."""
 
 _QUIET = 0.02
 """Seconds without a byte after which the leader looks at more than its own job: for disagreements and deadlines."""
+_YIELDS, _SMALL = 30, 64 * KIB
+"""How often to give the processor away before sleeping on a message of at most so many bytes. The answer to a small
+message is a matter of microseconds and waking up costs more; where ranks share cores, the other one runs meanwhile.
+Measured on 4 bytes: 4 ranks on 2 cores took 0.75 of the time, 2 ranks 0.85."""
 _SAY_AFTER = 0.1
 """Seconds of waiting in a collective after which the one waited for is told: two ranks that have called different
 things may each wait for the other, and nothing that they send would tell them."""
@@ -76,6 +82,7 @@ class Engine:
         self._failure: MakeError | None = None  # of everything
         self._failed_channels: dict[int, Notice] = {}
         self._lost: dict[int, MakeError] = {}  # peers that went without a word
+        self._has_trouble = False  # something of the above, or a closed link: posting must look closer
         self._is_closed = False
         for peer in self.links:
             poller.watch(peer, read=True, write=False)
@@ -128,7 +135,7 @@ class Engine:
             self._drop(lambda: notices.to_error(notice, self.rank))
             raise
         finally:
-            if job in self._jobs:
+            if job in self._jobs:  # else the leader before had done it
                 self._jobs.remove(job)
             self._release()
 
@@ -152,8 +159,9 @@ class Engine:
         """Stops leading; a follower that is not done takes over. The order matters: a follower first queues itself,
         then tries the lock; the leader first frees the lock, then looks. So one of the two always sees the other."""
         while True:
-            self._admit()
-            self._wake_done()
+            if self._arrivals or self._jobs:
+                self._admit()
+                self._wake_done()
             successor = next((job.turn for job in self._jobs if job.turn is not None), None)
             self._lead.release()
             if successor is not None:
@@ -207,7 +215,7 @@ class Engine:
     def _post(self, job: Job) -> None:
         job.is_posted = True
         self._jobs.append(job)
-        error = self._obstacle(job)
+        error = self._obstacle(job) if self._has_trouble else None
         if error is not None:
             for half, _ in job.halves():
                 half.error, half.done = error(), True
@@ -216,7 +224,8 @@ class Engine:
             job.send_link.outbound.post(job.send)
         if job.receive is not None and job.receive_link is not None:
             job.receive_link.inbound.post(job.receive)
-            self._settle(job.receive_link)
+            if job.receive_link.inbound.has_news:
+                self._settle(job.receive_link)
 
     def _obstacle(self, job: Job) -> MakeError | None:
         """Why `job` cannot succeed any more, if so."""
@@ -274,6 +283,12 @@ class Engine:
         if self._arrivals or len(self._jobs) > 1:
             self._serve(job, wait=True)
             return
+        receive, into = job.receive, job.receive_link
+        if receive is not None and into is not None and receive.total <= _SMALL and not receive.done:
+            for _ in range(_YIELDS):
+                os.sched_yield()
+                if self._read(into):
+                    return
         for _, link in job.halves():
             if link.error is None:
                 self._update_watch(link)
@@ -434,6 +449,7 @@ class Engine:
         self, channel: int, members: Container[int] | None, notice: Notice, error: MakeError | None = None
     ) -> None:
         """Ends the collectives of one group for good, and tells its other members unless they told us."""
+        self._has_trouble = True
         notice = self._failed_channels.setdefault(channel, notice)
         if members is not None:
             # Told first: else a peer hears that a message was cancelled before it hears why.
@@ -477,8 +493,8 @@ class Engine:
         self._lose(link, lambda: ProtocolError(message, peer=link.peer), str(exc))
 
     def _broken(self, link: Link, exc: OSError | None = None) -> None:
-        """The kernel says that the way is gone. What the peer said before is read first: it may name another. That is no
-        more than a socket holds, so the inbox's limit can wait."""
+        """The kernel says that the way is gone. What the peer said before is read first: it may name another. That is
+        no more than a socket holds, so the inbox's limit can wait."""
         with suppress(OSError, EOFError):  # the end that we have come to report
             while link.error is None and link.read():
                 self._settle(link)
@@ -526,12 +542,14 @@ class Engine:
                 job.fail(error)
 
     def _close_link(self, link: Link, error: MakeError) -> None:
+        self._has_trouble = True
         if link.error is None:
             link.error = error
             self._poller.forget(link.peer)
             link.stream.close()
 
     def _fail_all(self, error: MakeError) -> None:
+        self._has_trouble = True
         self._failure = self._failure or error
         for job in self._jobs:
             job.fail(self._failure)

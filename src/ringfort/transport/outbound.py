@@ -14,6 +14,7 @@ from ringfort.transport.frames import (
     DATA,
     FIRST_FRAGMENT,
     GO,
+    HEADER,
     MAX_FRAGMENT,
     NO_CALL,
     WANTS_GO,
@@ -98,16 +99,9 @@ class Outbound:
             self.bytes += send.size
             if send.wants_go and send.size > WINDOW:
                 length = min(length, FIRST_FRAGMENT)
-        head = pack(
-            DATA,
-            flags=WANTS_GO if send.wants_go else 0,
-            length=length,
-            epoch=self._epoch,
-            channel=envelope.channel,
-            tag=envelope.tag,
-            operation=send.serial,
-            total=send.size,
-            call=envelope.call,
+        flags = WANTS_GO if send.wants_go else 0
+        head = HEADER.pack(
+            DATA, flags, length, self._epoch, envelope.channel, envelope.tag, send.serial, send.size, envelope.call
         )
         body = send.data[send.sent : send.sent + length]
         send.sent += length

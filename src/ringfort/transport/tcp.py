@@ -6,7 +6,7 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 from ringfort.config import KIB, format_address
@@ -25,6 +25,8 @@ LONGEST_SLEEP = 3600.0
 """Seconds: what is asked of the system at once. It counts milliseconds in 31 bits and would refuse a month."""
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
+_READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
+"""An error or a hang-up shows when it is read: that is where it gets its name."""
 
 
 def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
@@ -180,16 +182,13 @@ class SocketPoller:
 
     def wait(self, deadline: float) -> list[Ready]:
         left = max(0.0, min(deadline - time.monotonic(), LONGEST_SLEEP))
-        return list(self._ready(self._poll.poll(left * 1000)))
-
-    def _ready(self, events: list[tuple[int, int]]) -> Iterator[Ready]:
-        for fd, event in events:
+        found: list[Ready] = []
+        for fd, event in self._poll.poll(left * 1000):
             if fd == self._wake_fd:
                 self._drain()
             else:
-                # An error or a hang-up shows when it is read: that is where it gets its name.
-                readable = bool(event & (select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP))
-                yield Ready(self._peers[fd], readable, bool(event & select.POLLOUT))
+                found.append(Ready(self._peers[fd], bool(event & _READABLE), bool(event & select.POLLOUT)))
+        return found
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

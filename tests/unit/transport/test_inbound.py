@@ -236,7 +236,7 @@ def test_messages_of_real_sizes_arrive_whole(size: int, posted_first: bool, fold
     assert wire.receives[0].into == data
 
 
-# --- what a peer must not do --------------------------------------------------------------------------------------------
+# --- what a peer must not do ------------------------------------------------------------------------------------------
 
 near_headers = st.builds(
     lambda kind, flags, length, epoch, tag, operation, total, tail: (
@@ -306,7 +306,7 @@ def test_a_claimed_length_takes_no_memory() -> None:
     assert wire.inbound.stored_bytes == 0
 
 
-# --- what is told to the engine -----------------------------------------------------------------------------------------
+# --- what is told to the engine ---------------------------------------------------------------------------------------
 
 CALL_A, CALL_B = b"a" * 16, b"b" * 16
 

@@ -1,0 +1,98 @@
+"""What collectives should give, by NumPy: the ranks' parts, their reduction, and comparisons that say what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce as left_fold
+from hashlib import blake2b
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ringfort.backends.base import Backend
+from ringfort.collectives.ops import Op, ReduceOp
+
+Array = npt.NDArray[Any]
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+"""Every element type that NumPy itself knows."""
+
+UFUNCS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (0,), (3, 0, 2), (2, 3, 4))
+
+
+def part_of(rank: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> Array:
+    """What `rank` contributes: numbers so small that every order of adding them gives the same."""
+    numbers = np.random.default_rng([rank, seed]).integers(0, 4, shape)
+    if dtype == "bool":
+        return np.asarray(numbers > 1)
+    array = np.asarray(numbers, dtype)
+    return array + array[..., ::-1] * 1j if array.ndim and np.dtype(dtype).kind == "c" else array
+
+
+def parts_of(n: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> list[Array]:
+    """What all ranks contribute."""
+    return [part_of(rank, shape, dtype, seed=seed).astype(dtype) for rank in range(n)]
+
+
+def reduced(parts: Sequence[Array], op: Op) -> Array:
+    """The reduction of `parts`, by NumPy."""
+    n, dtype = len(parts), parts[0].dtype
+    if not isinstance(op, ReduceOp):
+        return sum((part * dtype.type(rank + 1) for rank, part in enumerate(parts)), np.zeros_like(parts[0]))
+    if op is ReduceOp.MEAN:
+        total = left_fold(np.add, parts)
+        return np.asarray(total // n if dtype.kind in "iu" else total / n).astype(dtype)
+    return np.asarray(left_fold(UFUNCS[op], parts)).astype(dtype)
+
+
+def meaningful() -> Iterator[tuple[str, ReduceOp]]:
+    """Every element type with every op that is defined for it."""
+    for dtype in DTYPES:
+        kind = np.dtype(dtype).kind
+        for op in ReduceOp:
+            is_bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+            is_scaled = op in (ReduceOp.MEAN, ReduceOp.PREMUL_SUM)
+            is_ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+            if (
+                not (is_bitwise and kind in "fc")
+                and not (is_ordered and kind == "c")
+                and not (is_scaled and kind == "b")
+            ):
+                yield dtype, op
+
+
+def op_of(op: ReduceOp, rank: int) -> Op:
+    """What `rank` passes for `op`."""
+    return ReduceOp.premul_sum(rank + 1) if op is ReduceOp.PREMUL_SUM else op
+
+
+def assert_equal(got: Any, expected: Array, what: str) -> None:
+    """Equal in shape, type and value; a mean may differ in the last place."""
+    assert isinstance(got, np.ndarray), f"{what}: {type(got).__name__} is no array"
+    got = cast(Array, got)
+    assert got.dtype == expected.dtype, f"{what}: {got.dtype}, expected {expected.dtype}"
+    assert got.shape == expected.shape, f"{what}: {got.shape}, expected {expected.shape}"
+    tolerance = 2 * np.finfo(expected.dtype).eps if expected.dtype.kind in "fc" else 0.0
+    assert np.allclose(got, expected, rtol=float(tolerance), atol=0), f"{what}: {got}, expected {expected}"
+
+
+def assert_same_everywhere(backend: Backend, array: Array, what: str) -> None:
+    """The same bits at every rank: each compares with its neighbour."""
+    n = backend.world_size
+    mine, theirs = blake2b(array.tobytes()).digest(), bytearray(64)
+    backend.exchange(mine, (backend.rank + 1) % n, theirs, (backend.rank - 1) % n, tag=99)
+    assert mine == theirs, f"{what}: ranks {backend.rank} and {(backend.rank - 1) % n} have different bits"
