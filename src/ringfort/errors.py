@@ -163,7 +163,14 @@ class OperationTimeoutError(DistributedError, TimeoutError):
         self.timeout = timeout
 
 
-class RendezvousTimeoutError(OperationTimeoutError, TransportError):
+# --- who may join -----------------------------------------------------------------------------------------------------
+
+
+class RendezvousError(TransportError):
+    """The group could not be formed."""
+
+
+class RendezvousTimeoutError(OperationTimeoutError, RendezvousError):
     """Not all ranks came together before the deadline. Says who is missing and who was refused."""
 
     is_recoverable = False
@@ -171,13 +178,6 @@ class RendezvousTimeoutError(OperationTimeoutError, TransportError):
     def __init__(self, what: str, timeout: float, *, missing: Sequence[int] = (), state: str = "") -> None:
         super().__init__(what, timeout, state=state)
         self.missing = tuple(missing)
-
-
-# --- who may join -----------------------------------------------------------------------------------------------------
-
-
-class RendezvousError(TransportError):
-    """The group could not be formed."""
 
 
 class RefusedError(RendezvousError):

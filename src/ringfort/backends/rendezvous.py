@@ -20,7 +20,6 @@ from ringfort.errors import (
     NoConnectionError,
     ProtocolError,
     RefusedError,
-    RendezvousError,
     RendezvousTimeoutError,
 )
 from ringfort.transport import tcp
@@ -115,7 +114,11 @@ def join_group(rank: int, world_size: int, host: str, port: int, timeout: float)
     except NoConnectionError as exc:
         raise RendezvousTimeoutError(f"looking for rank 0: {exc}", timeout, missing=[0]) from exc
     sockets: Sockets = {0: master}
-    door = Door(tcp.listen(_listening_host(host, master.getsockname()[0]), 0))
+    try:
+        door = Door(tcp.listen(_listening_host(host, master.getsockname()[0]), 0))
+    except BaseException:
+        master.close()
+        raise
     try:
         name = f"rank 0 at {format_address(host, port)}"
         say(master, Join(rank, world_size, master.getsockname()[0], door.address[1]), deadline)
@@ -124,7 +127,7 @@ def join_group(rank: int, world_size: int, host: str, port: int, timeout: float)
             raise ProtocolError(f"{name} answered something else than a welcome", peer=0)
         meet = Meet(rank, world_size, welcome.token)
         for lower in range(1, rank):
-            sockets[lower] = _knock(lower, [_reachable(welcome.addresses[lower], master)], meet, deadline)
+            sockets[lower] = _knock(lower, [_reachable(welcome.addresses[lower], master)], meet, timeout, deadline)
         accept_higher(door, rank, meet, sockets, timeout, deadline)
         say(master, Ready(), deadline)
         hear(master, name, deadline)
@@ -133,23 +136,29 @@ def join_group(rank: int, world_size: int, host: str, port: int, timeout: float)
             _dismiss([master], exc)
         for sock in sockets.values():
             sock.close()
+        if isinstance(exc, NoConnectionError) and time.monotonic() >= deadline:
+            raise RendezvousTimeoutError(f"rank {rank} waiting for all ranks to come: {exc}", timeout) from exc
         raise
     finally:
         door.close()
     return sockets
 
 
-def knock_lower(nodes: list[list[tuple[str, int]]], meet: Meet, sockets: Sockets, deadline: float) -> None:
+def knock_lower(
+    nodes: list[list[tuple[str, int]]], meet: Meet, sockets: Sockets, timeout: float, deadline: float
+) -> None:
     """Connects to every rank below, at addresses that were known beforehand."""
     for lower in range(meet.rank):
-        sockets[lower] = _knock(lower, nodes[lower], meet, deadline)
+        sockets[lower] = _knock(lower, nodes[lower], meet, timeout, deadline)
 
 
-def _knock(rank: int, addresses: list[tuple[str, int]], meet: Meet, deadline: float) -> socket.socket:
+def _knock(rank: int, addresses: list[tuple[str, int]], meet: Meet, timeout: float, deadline: float) -> socket.socket:
     try:
         sock = tcp.connect(addresses, deadline)
     except NoConnectionError as exc:
-        raise RendezvousError(f"rank {meet.rank} cannot reach rank {rank}: {exc}", peer=rank) from exc
+        raise RendezvousTimeoutError(
+            f"rank {meet.rank} looking for rank {rank}: {exc}", timeout, missing=[rank]
+        ) from exc
     try:
         say(sock, meet, deadline)
         answer = hear(sock, f"rank {rank}", deadline)

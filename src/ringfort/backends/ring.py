@@ -38,7 +38,7 @@ class RingBackend(MeshBackend):
             meet = Meet(rank, world_size, token)
             door = _open_door(nodes[rank])
             try:
-                knock_lower(nodes, meet, sockets, deadline)
+                knock_lower(nodes, meet, sockets, config.timeout, deadline)
                 accept_higher(door, rank, meet, sockets, config.timeout, deadline)
             except BaseException:
                 for sock in sockets.values():

@@ -42,13 +42,15 @@ def read(path: Path) -> bytes | None:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
-        with os.fdopen(handle, "rb") as file:
+        try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise IdentityError(path, "is no file", f"mv {_quoted(path)} {_quoted(f'{path}.old')}")
             _check_private(path, status, "600")
             check_folder(path.parent)
-            return file.read(MAX_BYTES)
+            return os.read(handle, MAX_BYTES)
+        finally:
+            os.close(handle)
 
 
 def create(path: Path, data: bytes) -> bool:
@@ -60,6 +62,7 @@ def create(path: Path, data: bytes) -> bool:
             os.link(temporary, path)
         except FileExistsError:
             return False
+        _keep_name(path)
     return True
 
 
@@ -68,6 +71,7 @@ def replace(path: Path, data: bytes) -> None:
     ensure_folder(path.parent)
     with _translated(path), _written(path, data) as temporary:
         temporary.replace(path)
+        _keep_name(path)
 
 
 def names(folder: Path) -> list[str]:
@@ -114,6 +118,15 @@ def _written(path: Path, data: bytes) -> Generator[Path, None, None]:
             temporary.unlink()
 
 
+def _keep_name(path: Path) -> None:
+    """See that the name is on the disk too: after a power failure an old secret must not come back."""
+    handle = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
     if stat.S_IMODE(status.st_mode) & _OTHERS:
         kind = "folder" if stat.S_ISDIR(status.st_mode) else "secret"
@@ -124,9 +137,6 @@ def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
             f"other users may use this {kind} (mode {stat.S_IMODE(status.st_mode):04o})",
             "keep the key in a folder of your own" if shared else f"chmod {mode} {_quoted(path)}",
         )
-    # Root may read what it likes, and does so for others; anybody else's file is somebody else's identity.
-    if os.geteuid() not in (0, status.st_uid):
-        raise IdentityError(path, "belongs to another user", f"sudo chown {os.geteuid()} {_quoted(path)}")
 
 
 @contextmanager
@@ -147,24 +157,37 @@ def _advice(exc: OSError, path: Path) -> tuple[str, str]:
         case errno.ENOSPC | errno.EDQUOT:
             return "there is no room left on the disk", f"free some room (df -h {_quoted(folder)})"
         case errno.ENOTDIR | errno.EEXIST:
-            in_the_way = path if path.exists() else folder
+            in_the_way = path if _status(path) else folder
             return (
                 f"{in_the_way} is no folder",
                 f"mv {_quoted(in_the_way)} {_quoted(f'{in_the_way}.old')}",
             )
-        case errno.EACCES | errno.EPERM if os.access(folder, os.W_OK | os.X_OK):
-            return "may not be read or written", f"chmod u+rwX {_quoted(path)}"
-        case errno.EACCES | errno.EPERM:
+        case errno.EACCES | errno.EPERM if _is_ours_but_lacks(folder, stat.S_IRWXU):
             return f"the folder {folder} may not be written to", f"chmod u+rwx {_quoted(folder)}"
-        case errno.EROFS | errno.ENOTSUP | errno.ENOSYS:
-            return "its disk takes no new files of this kind", "export RINGFORT_HOME=/a/folder/on/another/disk"
+        case errno.EACCES | errno.EPERM if _is_ours_but_lacks(path, stat.S_IRUSR):
+            return "may not be read", f"chmod 600 {_quoted(path)}"
+        case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTSUP | errno.ENOSYS:
+            return "this user can keep no file there", "export RINGFORT_HOME=/a/folder/of/your/own"
         case _:
             return exc.strerror or "cannot be used", f"ls -ld {_quoted(path)}"
 
 
+def _is_ours_but_lacks(path: Path, mode: int) -> bool:
+    status = _status(path)
+    return status is not None and status.st_uid == os.geteuid() and status.st_mode & mode != mode
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """None also where we may not look, which `Path.exists` raises an error for."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
 def _existing(folder: Path) -> Path:
     """The nearest folder above that is there, which is the one to mend."""
-    while not folder.exists() and folder != folder.parent:
+    while _status(folder) is None and folder != folder.parent:
         folder = folder.parent
     return folder
 

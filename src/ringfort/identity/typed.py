@@ -53,11 +53,14 @@ def split(rest: str, count: int = SYMBOLS) -> tuple[str, str]:
 def explain(rest: str) -> Fault:
     """The likeliest fault of a code that does not check."""
     name, letters = split(rest)
-    for look in (_slip_in_letters, _slip_in_name, _wrong_length, _strange):
+    # What the checksum confirms comes before what can only be counted.
+    for look in (_slip_in_letters, _slip_in_name, _wrong_length, _strange_letter, _missing_groups, _strange_letters):
         faults = list(look(rest, name, letters))
         if len(faults) == 1:
             return faults[0]
-    return _wrong_count(rest)
+    if not NAME.match(name):
+        return Fault(f"it is too long, or its name {name[:MAX_NAME]!r} is none: a-z, 0-9 and single dashes")
+    return Fault("more than one letter is wrong; compare it with the original group by group")
 
 
 def _slip_in_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
@@ -112,36 +115,39 @@ def _wrong_length(rest: str, name: str, letters: str) -> Iterator[Fault]:
                 return
 
 
-def _strange(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """Letters that no code has. Where it is only one, the checksum tells what belongs there."""
-    strange = [place for place, letter in enumerate(letters) if letter not in VALUES]
+def _strange_letter(rest: str, name: str, letters: str) -> Iterator[Fault]:
+    """One letter that no code has; the checksum tells what belongs there."""
+    strange = _strange(letters)
     if len(strange) == 1:
-        place = strange[0]
-        rights = (_put(letters, place, letter) for letter in ALPHABET)
-        right = next((right for right in rights if _residue(name, right) == 0), None)
-        if right is not None:
-            yield _did_you_mean(letters, right, place)
+        rights = (_put(letters, strange[0], letter) for letter in ALPHABET)
+        yield from (_did_you_mean(letters, right, strange[0]) for right in rights if _residue(name, right) == 0)
+
+
+def _missing_groups(rest: str, name: str, letters: str) -> Iterator[Fault]:
+    """Whole groups missing: the first has the version and the length of the name, and so tells where the name ends."""
+    for count in range(SYMBOLS // GROUP - 1, 0, -1):
+        shorter, found = split(rest, count * GROUP)
+        if NAME.match(shorter) and [VALUES.get(letter) for letter in found[:2]] == [VERSION, len(shorter) - 1]:
+            yield Fault(
+                f"it has {count} groups of four after the name {shorter!r}; a whole code has {SYMBOLS // GROUP}"
+            )
             return
+    if not name or len(letters) < SYMBOLS:
+        yield Fault(f"it is too short: a whole code has a name and then {SYMBOLS // GROUP} groups of four")
+
+
+def _strange_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
+    """Letters that no code has."""
+    strange = _strange(letters)
     if strange:
         groups = sorted({_group_of(place) for place in strange})
-        found = " ".join(sorted({repr(letters[place]) for place in strange}))
+        found = " ".join(sorted({ascii(letters[place]) for place in strange}))
         where = f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
         yield Fault(f"{where}: {found}: a code has only digits and letters, and no u", groups[0])
 
 
-def _wrong_count(rest: str) -> Fault:
-    """Nothing near it checks: say what can be counted."""
-    for missing in range(GROUP, SYMBOLS - GROUP, GROUP):
-        name, letters = split(rest, SYMBOLS - missing)
-        if NAME.match(name) and [VALUES.get(letter) for letter in letters[:2]] == [VERSION, len(name) - 1]:
-            found = len(letters) // GROUP
-            return Fault(f"it has {found} groups of four after the name {name!r}; a whole code has {SYMBOLS // GROUP}")
-    name, letters = split(rest)
-    if not name or len(letters) < SYMBOLS:
-        return Fault(f"it is too short: a whole code has a name and then {SYMBOLS // GROUP} groups of four")
-    if not NAME.match(name):
-        return Fault(f"it is too long, or its name {name[:MAX_NAME]!r} is none: a-z, 0-9 and single dashes")
-    return Fault("more than one letter is wrong; compare it with the original group by group")
+def _strange(letters: str) -> list[int]:
+    return [place for place, letter in enumerate(letters) if letter not in VALUES]
 
 
 def _residue(name: str, letters: str) -> int | None:

@@ -160,10 +160,14 @@ def _say_last(sock: socket.socket, refused: Refused) -> None:
     sock.close()
 
 
+def _left(deadline: float) -> float:
+    return max(0.01, min(deadline - time.monotonic(), LONGEST_SLEEP))
+
+
 def say(sock: socket.socket, said: Greeting, deadline: float) -> None:
     """Sends a greeting. Raises `TransportError`."""
     try:
-        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        sock.settimeout(_left(deadline))
         sock.sendall(greeting.encode(said))
     except OSError as exc:
         raise TransportError(f"the connection broke while greeting: {exc.strerror or exc}") from exc
@@ -174,7 +178,7 @@ def hear(sock: socket.socket, peer: str, deadline: float) -> Greeting:
     reader = GreetingReader()
     while True:
         try:
-            sock.settimeout(max(0.01, deadline - time.monotonic()))
+            sock.settimeout(_left(deadline))
             data = sock.recv(reader.wants)
         except TimeoutError as exc:
             raise NoConnectionError(f"{peer} accepted the connection but did not answer in time", peer=peer) from exc

@@ -292,7 +292,7 @@ class Engine:
         for _, link in job.halves():
             if link.error is None:
                 self._update_watch(link)
-        if not self._move_ready(min(job.deadline, self.now() + _QUIET)):
+        if not job.is_done and not self._move_ready(min(job.deadline, self.now() + _QUIET)):
             self._serve(job, wait=True)
 
     def _serve(self, job: Job, *, wait: bool) -> None:

@@ -95,7 +95,7 @@ def test_a_passphrase_is_the_same_however_the_keyboard_sends_it(monkeypatch: pyt
 
 
 def test_a_short_passphrase_is_refused_without_showing_it() -> None:
-    with pytest.raises(InvalidKeyError, match="^passphrase: must have at least 15 characters, and has 8$"):
+    with pytest.raises(InvalidKeyError, match=r"^passphrase: must have at least 15 characters, and has 8$"):
         NetworkNamespace.from_passphrase("lab", "sw0rdf1s")
 
 
@@ -107,16 +107,17 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 def test_a_secret_of_another_size_is_refused_without_showing_it() -> None:
-    with pytest.raises(InvalidKeyError, match="^secret: must have 32 bytes, and has 5$"):
+    with pytest.raises(InvalidKeyError, match=r"^secret: must have 32 bytes, and has 5$"):
         NetworkNamespace("lab", b"abcde")
 
 
 def test_no_text_of_a_cluster_shows_its_secret_or_its_keys(stretched: NetworkNamespace) -> None:
     cluster = NetworkNamespace("lab", SECRET)
     log = io.StringIO()
-    logger = logging.Logger("test")
+    logger = logging.getLogger("tests.namespace")
     logger.addHandler(logging.StreamHandler(log))
     logger.error("%s %r", cluster, [cluster])
+    logger.handlers.clear()
     try:
         raise RuntimeError(cluster)
     except RuntimeError as exc:

@@ -162,7 +162,6 @@ def test_the_cluster_is_default_unless_something_is_said(home: Path) -> None:
 
 
 def test_ringfort_cluster_names_another(home: Path, store: ClusterStore) -> None:
-    assert current_namespace(Environment(home=str(home), cluster="lab")) if False else True
     cluster = store.create("lab")
     assert current_namespace(Environment(home=str(home), cluster="lab")) == cluster
 

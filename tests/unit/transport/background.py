@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ringfort.testing import VirtualClock
+
 R = TypeVar("R")
 
 PATIENCE = 20.0
@@ -31,6 +33,15 @@ class Background(Generic[R]):
     @property
     def is_over(self) -> bool:
         return not self._thread.is_alive()
+
+    def wait(self, clock: VirtualClock) -> Background[R]:
+        """Lets time pass, step by step, until the call is over."""
+        for _ in range(int(PATIENCE / 0.001)):
+            self._thread.join(0.001)
+            if self.is_over:
+                break
+            clock.advance(0.02)
+        return self
 
     def result(self) -> R:
         """What the call returned; raises what it raised, or `AssertionError` if it hangs."""

@@ -1,0 +1,333 @@
+"""How ranks that know one address become a group, whoever else knocks at that address meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from ringfort import DistributedConfig, TcpBackend
+from ringfort.config import format_address, parse_address
+from ringfort.errors import (
+    ConfigError,
+    DistributedError,
+    InvalidRankError,
+    InvalidWorldSizeError,
+    RankTakenError,
+    RefusedError,
+    RendezvousTimeoutError,
+    TransportError,
+    VersionMismatchError,
+    WorldSizeMismatchError,
+)
+from ringfort.testing import run_ranks
+from ringfort.testing.groups import reserved_addresses, tcp_group
+from ringfort.transport.door import hear
+from ringfort.transport.greeting import Join, Meet, Ready, Welcome, encode
+from tests.unit.transport.background import Background
+
+LONG = DistributedConfig(timeout=20)
+"""For groups that come together: they need milliseconds, and a busy machine more."""
+SHORT = DistributedConfig(timeout=0.5)
+"""For groups that do not."""
+
+
+class Forming:
+    """A group that is being formed: rank 0 waits for the others in a thread."""
+
+    def __init__(self, world_size: int, config: DistributedConfig = LONG, host: str = "127.0.0.1") -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family)
+        self.master = format_address(host, listener.getsockname()[1])
+        self.world_size = world_size
+        self._stack = ExitStack()
+        self._ranks = [Background(TcpBackend, 0, world_size, config=config, listener=listener)]
+
+    def join(self, rank: int, world_size: int | None = None, config: DistributedConfig = LONG) -> TcpBackend:
+        return TcpBackend(rank, world_size or self.world_size, self.master, config=config)
+
+    def start(self, *ranks: int, config: DistributedConfig = LONG) -> list[Background[TcpBackend]]:
+        """Ranks that join, each in a thread."""
+        started = [Background(self.join, rank, config=config) for rank in ranks]
+        self._ranks += started
+        return started
+
+    def knock(self, words: bytes = b"") -> socket.socket:
+        """A connection to rank 0 from somebody who says `words`."""
+        sock = self._stack.enter_context(socket.create_connection(parse_address(self.master)))
+        sock.sendall(words)
+        return sock
+
+    def host(self) -> TcpBackend:
+        """Rank 0, when it is ready; raises what it raised."""
+        return self._ranks[0].result()
+
+    def check(self) -> None:
+        """The group is whole: every rank talks to every other."""
+        backends = sorted((rank.result() for rank in self._ranks), key=lambda backend: backend.rank)
+        assert run_ranks(backends, talk_to_all) == [None] * self.world_size
+
+    def close(self) -> None:
+        self._stack.close()
+        made: list[TcpBackend] = []
+        for rank in self._ranks:
+            with suppress(DistributedError):
+                made.append(rank.result())
+        run_ranks(made, lambda backend: backend.close())
+
+
+def talk_to_all(backend: TcpBackend) -> None:
+    for other in range(backend.world_size):
+        if other != backend.rank:
+            came = bytearray(1)
+            backend.exchange(bytes([backend.rank]), other, came, other)
+            assert came == bytes([other])
+
+
+@pytest.fixture
+def forming(request: pytest.FixtureRequest) -> Iterator[Forming]:
+    """A group of as many ranks as the test's parameter says, else three."""
+    forming = Forming(getattr(request, "param", 3))
+    yield forming
+    forming.close()
+
+
+@pytest.fixture
+def failing() -> Iterator[Forming]:
+    """A group of three that does not wait long."""
+    forming = Forming(3, SHORT)
+    yield forming
+    forming.close()
+
+
+# --- groups that come together ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forming", [2, 3, 8], indirect=True)
+def test_every_rank_is_linked_to_every_other(forming: Forming) -> None:
+    forming.start(*range(forming.world_size - 1, 0, -1))
+    forming.check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_every_kind_of_address_will_do(host: str) -> None:
+    with reserved_addresses(1, "127.0.0.1" if host == "localhost" else host) as (free,):
+        master = format_address(host, parse_address(free)[1])
+        backends = run_ranks(range(3), lambda rank: TcpBackend(rank, 3, master, config=LONG))
+        assert [backend.rank for backend in backends if isinstance(backend, TcpBackend)] == [0, 1, 2]
+        run_ranks(backends, talk_to_all)  # type: ignore[arg-type]
+        run_ranks(backends, lambda backend: backend.close())  # type: ignore[union-attr]
+
+
+def test_ranks_may_start_before_rank_0() -> None:
+    with reserved_addresses(1) as (master,):
+        early = [Background(TcpBackend, rank, 3, master, config=LONG) for rank in (1, 2)]
+        backends = [TcpBackend(0, 3, master, config=LONG), *(rank.result() for rank in early)]
+        assert run_ranks(backends, talk_to_all) == [None] * 3
+        run_ranks(backends, lambda backend: backend.close())
+
+
+def test_two_groups_may_use_one_address_one_after_the_other() -> None:
+    with reserved_addresses(1) as (master,):
+        for _ in range(3):
+            backends = run_ranks(range(2), lambda rank: TcpBackend(rank, 2, master, config=LONG))
+            run_ranks(backends, talk_to_all)  # type: ignore[arg-type]
+            run_ranks(backends, lambda backend: backend.close())  # type: ignore[union-attr]
+
+
+# --- others at the door -----------------------------------------------------------------------------------------------
+
+
+STRAYS = {
+    "http": b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "silent": b"",
+    "half a greeting": encode(Join(1, 3, "127.0.0.1", 1))[:13],
+    "half a magic": b"RG",
+    "too long": b"RGFT\x01\x00\xff\xff",
+    "another version": encode(Join(1, 3, "127.0.0.1", 1), version=9),
+    "meets instead of joining": encode(Meet(1, 3, b"token")),
+    "already ready": encode(Ready()),
+    "welcomes": encode(Welcome(b"token", [("127.0.0.1", 1)] * 3)),
+    "rank out of range": encode(Join(3, 3, "127.0.0.1", 1)),
+    "negative rank": encode(Join(-1, 3, "127.0.0.1", 1)),
+    "another world size": encode(Join(1, 4, "127.0.0.1", 1)),
+    "rank 0 once more": encode(Join(0, 3, "127.0.0.1", 1)),
+}
+
+
+@pytest.mark.parametrize("words", STRAYS.values(), ids=STRAYS)
+def test_a_stray_neither_breaks_nor_stalls_the_others(forming: Forming, words: bytes) -> None:
+    forming.knock(words)
+    forming.start(1)
+    forming.knock(words)
+    forming.start(2)
+    forming.check()
+
+
+def test_a_port_scanner_neither_breaks_nor_stalls_the_others(forming: Forming) -> None:
+    for _ in range(5):
+        forming.knock().close()
+    forming.start(1, 2)
+    forming.check()
+
+
+def test_a_hundred_strays_neither_break_nor_stall_the_others(forming: Forming) -> None:
+    words = list(STRAYS.values())
+    for number in range(100):
+        forming.knock(words[number % len(words)])
+        if number == 50:
+            forming.start(1)
+    forming.start(2)
+    forming.check()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "saying"),
+    [
+        (STRAYS["another version"], VersionMismatchError, "version 9, this side"),
+        (STRAYS["another world size"], WorldSizeMismatchError, "world size 4, rank 0 with 3"),
+        (STRAYS["rank out of range"], RefusedError, "ranks are 0 to 2"),
+        (STRAYS["rank 0 once more"], RankTakenError, "rank 0 is this process"),
+        (STRAYS["meets instead of joining"], RefusedError, "rank 0 of a group that forms"),
+    ],
+)
+def test_who_is_refused_is_told_why(forming: Forming, words: bytes, kind: type[RefusedError], saying: str) -> None:
+    sock = forming.knock(words)
+    with pytest.raises(kind, match=saying):
+        hear(sock, "rank 0", time.monotonic() + 20)
+    forming.start(1, 2)
+    forming.check()
+
+
+def test_a_wrong_world_size_is_an_error_of_its_own_and_the_others_go_on(forming: Forming) -> None:
+    with pytest.raises(WorldSizeMismatchError, match="world size 5, rank 0 with 3"):
+        forming.join(1, world_size=5)
+    forming.start(1, 2)
+    forming.check()
+
+
+def test_a_rank_that_is_taken_is_an_error_of_its_own_and_the_others_go_on(forming: Forming) -> None:
+    words = encode(Join(1, 3, "127.0.0.1", 1))
+    first = forming.knock(words)
+    second = forming.knock(words)
+    with pytest.raises(RankTakenError, match="rank 1 is taken by 127"):
+        hear(second, "rank 0", time.monotonic() + 20)
+    first.close()  # it dies before the welcome, and the seat is free again
+    forming.start(1, 2)
+    forming.check()
+
+
+def test_a_rank_that_dies_before_the_welcome_may_come_again(forming: Forming) -> None:
+    for _ in range(3):
+        forming.knock(encode(Join(1, 3, "127.0.0.1", 1))).close()
+    forming.start(1, 2)
+    forming.check()
+
+
+# --- groups that do not come together ---------------------------------------------------------------------------------
+
+
+def test_a_missing_rank_is_named_at_every_rank_with_who_was_turned_away(failing: Forming) -> None:
+    failing.knock(b"GET / HTTP/1.1\r\n\r\n")
+    [waiting] = failing.start(1)
+    with pytest.raises(RendezvousTimeoutError, match=r"missing: rank 2\b") as caught:
+        failing.host()
+    assert caught.value.missing == (2,)
+    assert isinstance(caught.value, TimeoutError)
+    assert "Turned away: 127.0.0.1:" in str(caught.value)
+    assert "not Ringfort: it began with b'GET / HT" in str(caught.value)
+    with pytest.raises(RefusedError, match="missing: rank 2"):
+        waiting.result()
+
+
+def test_a_missing_rank_0_is_named() -> None:
+    with (
+        reserved_addresses(1) as (master,),
+        pytest.raises(RendezvousTimeoutError, match="looking for rank 0") as caught,
+    ):
+        TcpBackend(1, 2, master, config=DistributedConfig(timeout=0.2))
+    assert f"{master}: Connection refused" in str(caught.value)
+    assert caught.value.missing == (0,)
+
+
+def test_an_unknown_host_is_said_in_words() -> None:
+    with pytest.raises(RendezvousTimeoutError, match=r"'no-such-host\.invalid' is not known"):
+        TcpBackend(1, 2, "no-such-host.invalid:29500", config=DistributedConfig(timeout=0.2))
+    with pytest.raises(TransportError, match=r"'no-such-host\.invalid' is not known"):
+        TcpBackend(0, 2, "no-such-host.invalid:29500", config=DistributedConfig(timeout=0.2))
+
+
+def test_a_port_in_use_is_said_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(TransportError, match="the port is in use"):
+        TcpBackend(0, 2, format_address(*other.getsockname()), config=SHORT)
+
+
+def test_something_else_at_rank_0s_address_is_said_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        joining = Background(TcpBackend, 1, 2, format_address(*other.getsockname()), config=LONG)
+        with other.accept()[0] as sock:
+            sock.sendall(b"220 mail.example.org ESMTP\r\n")
+            with pytest.raises(DistributedError, match="not Ringfort: it began with b'220 mail"):
+                joining.result()
+
+
+def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: Forming) -> None:
+    """Rank 1 says that it listens where nobody does."""
+    with reserved_addresses(1) as (nowhere,):
+        sock = failing.knock(encode(Join(1, 3, *parse_address(nowhere))))
+        [waiting] = failing.start(2, config=SHORT)
+        assert isinstance(hear(sock, "rank 0", time.monotonic() + 20), Welcome)
+        for rank in (waiting.result, failing.host):
+            with pytest.raises(DistributedError, match=r"rank 2 cannot reach rank 1|rank 1 "):
+                rank()
+
+
+@pytest.mark.parametrize("gone", ["silent", "closed"])
+def test_a_rank_that_stops_after_the_welcome_fails_the_group_for_all(failing: Forming, gone: str) -> None:
+    sock = failing.knock(encode(Join(2, 3, "127.0.0.1", 1)))
+    [waiting] = failing.start(1, config=SHORT)
+    assert isinstance(hear(sock, "rank 0", time.monotonic() + 20), Welcome)
+    if gone == "closed":
+        sock.close()
+    for rank in (waiting.result, failing.host):
+        with pytest.raises(DistributedError, match=r"rank 2\b"):
+            rank()
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "saying"),
+    [
+        (InvalidWorldSizeError, (0, 0, "a:1"), "world_size=0"),
+        (InvalidWorldSizeError, (0, -1, "a:1"), "world_size=-1"),
+        (InvalidWorldSizeError, (0, 2.0, "a:1"), "world_size=2.0"),
+        (InvalidWorldSizeError, (0, True, "a:1"), "world_size=True"),
+        (InvalidRankError, (2, 2, "a:1"), "rank=2"),
+        (InvalidRankError, (-1, 2, "a:1"), "rank=-1"),
+        (InvalidRankError, ("0", 2, "a:1"), "rank='0'"),
+        (ConfigError, (0, 2), "master=None"),
+        (ConfigError, (0, 2, "host"), "master='host'"),
+        (ConfigError, (0, 2, "host:0"), "master='host:0'"),
+        (ConfigError, (0, 2, "host:65536"), "master='host:65536'"),
+        (ConfigError, (0, 2, "::1:29500"), "master='::1:29500'"),
+    ],
+)
+def test_wrong_arguments_raise_at_once(
+    kind: type[DistributedError], arguments: tuple[object, ...], saying: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        TcpBackend(*arguments)  # type: ignore[arg-type]
+    assert saying in str(caught.value)
+
+
+def test_a_world_of_one_needs_no_address_and_opens_nothing() -> None:
+    with TcpBackend(0, 1) as backend:
+        backend.barrier()
+
+
+def test_a_timeout_may_be_longer_than_any_clock_counts() -> None:
+    with tcp_group(2, DistributedConfig(timeout=1e300)) as backends:
+        assert run_ranks(backends, talk_to_all) == [None, None]

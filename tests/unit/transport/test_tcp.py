@@ -1,0 +1,193 @@
+"""TCP: what the operating system refuses is said in words, and connecting keeps trying."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringfort.errors import NoConnectionError, TransportError
+from ringfort.testing.groups import reserved_addresses
+from ringfort.transport import tcp
+from ringfort.transport.stream import Ready
+from tests.unit.transport.background import Background
+
+
+def free_port() -> Iterator[int]:
+    with reserved_addresses(1) as (address,):
+        yield int(address.rpartition(":")[2])
+
+
+port = pytest.fixture(free_port)
+
+
+def test_a_port_in_use_is_said_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(TransportError, match=f"127.0.0.1:{taken}: the port is in use; stop the other program"):
+            tcp.listen("127.0.0.1", taken)
+
+
+def test_an_address_of_another_machine_is_said_in_words() -> None:
+    with pytest.raises(TransportError, match=r"192\.0\.2\.1:0: this machine has no such address"):
+        tcp.listen("192.0.2.1", 0)
+
+
+class Forbidden(socket.socket):
+    def bind(self, address: object, /) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_port_that_needs_root_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp.socket, "socket", Forbidden)
+    with pytest.raises(TransportError, match=r"127\.0\.0\.1:80: permission denied; ports below 1024"):
+        tcp.listen("127.0.0.1", 80)
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "..", "a b"])
+def test_an_unknown_host_is_said_in_words(host: str) -> None:
+    with pytest.raises(TransportError, match="is not known") as caught:
+        tcp.resolve(host, 1)
+    assert caught.value.peer == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_listener_is_found_by_every_kind_of_address(host: str) -> None:
+    with tcp.listen(host, 0) as listener:
+        address = (host, listener.getsockname()[1])
+        with tcp.connect([address], time.monotonic() + 5) as sock, listener.accept()[0] as accepted:
+            sock.sendall(b"hello")
+            assert accepted.recv(5) == b"hello"
+
+
+def test_a_listener_of_the_launcher_is_taken_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as original, tcp.adopt_listener(original.dup().detach()) as adopted:
+        assert adopted.getsockname() == original.getsockname()
+        assert not adopted.getblocking()
+
+
+def test_a_descriptor_that_is_no_socket_is_said_in_words() -> None:
+    with (
+        Path("/dev/null").open() as file,
+        pytest.raises(TransportError, match=f"descriptor {file.fileno()} is no socket"),
+    ):
+        tcp.adopt_listener(file.fileno())
+
+
+def test_connecting_keeps_trying_until_somebody_listens(port: int) -> None:
+    connecting = Background(tcp.connect, [("127.0.0.1", port)], time.monotonic() + 20)
+    with tcp.listen("127.0.0.1", port), connecting.result() as sock:
+        assert sock.getpeername() == ("127.0.0.1", port)
+
+
+def test_connecting_gives_up_at_the_deadline_and_says_what_was_tried(port: int) -> None:
+    start = time.monotonic()
+    with pytest.raises(NoConnectionError) as caught:
+        tcp.connect([("127.0.0.1", port), ("no-such-host.invalid", 5)], start + 0.2)
+    assert time.monotonic() - start >= 0.2
+    assert f"127.0.0.1:{port}: Connection refused" in str(caught.value)
+    assert "no-such-host.invalid:5: host 'no-such-host.invalid' is not known" in str(caught.value)
+    assert caught.value.peer == f"127.0.0.1:{port}"
+
+
+def test_the_first_address_that_answers_is_taken(port: int) -> None:
+    with tcp.listen("127.0.0.1", 0) as listener:
+        addresses = [("127.0.0.1", port), listener.getsockname()]
+        with tcp.connect(addresses, time.monotonic() + 5) as sock:
+            assert sock.getpeername() == listener.getsockname()
+
+
+def test_the_pauses_between_tries_grow(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    now = time.monotonic()
+
+    class Clock:
+        monotonic = staticmethod(lambda: now + sum(pauses))
+        sleep = staticmethod(pauses.append)
+
+    monkeypatch.setattr(tcp, "time", Clock)
+    with pytest.raises(NoConnectionError):
+        tcp.connect([("127.0.0.1", port)], now + 10)
+    assert sum(pauses) == pytest.approx(10)
+    assert pauses[0] <= 0.02
+    assert pauses[:-1] == sorted(pauses[:-1])
+    assert max(pauses) <= 0.5
+    assert len(pauses) < 60
+
+
+def test_data_sockets_do_not_delay_small_messages() -> None:
+    with tcp.listen("127.0.0.1", 0) as listener, tcp.connect([listener.getsockname()], time.monotonic() + 5) as sock:
+        tcp.tune(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert not sock.getblocking()
+
+
+# --- sleeping on sockets ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    a, b = socket.socketpair()
+    a.setblocking(False)
+    with a, b:
+        yield a, b
+
+
+@pytest.fixture
+def poller(pair: tuple[socket.socket, socket.socket]) -> Iterator[tcp.SocketPoller]:
+    """Knows the first of `pair` as peer 5."""
+    poller = tcp.SocketPoller({5: pair[0]})
+    yield poller
+    poller.close()
+
+
+def test_a_poller_says_what_can_move(poller: tcp.SocketPoller, pair: tuple[socket.socket, socket.socket]) -> None:
+    poller.watch(5, read=True, write=False)
+    assert poller.wait(poller.now()) == []
+    pair[1].send(b"x")
+    assert poller.wait(poller.now() + 5) == [Ready(5, readable=True, writable=False)]
+    poller.watch(5, read=True, write=True)
+    assert poller.wait(poller.now() + 5) == [Ready(5, readable=True, writable=True)]
+    poller.watch(5, read=False, write=False)
+    assert poller.wait(poller.now()) == []
+    poller.watch(5, read=True, write=False)
+    poller.forget(5)
+    poller.forget(5)
+    assert poller.wait(poller.now()) == []
+
+
+def test_the_end_of_a_stream_can_be_read(poller: tcp.SocketPoller, pair: tuple[socket.socket, socket.socket]) -> None:
+    poller.watch(5, read=True, write=False)
+    pair[1].close()
+    assert poller.wait(poller.now() + 5) == [Ready(5, readable=True, writable=False)]
+
+
+def test_a_poller_wakes_when_it_is_told_to_also_beforehand(poller: tcp.SocketPoller) -> None:
+    for _ in range(100_000):
+        poller.wake()  # more than its pipe holds
+    start = time.monotonic()
+    assert poller.wait(start + 20) == []
+    waiting = Background(poller.wait, start + 20)
+    poller.wake()
+    assert waiting.result() == []
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize("far", [1e7, 1e10, 1e300])
+def test_a_deadline_may_be_further_than_any_clock_counts(
+    poller: tcp.SocketPoller, pair: tuple[socket.socket, socket.socket], far: float
+) -> None:
+    poller.watch(5, read=True, write=False)
+    pair[1].send(b"x")
+    assert poller.wait(poller.now() + far) == [Ready(5, readable=True, writable=False)]
+
+
+def test_waking_a_closed_poller_is_no_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    poller = tcp.SocketPoller({5: pair[0]})
+    poller.close()
+    poller.wake()
