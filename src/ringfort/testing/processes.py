@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ringfort.backends.base import Backend
@@ -32,6 +33,8 @@ MakeBackend = Callable[[int, Sequence[str]], Backend]
 
 PATIENCE = 2 * RANKS_TIMEOUT
 """Seconds to wait for a process's answer: longer than it gives itself, so that it can say where it stands."""
+_LAST_CHANCE = 10.0
+"""Seconds that a process may take to end once no more questions come, before it is killed."""
 _LAST_WORDS = 6000
 """Characters of what a process wrote at the end: a traceback of every thread fits."""
 
@@ -81,8 +84,9 @@ class _Worker:
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps([name, self._rank, list(addresses)]) + "\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended: then there is no answer either
+            process.stdin.write(json.dumps([name, self._rank, list(addresses)]) + "\n")
+            process.stdin.flush()
         answer = process.stdout.readline()
         if answer:
             return json.loads(answer)
@@ -105,21 +109,18 @@ class _Worker:
         self._errors.close()
 
     def _end(self, process: subprocess.Popen[str]) -> int:
+        """Ends the process, if it has not ended, and returns its exit code."""
         self._process = None
-        with process:  # closes both pipes, waits
-            try:
-                return process.wait(None if process.poll() is not None else _end_input(process))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(BrokenPipeError):  # a question that was never read
+                assert pipe is not None
+                pipe.close()
+        try:
+            return process.wait(_LAST_CHANCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
     def _last_words(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-_LAST_WORDS:]
-
-
-def _end_input(process: subprocess.Popen[str]) -> float:
-    """Tells a process that no more questions come; returns the seconds that it may take to end."""
-    if process.stdin is not None and not process.stdin.closed:
-        process.stdin.close()
-    return 10.0

@@ -282,7 +282,7 @@ def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: Forming)
         [waiting] = failing.start(2, config=SHORT)
         assert isinstance(hear(sock, "rank 0", time.monotonic() + 20), Welcome)
         for rank in (waiting.result, failing.host):
-            with pytest.raises(DistributedError, match=r"rank 2 cannot reach rank 1|rank 1 "):
+            with pytest.raises(DistributedError, match=r"rank 1\b"):
                 rank()
 
 

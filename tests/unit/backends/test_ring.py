@@ -9,7 +9,14 @@ import pytest
 
 from ringfort import DistributedConfig, RingBackend
 from ringfort.config import format_address
-from ringfort.errors import ConfigError, DistributedError, InvalidRankError, RefusedError, TransportError
+from ringfort.errors import (
+    ConfigError,
+    DistributedError,
+    InvalidRankError,
+    RefusedError,
+    RendezvousTimeoutError,
+    TransportError,
+)
 from ringfort.testing import ring_group, run_ranks
 from ringfort.testing.groups import reserved_addresses
 from tests.unit.transport.background import Background
@@ -107,8 +114,9 @@ def test_a_missing_rank_is_named() -> None:
 
 
 def test_a_missing_lower_rank_is_named() -> None:
-    with reserved_addresses(2) as nodes, pytest.raises(DistributedError, match="rank 1 cannot reach rank 0"):
+    with reserved_addresses(2) as nodes, pytest.raises(RendezvousTimeoutError, match="looking for rank 0") as caught:
         ring(nodes, 1, SHORT)
+    assert caught.value.missing == (0,)
 
 
 @pytest.mark.parametrize(
