@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ringfort.errors import ConfigError, InvalidRankError
 
@@ -139,6 +139,8 @@ class DistributedConfig:
     """For `RingBackend`: which of `nodes` this process is."""
     timeout: float = DEFAULT_TIMEOUT
     """Seconds that bound the forming of the group and every call that is given no timeout of its own."""
+    encryption: Literal["on", "off"] = "on"
+    """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring."""
     inbox_bytes: int = 64 * MIB
     """How much a peer may send ahead of a receive, in all, before a receive of something else gives up."""
     max_object_bytes: int = GIB
@@ -147,6 +149,8 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if self.encryption not in ("on", "off"):
+            raise ConfigError("encryption", self.encryption, "must be on or off")
         for name in ("inbox_bytes", "max_object_bytes"):
             if getattr(self, name) < MIB:
                 raise ConfigError(name, getattr(self, name), "must be at least 1 MiB (1048576)")

@@ -278,22 +278,26 @@ def init(
     master: str | None = None,
     nodes: Sequence[str | Sequence[str]] | None = None,
     timeout: float | None = None,
+    encryption: str | None = None,
     config: DistributedConfig | None = None,
 ) -> DistributedContext:
     """Joins a group and returns this rank's handle on it.
 
     With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
     the others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
-    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; `RINGFORT_TIMEOUT` in seconds. With none of them this is a
-    world of one. Raises as `TcpBackend` and `RingBackend` do.
+    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; `RINGFORT_TIMEOUT` in seconds; `RINGFORT_ENCRYPTION=off`. With
+    none of them this is a world of one. Raises as `TcpBackend` and `RingBackend` do.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
     world_size = told.world_size if world_size is None else world_size
     timeout = told.timeout if timeout is None else timeout
+    encryption = told.encryption if encryption is None else encryption
     config = config or DistributedConfig()
     if timeout is not None:
         config = replace(config, timeout=timeout)
+    if encryption is not None:
+        config = replace(config, encryption=encryption)  # pyright: ignore[reportArgumentType]  # it is checked there
     if nodes is not None or config.nodes:
         listed = config.nodes if nodes is None else nodes
         if world_size not in (None, len(listed)):

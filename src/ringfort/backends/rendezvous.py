@@ -11,8 +11,9 @@ import ipaddress
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ringfort.config import format_address
 from ringfort.errors import (
@@ -22,176 +23,212 @@ from ringfort.errors import (
     RefusedError,
     RendezvousTimeoutError,
 )
+from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.door import Arrival, Door, hear, say
-from ringfort.transport.greeting import Join, Meet, Ready, Refused, Welcome
+from ringfort.transport.channel import Channel
+from ringfort.transport.door import Arrival, Door
+from ringfort.transport.greeting import Join, Meet, Ready, Welcome
 
-Sockets = dict[int, socket.socket]
+Channels = dict[int, Channel]
+Address = tuple[str, int]
+
+_PAUSE = 0.05
+"""Seconds before a connection that closed too early is tried again."""
 
 
-def host_group(listener: socket.socket, world_size: int, timeout: float) -> Sockets:
-    """Rank 0's part: a socket to every other rank. Closes `listener`."""
-    deadline = time.monotonic() + timeout
-    door = Door(listener)
-    seated: dict[int, tuple[socket.socket, Join]] = {}
+@dataclass(frozen=True)
+class Terms:
+    """What every part of a rendezvous needs: by when, and with what to prove oneself (None with encryption off)."""
+
+    timeout: float
+    deadline: float
+    credentials: Credentials | None
+
+    @classmethod
+    def begin(cls, timeout: float, credentials: Credentials | None) -> Terms:
+        """Terms whose time starts now."""
+        return cls(timeout, time.monotonic() + timeout, credentials)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+
+# --- rank 0 -----------------------------------------------------------------------------------------------------------
+
+
+def host_group(listener: socket.socket, world_size: int, terms: Terms) -> Channels:
+    """Rank 0's part: a channel to every other rank. Closes `listener`."""
+    door = Door(listener, terms.credentials)
+    seated: dict[int, tuple[Channel, Join]] = {}
     try:
         while len(seated) < world_size - 1:
-            arrivals, stirred = door.wait(deadline)
+            arrivals, stirred = door.wait(terms.deadline)
             for sock in stirred:  # whoever speaks or ends before the welcome has given up: the seat is free again
-                rank = next(rank for rank, (other, _) in seated.items() if other is sock)
-                door.forget(sock)
-                sock.close()
-                del seated[rank]
+                rank = next(rank for rank, (channel, _) in seated.items() if channel.sock is sock)
+                channel, _ = seated.pop(rank)
+                door.forget(channel)
+                channel.close()
             for arrival in arrivals:
                 _seat(door, arrival, world_size, seated)
-            if time.monotonic() >= deadline and len(seated) < world_size - 1:
-                raise _incomplete("waiting for all ranks to come", timeout, range(1, world_size), seated, door)
-        for sock, _ in seated.values():
-            door.forget(sock)
+            if terms.is_over and len(seated) < world_size - 1:
+                raise _incomplete("waiting for all ranks to come", terms, range(1, world_size), seated, door)
+        for channel, _ in seated.values():
+            door.forget(channel)
     except BaseException as exc:
-        _dismiss((sock for sock, _ in seated.values()), exc)
+        _dismiss((channel for channel, _ in seated.values()), exc)
         raise
     finally:
         door.close()
-    sockets = {rank: sock for rank, (sock, _) in seated.items()}
     addresses = [("", 0), *((seated[rank][1].host, seated[rank][1].port) for rank in range(1, world_size))]
-    _start(sockets, Welcome(secrets.token_bytes(16), addresses), deadline)
-    return sockets
+    channels = {rank: channel for rank, (channel, _) in seated.items()}
+    _start(channels, Welcome(secrets.token_bytes(16), addresses), terms.deadline)
+    return channels
 
 
-def _seat(door: Door, arrival: Arrival, world_size: int, seated: dict[int, tuple[socket.socket, Join]]) -> None:
+def _seat(door: Door, arrival: Arrival, world_size: int, seated: dict[int, tuple[Channel, Join]]) -> None:
     said = arrival.said
     if not isinstance(said, Join):
         door.refuse(arrival, "group", "this is rank 0 of a group that forms; join it with MASTER_ADDR and MASTER_PORT")
     elif said.world_size != world_size:
-        door.refuse(
-            arrival,
-            "world_size",
-            f"rank {said.rank} was started with world size {said.world_size}, rank 0 with {world_size}",
-        )
+        why = f"rank {said.rank} was started with world size {said.world_size}, rank 0 with {world_size}"
+        door.refuse(arrival, "world_size", why)
     elif not 1 <= said.rank < world_size:
         taken = "rank 0 is this process" if said.rank == 0 else f"ranks are 0 to {world_size - 1}"
         door.refuse(arrival, "rank_taken" if said.rank == 0 else "rank_range", f"rank {said.rank} cannot join: {taken}")
     elif said.rank in seated:
-        other = format_address(*seated[said.rank][0].getpeername()[:2])
-        door.refuse(
-            arrival, "rank_taken", f"rank {said.rank} is taken by {other}; give every process a rank of its own"
-        )
+        other = format_address(*seated[said.rank][0].sock.getpeername()[:2])
+        why = f"rank {said.rank} is taken by {other}; give every process a rank of its own"
+        door.refuse(arrival, "rank_taken", why)
     else:
-        seated[said.rank] = (arrival.sock, said)
-        door.watch(arrival.sock)
+        seated[said.rank] = (arrival.channel, said)
+        door.watch(arrival.channel)
 
 
-def _start(sockets: Sockets, welcome: Welcome, deadline: float) -> None:
+def _start(channels: Channels, welcome: Welcome, deadline: float) -> None:
     """Tells all where the others are, waits until each has its links, and lets them start."""
     try:
-        for sock in sockets.values():
-            say(sock, welcome, deadline)
-        for rank, sock in sockets.items():
-            if not isinstance(hear(sock, f"rank {rank}", deadline), Ready):
+        for channel in channels.values():
+            channel.say(welcome, deadline)
+        for rank, channel in channels.items():
+            if not isinstance(channel.hear(f"rank {rank}", deadline), Ready):
                 raise ProtocolError(f"rank {rank} did not say that it is ready", peer=rank)
-        for sock in sockets.values():
-            say(sock, Ready(), deadline)
+        for channel in channels.values():
+            channel.say(Ready(), deadline)
     except BaseException as exc:
-        _dismiss(sockets.values(), exc)
+        _dismiss(channels.values(), exc)
         raise
 
 
-def _dismiss(sockets: Iterable[socket.socket], exc: BaseException) -> None:
+def _dismiss(channels: Iterable[Channel], exc: BaseException) -> None:
     """Tells those who wait that the group will not be, and why."""
-    reason = str(exc) if isinstance(exc, DistributedError) else f"rank 0 stopped ({type(exc).__name__})"
-    for sock in sockets:
-        with suppress(DistributedError):  # that one has gone; the others still have to be told
-            say(sock, Refused("failed", reason), time.monotonic() + 1)
-        sock.close()
+    reason = str(exc) if isinstance(exc, DistributedError) else f"a rank stopped ({type(exc).__name__})"
+    for channel in channels:
+        channel.refuse("failed", reason)
 
 
-def join_group(rank: int, world_size: int, host: str, port: int, timeout: float) -> Sockets:
-    """The part of every other rank: a socket to each of the others."""
-    deadline = time.monotonic() + timeout
+# --- the other ranks --------------------------------------------------------------------------------------------------
+
+
+def join_group(rank: int, world_size: int, host: str, port: int, terms: Terms) -> Channels:
+    """The part of every other rank: a channel to each of the others."""
+    name = f"rank 0 at {format_address(host, port)}"
+    doors: list[Door] = []
+    channels: Channels = {}
+
+    def join(sock: socket.socket) -> Join:
+        # Only now, connected, is it known which interface leads to rank 0.
+        local = sock.getsockname()[0]
+        if not doors:
+            doors.append(Door(tcp.listen(_listening_host(host, local), 0), terms.credentials))
+        return Join(rank, world_size, local, doors[0].address[1])
+
     try:
-        master = tcp.connect([(host, port)], deadline)
-    except NoConnectionError as exc:
-        raise RendezvousTimeoutError(f"looking for rank 0: {exc}", timeout, missing=[0]) from exc
-    sockets: Sockets = {0: master}
-    try:
-        door = Door(tcp.listen(_listening_host(host, master.getsockname()[0]), 0))
-    except BaseException:
-        master.close()
-        raise
-    try:
-        name = f"rank 0 at {format_address(host, port)}"
-        say(master, Join(rank, world_size, master.getsockname()[0], door.address[1]), deadline)
-        welcome = hear(master, name, deadline)
+        master = channels[0] = _open(rank, [(host, port)], join, 0, name, terms)
+        welcome = master.hear(name, terms.deadline)
         if not isinstance(welcome, Welcome) or len(welcome.addresses) != world_size:
             raise ProtocolError(f"{name} answered something else than a welcome", peer=0)
         meet = Meet(rank, world_size, welcome.token)
         for lower in range(1, rank):
-            sockets[lower] = _knock(lower, [_reachable(welcome.addresses[lower], master)], meet, timeout, deadline)
-        accept_higher(door, rank, meet, sockets, timeout, deadline)
-        say(master, Ready(), deadline)
-        hear(master, name, deadline)
+            channels[lower] = knock(lower, [_reachable(welcome.addresses[lower], master.sock)], meet, terms)
+        accept_higher(doors[0], meet, channels, terms)
+        master.say(Ready(), terms.deadline)
+        master.hear(name, terms.deadline)
     except BaseException as exc:
-        if 0 in sockets and isinstance(exc, DistributedError) and not isinstance(exc, RefusedError):
-            _dismiss([master], exc)
-        for sock in sockets.values():
-            sock.close()
-        if isinstance(exc, NoConnectionError) and time.monotonic() >= deadline:
-            raise RendezvousTimeoutError(f"rank {rank} waiting for all ranks to come: {exc}", timeout) from exc
+        if 0 in channels and isinstance(exc, DistributedError) and not isinstance(exc, RefusedError):
+            _dismiss([channels[0]], exc)
+        for channel in channels.values():
+            channel.close()
+        if isinstance(exc, NoConnectionError) and terms.is_over:
+            raise RendezvousTimeoutError(f"rank {rank} waiting for all ranks to come: {exc}", terms.timeout) from exc
         raise
     finally:
-        door.close()
-    return sockets
+        for door in doors:
+            door.close()
+    return channels
 
 
-def knock_lower(
-    nodes: list[list[tuple[str, int]]], meet: Meet, sockets: Sockets, timeout: float, deadline: float
-) -> None:
-    """Connects to every rank below, at addresses that were known beforehand."""
-    for lower in range(meet.rank):
-        sockets[lower] = _knock(lower, nodes[lower], meet, timeout, deadline)
-
-
-def _knock(rank: int, addresses: list[tuple[str, int]], meet: Meet, timeout: float, deadline: float) -> socket.socket:
+def knock(lower: int, addresses: list[Address], meet: Meet, terms: Terms) -> Channel:
+    """A channel to the rank `lower`, which is at one of `addresses`."""
+    name = f"rank {lower}"
+    channel = _open(meet.rank, addresses, lambda _: meet, lower, name, terms)
     try:
-        sock = tcp.connect(addresses, deadline)
-    except NoConnectionError as exc:
-        raise RendezvousTimeoutError(
-            f"rank {meet.rank} looking for rank {rank}: {exc}", timeout, missing=[rank]
-        ) from exc
-    try:
-        say(sock, meet, deadline)
-        answer = hear(sock, f"rank {rank}", deadline)
-        if not isinstance(answer, Ready):
-            raise ProtocolError(f"rank {rank} answered a greeting with something else", peer=rank)
+        if not isinstance(channel.hear(name, terms.deadline), Ready):
+            raise ProtocolError(f"{name} answered a greeting with something else", peer=lower)
     except BaseException:
-        sock.close()
+        channel.close()
         raise
-    return sock
+    return channel
 
 
-def accept_higher(door: Door, rank: int, ours: Meet, sockets: Sockets, timeout: float, deadline: float) -> None:
-    """Lets in every rank above. Those already in are watched: one that dies before all are there is expected again."""
-    higher = range(rank + 1, ours.world_size)
-    while any(other not in sockets for other in higher):
-        arrivals, stirred = door.wait(deadline)
-        for sock in stirred:
-            door.forget(sock)
-            if _is_ended(sock):  # else it has begun to work, which is no business of ours
+def _open(
+    me: int,
+    addresses: list[Address],
+    purpose: Callable[[socket.socket], Join | Meet],
+    rank: int,
+    name: str,
+    terms: Terms,
+) -> Channel:
+    """A channel to `rank`. Tried again until the deadline if it closes before it is open: where strangers crowd the door,
+    a member may be pushed out with them."""
+    while True:
+        sock: socket.socket | None = None
+        try:
+            sock = tcp.connect(addresses, terms.deadline)
+            return Channel.open(sock, terms.credentials, purpose(sock), name, terms.deadline)
+        except BaseException as exc:
+            if sock is not None:
                 sock.close()
-                del sockets[next(other for other in higher if sockets.get(other) is sock)]
+            if not isinstance(exc, NoConnectionError):
+                raise
+            if terms.is_over:
+                why = f"rank {me} looking for {name}: {exc}"
+                raise RendezvousTimeoutError(why, terms.timeout, missing=[rank]) from exc
+            time.sleep(_PAUSE)
+
+
+def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> None:
+    """Lets in every rank above. Those already in are watched: one that dies before all are there is expected again."""
+    higher = range(ours.rank + 1, ours.world_size)
+    while any(other not in channels for other in higher):
+        arrivals, stirred = door.wait(terms.deadline)
+        for sock in stirred:
+            other = next(other for other in higher if other in channels and channels[other].sock is sock)
+            door.forget(channels[other])
+            if _is_ended(sock):  # else it has begun to work, which is no business of ours
+                channels.pop(other).close()
         for arrival in arrivals:
-            refusal = _why_not(arrival.said, ours, sockets, higher)
+            refusal = _why_not(arrival.said, ours, channels, higher)
             if refusal:
                 door.refuse(arrival, *refusal)
                 continue
             assert isinstance(arrival.said, Meet)
-            say(arrival.sock, Ready(), deadline)
-            sockets[arrival.said.rank] = arrival.sock
-            arrival.sock.setblocking(False)
-            door.watch(arrival.sock)
-        if time.monotonic() >= deadline and any(other not in sockets for other in higher):
-            raise _incomplete(f"rank {rank} waiting for higher ranks", timeout, higher, sockets, door)
+            with suppress(NoConnectionError):  # it has gone: it comes again, or is missed at the deadline
+                arrival.channel.say(Ready(), terms.deadline)
+            channels[arrival.said.rank] = arrival.channel
+            door.watch(arrival.channel)
+        if terms.is_over and any(other not in channels for other in higher):
+            raise _incomplete(f"rank {ours.rank} waiting for higher ranks", terms, higher, channels, door)
 
 
 def _is_ended(sock: socket.socket) -> bool:
@@ -203,7 +240,7 @@ def _is_ended(sock: socket.socket) -> bool:
         return True
 
 
-def _why_not(said: object, ours: Meet, sockets: Sockets, higher: range) -> tuple[str, str] | None:
+def _why_not(said: object, ours: Meet, channels: Channels, higher: range) -> tuple[str, str] | None:
     if not isinstance(said, Meet):
         return "group", f"this is rank {ours.rank}; a new group is joined at rank 0"
     if said.world_size != ours.world_size:
@@ -212,20 +249,23 @@ def _why_not(said: object, ours: Meet, sockets: Sockets, higher: range) -> tuple
         return "group", f"rank {said.rank} belongs to another group, or was given another list of nodes"
     if said.rank not in higher:
         return "rank_range", f"rank {said.rank} does not connect to rank {ours.rank}: check that each rank is used once"
-    if said.rank in sockets:
+    if said.rank in channels:
         return "rank_taken", f"rank {said.rank} is taken; give every process a rank of its own"
     return None
 
 
 def _incomplete(
-    what: str, timeout: float, wanted: Iterable[int], have: Iterable[int], door: Door
+    what: str, terms: Terms, wanted: Iterable[int], have: Iterable[int], door: Door
 ) -> RendezvousTimeoutError:
     present = set(have)
     missing = [rank for rank in wanted if rank not in present]
     state = f"missing: rank {', '.join(map(str, missing))}. Start them with the same address and world size"
     if door.turned_away:
         state += f". Turned away: {'; '.join(door.turned_away)}"
-    return RendezvousTimeoutError(what, timeout, missing=missing, state=state)
+    return RendezvousTimeoutError(what, terms.timeout, missing=missing, state=state)
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
 
 
 def is_loopback(host: str) -> bool:
@@ -242,7 +282,7 @@ def _listening_host(master: str, local: str) -> str:
     return "" if is_loopback(local) and not is_loopback(master) else local
 
 
-def _reachable(address: tuple[str, int], master: socket.socket) -> tuple[str, int]:
+def _reachable(address: Address, master: socket.socket) -> Address:
     """Another rank's address as seen from here. Loopback means rank 0's machine, which we know how to reach; a
     link-local address needs the name of our own interface."""
     host, port = address

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from hashlib import blake2b
 
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.rendezvous import Sockets, accept_higher, knock_lower
-from ringfort.backends.tcp import links_over
+from ringfort.backends.rendezvous import Channels, Terms, accept_higher, knock
+from ringfort.backends.tcp import credentials_for, links_over
 from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, TransportError
+from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.door import Door
 from ringfort.transport.greeting import Meet
@@ -22,7 +22,7 @@ class RingBackend(MeshBackend):
     A node may have several addresses; the first that can be bound or reached is used.
     """
 
-    def __init__(self, config: DistributedConfig) -> None:
+    def __init__(self, config: DistributedConfig, *, credentials: Credentials | None = None) -> None:
         """Returns when this rank is linked to every other. Raises as `TcpBackend` does."""
         if not config.nodes or config.rank is None:
             raise ConfigError(
@@ -30,34 +30,35 @@ class RingBackend(MeshBackend):
             )
         nodes = [_addresses(node) for node in config.nodes]
         rank, world_size = config.rank, len(nodes)
-        sockets: Sockets = {}
+        channels: Channels = {}
         if world_size > 1:
-            deadline = time.monotonic() + config.timeout
+            terms = Terms.begin(config.timeout, credentials_for(config, credentials))
             # Ranks that were given other lists must not meet by accident.
             token = blake2b(repr(nodes).encode(), digest_size=16).digest()
             meet = Meet(rank, world_size, token)
-            door = _open_door(nodes[rank])
+            door = _open_door(nodes[rank], terms)
             try:
-                knock_lower(nodes, meet, sockets, config.timeout, deadline)
-                accept_higher(door, rank, meet, sockets, config.timeout, deadline)
+                for lower in range(rank):
+                    channels[lower] = knock(lower, nodes[lower], meet, terms)
+                accept_higher(door, meet, channels, terms)
             except BaseException:
-                for sock in sockets.values():
-                    sock.close()
+                for channel in channels.values():
+                    channel.close()
                 raise
             finally:
                 door.close()
-        super().__init__(rank, world_size, config, *links_over(sockets))
+        super().__init__(rank, world_size, config, *links_over(channels))
 
 
 def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:
     return [parse_address(text, "nodes") for text in ([node] if isinstance(node, str) else node)]
 
 
-def _open_door(addresses: list[tuple[str, int]]) -> Door:
+def _open_door(addresses: list[tuple[str, int]], terms: Terms) -> Door:
     failure: TransportError | None = None
     for host, port in addresses:
         try:
-            return Door(tcp.listen(host, port))
+            return Door(tcp.listen(host, port), terms.credentials)
         except TransportError as exc:
             failure = exc
     assert failure is not None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+from functools import cache
 
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.rendezvous import Sockets, host_group, is_loopback, join_group
+from ringfort.backends.rendezvous import Channels, Terms, host_group, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
 from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, InvalidRankError
+from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
+
+_log = logging.getLogger(__name__)
 
 
 class TcpBackend(MeshBackend):
@@ -24,35 +29,53 @@ class TcpBackend(MeshBackend):
         *,
         config: DistributedConfig | None = None,
         listener: socket.socket | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Returns when every rank is linked to every other.
 
         `master` is `host:port` (IPv4, a name, or `[v6]:port`). Rank 0 may be handed a `listener` that is bound already;
-        it is closed in the end. Raises `InvalidWorldSizeError`, `InvalidRankError` and `ConfigError` at once;
-        `TransportError` if the port cannot be had or the name is unknown; `RendezvousTimeoutError` with who is missing;
-        `RefusedError`, by its children, if rank 0 says no.
+        it is closed in the end. `credentials` are this user's own unless given.
+
+        Raises `InvalidWorldSizeError`, `InvalidRankError` and `ConfigError` at once; `TransportError` if the port cannot
+        be had or the name is unknown; `RendezvousTimeoutError` with who is missing; `RefusedError`, by its children, if
+        rank 0 says no; `IdentityError` if the node's key or the cluster's secret cannot be read.
         """
         config = config or DistributedConfig()
         check_world_size(world_size)
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, world_size)
         host, port = _where(rank, world_size, master, listener)
-        sockets: Sockets = {}
+        channels: Channels = {}
         if world_size == 1:
             if listener is not None:
                 listener.close()
-        elif rank == 0:
-            listener = listener or tcp.listen(_listening_host(host), port)
-            sockets = host_group(listener, world_size, config.timeout)
         else:
-            sockets = join_group(rank, world_size, host, port, config.timeout)
-        super().__init__(rank, world_size, config, *links_over(sockets))
+            terms = Terms.begin(config.timeout, credentials_for(config, credentials))
+            if rank == 0:
+                listener = listener or tcp.listen(_listening_host(host), port)
+                channels = host_group(listener, world_size, terms)
+            else:
+                channels = join_group(rank, world_size, host, port, terms)
+        super().__init__(rank, world_size, config, *links_over(channels))
 
 
-def links_over(sockets: Sockets) -> tuple[dict[int, Stream], tcp.SocketPoller]:
-    """Streams and their poller over connected sockets."""
-    streams: dict[int, Stream] = {peer: tcp.SocketStream(sock) for peer, sock in sorted(sockets.items())}
-    return streams, tcp.SocketPoller(sockets)
+def credentials_for(config: DistributedConfig, given: Credentials | None) -> Credentials | None:
+    """What to prove oneself with: what was given, else this user's own; None with encryption off."""
+    if config.encryption == "off":
+        _say_once()
+        return None
+    return given or Credentials.load()
+
+
+@cache
+def _say_once() -> None:
+    _log.warning("encryption is off: whoever is on the network can read and change what the ranks say")
+
+
+def links_over(channels: Channels) -> tuple[dict[int, Stream], tcp.SocketPoller]:
+    """Streams and their poller over open channels."""
+    streams = {peer: channel.stream() for peer, channel in sorted(channels.items())}
+    return streams, tcp.SocketPoller({peer: channel.sock for peer, channel in channels.items()})
 
 
 def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""A rank's process for `ProcessRanks`: `python -m ringfort.testing.worker module:make`. A line a check, and an answer."""
+"""A rank's process for `ProcessRanks`: `python -m ringfort.testing.worker module:make`. A line a check, an answer."""
 
 from __future__ import annotations
 

@@ -6,27 +6,33 @@ import logging
 import selectors
 import socket
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 from ringfort.config import format_address
-from ringfort.errors import DistributedError, NoConnectionError, ProtocolError, TransportError, VersionMismatchError
-from ringfort.transport import greeting
-from ringfort.transport.greeting import Greeting, GreetingReader, Refused
+from ringfort.errors import DistributedError, ProtocolError
+from ringfort.identity.credentials import Credentials
+from ringfort.transport.channel import Channel
+from ringfort.transport.greeting import Greeting
+from ringfort.transport.opening import Opening
 from ringfort.transport.tcp import LONGEST_SLEEP
 
 _log = logging.getLogger(__name__)
 
-GREETING_TIMEOUT = 5.0
-"""Seconds a connection may take to say who it is. A peer needs milliseconds."""
+OPENING_TIMEOUT = 5.0
+"""Seconds a connection may take to prove itself, however slowly it drips. A peer needs milliseconds."""
 MAX_WAITING = 64
-"""Connections that have not said who they are. The one that has waited longest makes room for a new one."""
+"""Connections that have not proved themselves. The one that has waited longest makes room for a new one; a member that
+was pushed out so comes again."""
+_LOG_EVERY = 1.0
+"""Seconds between two lines about strangers; those in between are counted."""
 
 
 @dataclass
 class Arrival:
-    """Somebody who said who they are. `sock` is non-blocking and now belongs to the caller."""
+    """Somebody who has proved membership and said what for. The channel now belongs to the caller."""
 
-    sock: socket.socket
+    channel: Channel
     said: Greeting
     address: str
 
@@ -36,19 +42,21 @@ class _Waiting:
     sock: socket.socket
     address: str
     deadline: float
-    reader: GreetingReader = field(default_factory=GreetingReader)
+    opening: Opening
 
 
 class Door:
-    """Accepts on a listening socket, reads greetings from all who come at the same time, and drops strays."""
+    """Accepts on a listening socket, opens connections with all who come at the same time, and drops strays."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, credentials: Credentials | None) -> None:
         listener.setblocking(False)
         self._listener = listener
+        self._credentials = credentials
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._waiting: dict[socket.socket, _Waiting] = {}
         self._watched: set[socket.socket] = set()
+        self._log_at, self._unlogged = 0.0, 0
         self.turned_away: list[str] = []
         """Who was refused and why, for the error when the group does not come together. The last few only."""
 
@@ -58,15 +66,16 @@ class Door:
         host, port = self._listener.getsockname()[:2]
         return host, port
 
-    def watch(self, sock: socket.socket) -> None:
-        """Reports in `wait` when `sock`, which nobody expects to speak yet, says something or ends."""
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._watched.add(sock)
+    def watch(self, channel: Channel) -> None:
+        """Reports in `wait` when `channel`, on which nobody is expected to speak yet, says something or ends."""
+        channel.sock.setblocking(False)
+        self._selector.register(channel.sock, selectors.EVENT_READ)
+        self._watched.add(channel.sock)
 
-    def forget(self, sock: socket.socket) -> None:
-        """No longer watches `sock`."""
-        self._selector.unregister(sock)
-        self._watched.discard(sock)
+    def forget(self, channel: Channel) -> None:
+        """No longer watches `channel`."""
+        self._selector.unregister(channel.sock)
+        self._watched.discard(channel.sock)
 
     def wait(self, deadline: float) -> tuple[list[Arrival], list[socket.socket]]:
         """Who has arrived, and which watched sockets have stirred. Returns, perhaps with neither, by `deadline`."""
@@ -86,12 +95,12 @@ class Door:
                     arrivals.append(arrival)
         now = time.monotonic()
         for waiting in [waiting for waiting in self._waiting.values() if waiting.deadline <= now]:
-            self._turn_away(waiting, f"said nothing useful for {GREETING_TIMEOUT:g} s")
+            self._turn_away(waiting, f"said nothing useful for {OPENING_TIMEOUT:g} s")
         return arrivals, stirred
 
     def refuse(self, arrival: Arrival, code: str, reason: str) -> None:
-        """Tells somebody no, and closes."""
-        _say_last(arrival.sock, Refused(code, reason))
+        """Tells a member no, and closes."""
+        arrival.channel.refuse(code, reason)
         self._note(arrival.address, reason)
 
     def close(self) -> None:
@@ -101,6 +110,7 @@ class Door:
         self._waiting.clear()
         self._selector.close()
         self._listener.close()
+        self._log_rest()
 
     def _accept(self) -> None:
         while True:
@@ -111,35 +121,41 @@ class Door:
             sock.setblocking(False)
             if len(self._waiting) >= MAX_WAITING:
                 self._turn_away(next(iter(self._waiting.values())), "too many strangers at once")
-            waiting = _Waiting(sock, format_address(*address[:2]), time.monotonic() + GREETING_TIMEOUT)
+            deadline = time.monotonic() + OPENING_TIMEOUT
+            waiting = _Waiting(sock, format_address(*address[:2]), deadline, Opening(self._credentials))
             self._waiting[sock] = waiting
             self._selector.register(sock, selectors.EVENT_READ)
 
     def _listen_to(self, waiting: _Waiting) -> Arrival | None:
+        opening = waiting.opening
         try:
-            data = waiting.sock.recv(waiting.reader.wants)
+            data = waiting.sock.recv(opening.wants)
             if not data:
                 raise ProtocolError("it closed before it said who it is")
-            said = waiting.reader.feed(data)
+            opening.feed(data)
+            self._answer(waiting)
         except BlockingIOError:
             return None
-        except VersionMismatchError as exc:
-            self._turn_away(waiting, str(exc), code="version")
-            return None
         except (DistributedError, OSError) as exc:
+            with suppress(OSError):  # what there is to say tells a cousin why; a stranger may be gone
+                self._answer(waiting)
             self._turn_away(waiting, str(exc))
             return None
-        if said is None:
+        if not opening.is_open or opening.purpose is None:
             return None
         self._release(waiting)
-        return Arrival(waiting.sock, said, waiting.address)
+        return Arrival(Channel(waiting.sock, opening), opening.purpose, waiting.address)
 
-    def _turn_away(self, waiting: _Waiting, reason: str, *, code: str = "") -> None:
+    @staticmethod
+    def _answer(waiting: _Waiting) -> None:
+        outgoing = waiting.opening.outgoing
+        if outgoing and waiting.sock.send(outgoing) < len(outgoing):
+            raise ProtocolError("it does not read what it is told")  # a fresh socket has room for all of an opening
+        outgoing.clear()
+
+    def _turn_away(self, waiting: _Waiting, reason: str) -> None:
         self._release(waiting)
-        if code:
-            _say_last(waiting.sock, Refused(code, reason))
-        else:
-            waiting.sock.close()
+        waiting.sock.close()
         self._note(waiting.address, reason)
 
     def _release(self, waiting: _Waiting) -> None:
@@ -147,47 +163,15 @@ class Door:
         del self._waiting[waiting.sock]
 
     def _note(self, address: str, reason: str) -> None:
-        _log.warning("turned away %s: %s", address, reason)
         self.turned_away = [*self.turned_away[-7:], f"{address}: {reason}"]
+        if time.monotonic() < self._log_at:
+            self._unlogged += 1
+            return
+        self._log_rest()
+        self._log_at = time.monotonic() + _LOG_EVERY
+        _log.warning("turned away %s: %s", address, reason)
 
-
-def _say_last(sock: socket.socket, refused: Refused) -> None:
-    try:
-        sock.send(greeting.encode(refused))  # a fresh socket's buffer always has room for it
-        sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass  # they have gone already
-    sock.close()
-
-
-def _left(deadline: float) -> float:
-    return max(0.01, min(deadline - time.monotonic(), LONGEST_SLEEP))
-
-
-def say(sock: socket.socket, said: Greeting, deadline: float) -> None:
-    """Sends a greeting. Raises `TransportError`."""
-    try:
-        sock.settimeout(_left(deadline))
-        sock.sendall(greeting.encode(said))
-    except OSError as exc:
-        raise TransportError(f"the connection broke while greeting: {exc.strerror or exc}") from exc
-
-
-def hear(sock: socket.socket, peer: str, deadline: float) -> Greeting:
-    """Reads one greeting, and not a byte more. Raises what a refusal means, or `NoConnectionError`."""
-    reader = GreetingReader()
-    while True:
-        try:
-            sock.settimeout(_left(deadline))
-            data = sock.recv(reader.wants)
-        except TimeoutError as exc:
-            raise NoConnectionError(f"{peer} accepted the connection but did not answer in time", peer=peer) from exc
-        except OSError as exc:
-            raise NoConnectionError(f"{peer} broke the connection: {exc.strerror or exc}", peer=peer) from exc
-        if not data:
-            raise NoConnectionError(f"{peer} closed the connection before it answered", peer=peer)
-        said = reader.feed(data)
-        if isinstance(said, Refused):
-            raise greeting.to_error(said, peer)
-        if said is not None:
-            return said
+    def _log_rest(self) -> None:
+        if self._unlogged:
+            _log.warning("turned away %d more, the last of them %s", self._unlogged, self.turned_away[-1])
+            self._unlogged = 0

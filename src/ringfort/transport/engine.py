@@ -24,6 +24,7 @@ from ringfort.errors import (
     OperationTimeoutError,
     PeerLostError,
     ProtocolError,
+    TamperedError,
 )
 from ringfort.transport import notices
 from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, WAITING, pack
@@ -82,6 +83,7 @@ class Engine:
         self._failure: MakeError | None = None  # of everything
         self._failed_channels: dict[int, Notice] = {}
         self._lost: dict[int, MakeError] = {}  # peers that went without a word
+        self._pending: set[Link] = set()  # links that can be read though the poller does not know it
         self._has_trouble = False  # something of the above, or a closed link: posting must look closer
         self._is_closed = False
         for peer in self.links:
@@ -316,6 +318,11 @@ class Engine:
 
     def _move_ready(self, deadline: float) -> bool:
         """Waits until `deadline` for a link that can move, and moves it."""
+        if self._pending:
+            for link in tuple(self._pending):
+                if not self._read(link):
+                    self._pending.discard(link)
+            return True
         events = self._poller.wait(deadline)
         for ready in events:
             link = self.links[ready.peer]
@@ -354,12 +361,16 @@ class Engine:
         except EOFError:
             self._ended(link)
             return True
-        except ProtocolError as exc:  # also when it is an OSError: it is both
+        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
             self._garbled(link, exc)
             return True
         except OSError as exc:
             self._broken(link, exc)
             return True
+        if link.stream.has_pending:
+            self._pending.add(link)
+        elif self._pending:
+            self._pending.discard(link)
         if inbound.has_news:
             self._settle(link)
         return True
@@ -488,9 +499,9 @@ class Engine:
         else:
             self._fail_channel(header.channel, None, notice)
 
-    def _garbled(self, link: Link, exc: ProtocolError) -> None:
-        message = f"rank {link.peer}: {exc}"
-        self._lose(link, lambda: ProtocolError(message, peer=link.peer), str(exc))
+    def _garbled(self, link: Link, exc: ProtocolError | TamperedError) -> None:
+        kind, message = type(exc), f"rank {link.peer}: {exc}"
+        self._lose(link, lambda: kind(message, peer=link.peer), str(exc))
 
     def _broken(self, link: Link, exc: OSError | None = None) -> None:
         """The kernel says that the way is gone. What the peer said before is read first: it may name another. That is

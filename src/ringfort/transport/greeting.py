@@ -1,13 +1,6 @@
-"""The first words on a connection: who one is and what the connection is for. Pure.
-
-    magic "RGFT" · version (2 bytes) · length (2 bytes) · a message in msgpack
-
-This outer form never changes, so that two versions can at least tell each other that they differ.
-"""
+"""What ranks say to each other while a group forms, in msgpack. Pure. The first is a connection's purpose."""
 
 from __future__ import annotations
-
-from struct import Struct
 
 import msgspec
 
@@ -16,13 +9,9 @@ from ringfort.errors import (
     ProtocolError,
     RankTakenError,
     RefusedError,
-    VersionMismatchError,
     WorldSizeMismatchError,
 )
-from ringfort.transport.frames import PROTOCOL_VERSION
 
-MAGIC = b"RGFT"
-_PREFIX = Struct("<4sHH")
 MAX_GREETING = 16 * 1024
 """Bytes: the addresses of a group of a few hundred ranks fit. Checked before anything is read."""
 
@@ -65,7 +54,6 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 Greeting = Join | Welcome | Meet | Ready | Refused
 
 REFUSALS: dict[str, type[RefusedError]] = {
-    "version": VersionMismatchError,
     "world_size": WorldSizeMismatchError,
     "rank_taken": RankTakenError,
     "rank_range": RefusedError,
@@ -76,47 +64,20 @@ REFUSALS: dict[str, type[RefusedError]] = {
 _decoder: msgspec.msgpack.Decoder[Greeting] = msgspec.msgpack.Decoder(Greeting)
 
 
-def encode(greeting: Greeting, *, version: int = PROTOCOL_VERSION) -> bytes:
+def encode(greeting: Greeting) -> bytes:
     """The bytes of a greeting."""
     body = msgspec.msgpack.encode(greeting)
     if len(body) > MAX_GREETING:
         raise InvalidArgumentError("world_size", len(body), "the addresses of so many ranks do not fit a greeting")
-    return _PREFIX.pack(MAGIC, version, len(body)) + body
+    return body
 
 
-class GreetingReader:
-    """Collects one greeting from bytes that may come in any pieces. Never holds more than one."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    @property
-    def wants(self) -> int:
-        """How many more bytes belong to this greeting, as far as is known."""
-        if len(self._data) < _PREFIX.size:
-            return _PREFIX.size - len(self._data)
-        return _PREFIX.size + _PREFIX.unpack_from(self._data)[2] - len(self._data)
-
-    def feed(self, data: bytes) -> Greeting | None:
-        """The greeting when it is complete. Raises `ProtocolError` for a stranger's, `VersionMismatchError`."""
-        self._data += data
-        if not MAGIC.startswith(self._data[:4]):
-            raise ProtocolError(f"this is not Ringfort: it began with {bytes(self._data[:16])!r}")
-        if len(self._data) < _PREFIX.size:
-            return None
-        _, version, length = _PREFIX.unpack_from(self._data)
-        if length > MAX_GREETING:
-            raise ProtocolError(f"a greeting claims {length} bytes; the limit is {MAX_GREETING}")
-        if len(self._data) < _PREFIX.size + length:
-            return None
-        if version != PROTOCOL_VERSION:
-            raise VersionMismatchError(
-                f"it speaks protocol version {version}, this side {PROTOCOL_VERSION}; install the same ringfort on both"
-            )
-        try:
-            return _decoder.decode(self._data[_PREFIX.size :])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise ProtocolError(f"a greeting cannot be read: {exc}") from exc
+def decode(data: bytes) -> Greeting:
+    """The greeting. Raises `ProtocolError` for bytes that are none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"a greeting cannot be read: {exc}") from exc
 
 
 def to_error(refused: Refused, peer: str) -> RefusedError:

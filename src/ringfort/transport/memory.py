@@ -115,6 +115,8 @@ class Pipe:
 class MemoryStream:
     """Two pipes, seen from one end: a `Stream`."""
 
+    has_pending = False
+
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self.incoming = incoming
         self.outgoing = outgoing

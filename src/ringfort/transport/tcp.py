@@ -140,8 +140,10 @@ def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
 class SocketStream:
     """A socket as a `Stream`."""
 
+    has_pending = False
+
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = tune(sock)
+        self._sock = sock
         self.recv_into = sock.recv_into
         self.send = sock.send
 

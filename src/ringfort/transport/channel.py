@@ -1,0 +1,125 @@
+"""A connection while a group forms: greetings said and heard in turn; afterwards its socket is a `Stream`."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from ringfort.errors import (
+    HandshakeError,
+    NoConnectionError,
+    ProtocolError,
+    RefusedError,
+    TamperedError,
+    TransportError,
+)
+from ringfort.identity.credentials import Credentials
+from ringfort.transport import greeting
+from ringfort.transport.greeting import MAX_GREETING, Greeting, Refused
+from ringfort.transport.opening import Opening, sealed
+from ringfort.transport.records import LENGTH, OVERHEAD, Opener, Sealer
+from ringfort.transport.sealed import SealedStream
+from ringfort.transport.stream import Stream
+from ringfort.transport.tcp import LONGEST_SLEEP, SocketStream, tune
+
+
+class Channel:
+    """An open connection to a peer that has proved itself, or with encryption off at least named itself."""
+
+    def __init__(self, sock: socket.socket, opening: Opening) -> None:
+        self.sock = sock
+        self.identity = opening.identity
+        self._sealer: Sealer | None = opening.sealer
+        self._opener: Opener | None = opening.opener
+
+    @classmethod
+    def open(
+        cls, sock: socket.socket, credentials: Credentials | None, purpose: Greeting, peer: str, deadline: float
+    ) -> Channel:
+        """The initiator's side of an opening. Raises a `RefusedError` if the other side is of another version, cluster
+        or mode, `HandshakeError` if it does not know the secret, `NoConnectionError` if it went away."""
+        opening = Opening(credentials, purpose)
+        _write(sock, opening.outgoing, deadline)
+        try:
+            while not opening.is_open:
+                opening.outgoing.clear()
+                opening.feed(_read(sock, opening.wants, peer, deadline))
+                _write(sock, opening.outgoing, deadline)
+        except (RefusedError, HandshakeError, TamperedError) as exc:
+            raise type(exc)(f"{peer}: {exc}") from exc
+        return cls(sock, opening)
+
+    def say(self, said: Greeting, deadline: float) -> None:
+        """Sends a greeting. Raises `TransportError`."""
+        _write(self.sock, sealed(self._sealer, greeting.encode(said)), deadline)
+
+    def hear(self, peer: str, deadline: float) -> Greeting:
+        """Reads one greeting, and not a byte more. Raises what a refusal means, or `NoConnectionError`."""
+        head = _read_all(self.sock, LENGTH.size, peer, deadline)
+        if self._opener is None:
+            (length,) = LENGTH.unpack(head)
+            if length > MAX_GREETING:
+                raise ProtocolError(f"{peer} announces a greeting of {length} bytes; the limit is {MAX_GREETING}")
+            body = _read_all(self.sock, length, peer, deadline)
+        else:
+            length = self._opener.body_length(head)
+            plain = bytearray(length - (OVERHEAD - LENGTH.size))
+            self._opener.open(head + _read_all(self.sock, length, peer, deadline), memoryview(plain))
+            body = bytes(plain)
+        said = greeting.decode(body)
+        if isinstance(said, Refused):
+            raise greeting.to_error(said, peer)
+        return said
+
+    def refuse(self, code: str, reason: str) -> None:
+        """Says no, and closes. Never raises."""
+        try:
+            self.say(Refused(code, reason), time.monotonic() + 1)
+            self.sock.shutdown(socket.SHUT_WR)
+        except (OSError, TransportError):
+            pass  # they have gone already
+        self.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def stream(self) -> Stream:
+        """The connection for the engine. The channel is not used any more."""
+        tune(self.sock)
+        if self._sealer is None or self._opener is None:
+            return SocketStream(self.sock)
+        return SealedStream(self.sock, self._sealer, self._opener)
+
+
+def _left(deadline: float) -> float:
+    return max(0.01, min(deadline - time.monotonic(), LONGEST_SLEEP))
+
+
+def _write(sock: socket.socket, data: bytes | bytearray, deadline: float) -> None:
+    if not data:
+        return
+    try:
+        sock.settimeout(_left(deadline))
+        sock.sendall(data)
+    except OSError as exc:
+        raise NoConnectionError(f"the connection broke while greeting: {exc.strerror or exc}") from exc
+
+
+def _read(sock: socket.socket, count: int, peer: str, deadline: float) -> bytes:
+    try:
+        sock.settimeout(_left(deadline))
+        data = sock.recv(count)
+    except TimeoutError as exc:
+        raise NoConnectionError(f"{peer} accepted the connection but did not answer in time", peer=peer) from exc
+    except OSError as exc:
+        raise NoConnectionError(f"{peer} broke the connection: {exc.strerror or exc}", peer=peer) from exc
+    if not data:
+        raise NoConnectionError(f"{peer} closed the connection before it answered", peer=peer)
+    return data
+
+
+def _read_all(sock: socket.socket, count: int, peer: str, deadline: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += _read(sock, count - len(data), peer, deadline)
+    return data

@@ -1,0 +1,200 @@
+"""How a connection opens: who is there, of which cluster, and what for. Pure: bytes in, bytes out.
+
+    initiator                                       responder
+    preamble, Noise message 1              ->
+                                           <-       preamble, Noise message 2
+    Noise message 3: proof and purpose     ->
+                                           <-       record: proof
+    records                                <->      records
+
+The preamble is in the clear and never changes its form, so that two versions or two clusters can tell each other that
+they differ: magic "RGFT" · version (2 bytes) · mode (1) · 0 · network id (16). The Noise prologue binds it. Nothing of
+a node is said before the other side has proved the cluster's secret: the static Noise keys of message 2 and 3 are fresh
+for each process, and the responder's proof of identity waits for message 3.
+
+With encryption off there are the preambles and then the purpose; what follows are the same messages without records.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Generator
+from struct import Struct
+
+import msgspec
+
+from ringfort.errors import (
+    EncryptionMismatchError,
+    HandshakeError,
+    NamespaceMismatchError,
+    ProtocolError,
+    VersionMismatchError,
+)
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES, MESSAGE_3_OVERHEAD, NoiseHandshake
+from ringfort.identity.proof import MAX_PROOF_BYTES, check_proof, make_proof
+from ringfort.transport import greeting
+from ringfort.transport.frames import PROTOCOL_VERSION
+from ringfort.transport.greeting import MAX_GREETING, Greeting
+from ringfort.transport.records import LENGTH, OVERHEAD, Opener, Sealer
+
+MAGIC = b"RGFT"
+PREAMBLE = Struct("<4sHBx16s")
+PLAIN, NOISE = 0, 1
+_MODES = {PLAIN: "off", NOISE: "on"}
+
+Steps = Generator[int, bytes, None]
+"""Yields how many bytes it wants next and is sent exactly those."""
+
+
+class Opening:
+    """One side of an opening. Send what is in `outgoing` (and empty it); read at most `wants` bytes and `feed` them."""
+
+    def __init__(
+        self, credentials: Credentials | None, purpose: Greeting | None = None, *, version: int = PROTOCOL_VERSION
+    ) -> None:
+        """With a `purpose` this is the initiator's side. Without `credentials`, encryption is off."""
+        self.outgoing = bytearray()
+        self.purpose = purpose
+        """What the connection is for; at the responder, once it is open."""
+        self.identity = b""
+        """The other side's identity key, once it has proved it."""
+        self.sealer: Sealer | None = None
+        self.opener: Opener | None = None
+        self.is_open = False
+        self._credentials = credentials
+        self._preamble = PREAMBLE.pack(
+            MAGIC,
+            version,
+            PLAIN if credentials is None else NOISE,
+            credentials.namespace.network_id if credentials else b"",
+        )
+        self._data = bytearray()
+        self._steps = self._initiate(purpose) if purpose is not None else self._respond()
+        self.wants = next(self._steps)
+
+    def feed(self, data: bytes) -> None:
+        """Takes what arrived. Raises `ProtocolError` for a stranger, a `RefusedError` for a cousin, `HandshakeError`
+        for one who does not know the secret. What is then in `outgoing` may still be sent: it tells the other side why."""
+        self._data += data
+        if len(self._data) <= len(MAGIC) and self._is_first and not MAGIC.startswith(self._data):
+            raise _not_ringfort(self._data)
+        self.wants -= len(data)
+        if self.wants > 0:
+            return
+        taken, self._data = bytes(self._data), bytearray()
+        self._is_first = False
+        try:
+            self.wants = self._steps.send(taken)
+        except StopIteration:
+            self.wants = 0
+            self.is_open = True
+
+    _is_first = True
+
+    # --- the two sides --------------------------------------------------------------------------------------------
+
+    def _initiate(self, purpose: Greeting) -> Steps:
+        self.outgoing += self._preamble
+        if self._credentials is None:
+            self._compare((yield PREAMBLE.size))
+            self.outgoing += _framed(greeting.encode(purpose))
+            return
+        noise = self._noise(initiator=True)
+        self.outgoing += noise.write()
+        self._compare((yield PREAMBLE.size))
+        noise.read((yield MESSAGE_2_BYTES))
+        static = self._credentials.static_public
+        proof = make_proof(self._credentials.identity, static, initiator=True, binding=noise.binding)
+        self.outgoing += _framed(noise.write(msgspec.msgpack.encode((proof, greeting.encode(purpose)))))
+        self._split(noise)
+        head = yield LENGTH.size
+        assert self.opener is not None
+        length = self.opener.body_length(head)
+        if length > MAX_PROOF_BYTES + OVERHEAD:
+            raise HandshakeError(f"a proof cannot have {length} bytes")
+        theirs = bytearray(length - (OVERHEAD - LENGTH.size))
+        self.opener.open(head + (yield length), memoryview(theirs))
+        self.identity = check_proof(bytes(theirs), noise.remote_static, initiator=False, binding=noise.binding)
+
+    def _respond(self) -> Steps:
+        preamble = yield PREAMBLE.size
+        self.outgoing += self._preamble
+        self._compare(preamble)
+        if self._credentials is None:
+            length = _checked(LENGTH.unpack((yield LENGTH.size))[0], MAX_GREETING)
+            self.purpose = greeting.decode((yield length) if length else b"")
+            return
+        noise = self._noise(initiator=False)
+        noise.read((yield MESSAGE_1_BYTES))
+        self.outgoing += noise.write()
+        limit = MAX_GREETING + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 16
+        payload = noise.read((yield _checked(LENGTH.unpack((yield LENGTH.size))[0], limit)))
+        try:
+            proof, purpose = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes])
+        except msgspec.MsgspecError as exc:
+            raise HandshakeError(f"the third message says nothing that can be read: {exc}") from exc
+        self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
+        self._split(noise)
+        static = self._credentials.static_public
+        ours = make_proof(self._credentials.identity, static, initiator=False, binding=noise.binding)
+        self.outgoing += sealed(self.sealer, ours)
+        self.purpose = greeting.decode(purpose)
+
+    def _noise(self, *, initiator: bool) -> NoiseHandshake:
+        assert self._credentials is not None
+        return NoiseHandshake(
+            initiator=initiator,
+            static=self._credentials.static,
+            psk=self._credentials.namespace.handshake_key,
+            # Both sides have the same preamble, or they would not have come here.
+            prologue=self._preamble,
+        )
+
+    def _split(self, noise: NoiseHandshake) -> None:
+        send, receive = noise.keys()
+        self.sealer, self.opener = Sealer(send), Opener(receive)
+
+    def _compare(self, theirs: bytes) -> None:
+        magic, version, mode, network_id = PREAMBLE.unpack(theirs)
+        _, our_version, our_mode, our_id = PREAMBLE.unpack(self._preamble)
+        if magic != MAGIC:
+            raise _not_ringfort(theirs)
+        if version != our_version:
+            raise VersionMismatchError(
+                f"it speaks protocol version {version}, this side {our_version}; install the same ringfort on both"
+            )
+        if mode != our_mode:
+            raise EncryptionMismatchError(
+                f"its encryption is {_MODES.get(mode, mode)}, here it is {_MODES[our_mode]}; set the same on all ranks "
+                "(encryption=, RINGFORT_ENCRYPTION)"
+            )
+        if not hmac.compare_digest(network_id, our_id):
+            name = self._credentials.namespace.name if self._credentials else ""
+            raise NamespaceMismatchError(
+                f"it belongs to another cluster than this side, which is in {name!r}; run `ringfort key show` on one "
+                "machine and `ringfort key join` on the other"
+            )
+
+
+def _framed(body: bytes) -> bytes:
+    return LENGTH.pack(len(body)) + body
+
+
+def sealed(sealer: Sealer | None, body: bytes) -> bytes:
+    """`body` as it goes over an open connection: a record, or without a sealer its length and itself."""
+    if sealer is None:
+        return _framed(body)
+    record = bytearray(len(body) + OVERHEAD)
+    sealer.seal(body, memoryview(record))
+    return bytes(record)
+
+
+def _checked(length: int, limit: int) -> int:
+    if length > limit:
+        raise ProtocolError(f"a message claims {length} bytes; the limit is {limit}")
+    return length
+
+
+def _not_ringfort(data: bytes | bytearray) -> ProtocolError:
+    return ProtocolError(f"this is not Ringfort: it began with {bytes(data[:16])!r}")
