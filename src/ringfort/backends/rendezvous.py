@@ -189,8 +189,8 @@ def _open(
     name: str,
     terms: Terms,
 ) -> Channel:
-    """A channel to `rank`. Tried again until the deadline if it closes before it is open: where strangers crowd the door,
-    a member may be pushed out with them."""
+    """A channel to `rank`. Tried again until the deadline if it closes before it is open: where strangers crowd the
+    door, a member may be pushed out with them."""
     while True:
         sock: socket.socket | None = None
         try:

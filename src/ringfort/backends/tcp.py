@@ -36,9 +36,9 @@ class TcpBackend(MeshBackend):
         `master` is `host:port` (IPv4, a name, or `[v6]:port`). Rank 0 may be handed a `listener` that is bound already;
         it is closed in the end. `credentials` are this user's own unless given.
 
-        Raises `InvalidWorldSizeError`, `InvalidRankError` and `ConfigError` at once; `TransportError` if the port cannot
-        be had or the name is unknown; `RendezvousTimeoutError` with who is missing; `RefusedError`, by its children, if
-        rank 0 says no; `IdentityError` if the node's key or the cluster's secret cannot be read.
+        Raises `InvalidWorldSizeError`, `InvalidRankError` and `ConfigError` at once; `TransportError` if the port
+        cannot be had or the name is unknown; `RendezvousTimeoutError` with who is missing; `RefusedError`, by its
+        children, if rank 0 says no; `IdentityError` if the node's key or the cluster's secret cannot be read.
         """
         config = config or DistributedConfig()
         check_world_size(world_size)

@@ -153,7 +153,8 @@ def an_abort_wakes_every_waiter_here_and_at_the_peers(backend: Backend) -> None:
         backend.send(b"x", (backend.rank + 1) % 3)
     with raises(AbortedError):
         backend.barrier()
-    backend.abort("once more")
+    if backend.rank == 0:
+        backend.abort("once more")
 
 
 @check(ranks=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -37,52 +37,59 @@ def _zeros(context: DistributedContext, count: int, dtype: str = "float32") -> A
     return np.zeros((context.world_size, count), dtype)
 
 
-CALLS = (
+def _all_reduce(count: int, dtype: str, **options: Any) -> Callable[[DistributedContext], Any]:
+    return lambda c: c.all_reduce(np.zeros(count, dtype), timeout=TIMEOUT, **options)
+
+
+ALL_REDUCE = Call("all_reduce(float32[4], SUM", _all_reduce(4, "f4"))
+LARGE_RING = Call("all_reduce(float64[400000], SUM, ring)", _all_reduce(400_000, "f8", strategy=AllReduceStrategy.RING))
+REDUCE = Call("reduce(float32[4], SUM, root=0", lambda c: c.reduce(np.zeros(4, "f4"), timeout=TIMEOUT))
+BROADCAST = Call("broadcast(float32[4], root=0", lambda c: c.broadcast(np.zeros(4, "f4"), timeout=TIMEOUT))
+GATHER = Call("gather(float32[4], root=0", lambda c: c.gather(np.zeros(4, "f4"), timeout=TIMEOUT))
+SCATTER = Call("scatter(root=0", lambda c: c.scatter(_zeros(c, 4) if c.rank == 0 else None, timeout=TIMEOUT))
+BROADCAST_OBJECT = Call("broadcast_object(root=0", lambda c: c.broadcast_object("a", timeout=TIMEOUT))
+
+DIFFERENT = (
     Call("barrier()", lambda c: c.barrier(timeout=TIMEOUT)),
-    Call("all_reduce(float32[4], SUM", lambda c: c.all_reduce(np.zeros(4, np.float32), timeout=TIMEOUT)),
-    Call("all_reduce(int32[4], SUM", lambda c: c.all_reduce(np.zeros(4, np.int32), timeout=TIMEOUT)),
-    Call("all_reduce(float32[4], MAX", lambda c: c.all_reduce(np.zeros(4, "f4"), ReduceOp.MAX, timeout=TIMEOUT)),
-    Call("all_reduce(float32[5], SUM", lambda c: c.all_reduce(np.zeros(5, np.float32), timeout=TIMEOUT)),
-    Call("all_reduce(float32[0], SUM", lambda c: c.all_reduce(np.zeros(0, np.float32), timeout=TIMEOUT)),
-    Call("all_reduce(float64[400000], SUM", lambda c: c.all_reduce(np.zeros(400_000), timeout=TIMEOUT)),
-    Call(
-        "all_reduce(float64[400000], SUM, ring)",
-        lambda c: c.all_reduce(np.zeros(400_000), strategy=AllReduceStrategy.RING, timeout=TIMEOUT),
-    ),
-    Call(
-        "all_reduce(float64[400000], SUM, tree(3))",
-        lambda c: c.all_reduce(np.zeros(400_000), strategy=AllReduceStrategy.tree(3), timeout=TIMEOUT),
-    ),
-    Call("reduce(float32[4], SUM, root=0", lambda c: c.reduce(np.zeros(4, np.float32), timeout=TIMEOUT)),
-    Call("reduce(float32[4], SUM, root=1", lambda c: c.reduce(np.zeros(4, np.float32), 1, timeout=TIMEOUT)),
-    Call("broadcast(float32[4], root=0", lambda c: c.broadcast(np.zeros(4, np.float32), timeout=TIMEOUT)),
-    Call("broadcast(float32[4], root=1", lambda c: c.broadcast(np.zeros(4, np.float32), 1, timeout=TIMEOUT)),
-    Call("broadcast(float64[400000], root=0", lambda c: c.broadcast(np.zeros(400_000), timeout=TIMEOUT)),
-    Call("all_gather(float32[4]", lambda c: c.all_gather(np.zeros(4, np.float32), timeout=TIMEOUT)),
-    Call("gather(float32[4], root=0", lambda c: c.gather(np.zeros(4, np.float32), timeout=TIMEOUT)),
-    Call("gather(float32[4], root=1", lambda c: c.gather(np.zeros(4, np.float32), 1, timeout=TIMEOUT)),
-    Call("scatter(root=0", lambda c: c.scatter(_zeros(c, 4) if c.rank == 0 else None, timeout=TIMEOUT)),
-    Call("scatter(root=1", lambda c: c.scatter(_zeros(c, 4) if c.rank == 1 else None, 1, timeout=TIMEOUT)),
+    ALL_REDUCE,
+    LARGE_RING,
+    REDUCE,
+    BROADCAST,
+    Call("all_gather(float32[4]", lambda c: c.all_gather(np.zeros(4, "f4"), timeout=TIMEOUT)),
+    GATHER,
+    SCATTER,
     Call("reduce_scatter(float32[", lambda c: c.reduce_scatter(_zeros(c, 4), timeout=TIMEOUT)),
     Call("all_to_all(float32[", lambda c: c.all_to_all(_zeros(c, 4), timeout=TIMEOUT)),
     Call("all_to_all_list(", lambda c: c.all_to_all(list(_zeros(c, 4)), timeout=TIMEOUT)),
-    Call("broadcast_object(root=0", lambda c: c.broadcast_object("a", timeout=TIMEOUT)),
-    Call("broadcast_object(root=1", lambda c: c.broadcast_object("a", 1, timeout=TIMEOUT)),
+    BROADCAST_OBJECT,
     Call("all_gather_object(", lambda c: c.all_gather_object("a", timeout=TIMEOUT)),
 )
+"""One call of each collective: any two of them disagree."""
 
-
-def _disagreements() -> Iterator[tuple[Call, Call]]:
-    """Every two calls that differ in more than what AUTO makes of it."""
-    for one, other in combinations(CALLS, 2):
-        if not one.words.startswith(other.words) and not other.words.startswith(one.words):
-            yield one, other
+VARIANTS = (
+    (ALL_REDUCE, Call("all_reduce(int32[4], SUM", _all_reduce(4, "i4"))),
+    (ALL_REDUCE, Call("all_reduce(float32[4], MAX", _all_reduce(4, "f4", op=ReduceOp.MAX))),
+    (ALL_REDUCE, Call("all_reduce(float32[5], SUM", _all_reduce(5, "f4"))),
+    (ALL_REDUCE, Call("all_reduce(float32[0], SUM", _all_reduce(0, "f4"))),
+    (ALL_REDUCE, Call("all_reduce(float32[400000], SUM", _all_reduce(400_000, "f4"))),
+    (LARGE_RING, Call("all_reduce(float64[400000], MIN", _all_reduce(400_000, "f8", op=ReduceOp.MIN))),
+    (LARGE_RING, Call(", tree(3))", _all_reduce(400_000, "f8", strategy=AllReduceStrategy.tree(3)))),
+    (LARGE_RING, Call(", halving_doubling)", _all_reduce(400_000, "f8", strategy=AllReduceStrategy.HALVING_DOUBLING))),
+    (LARGE_RING, Call("broadcast(float64[400000]", lambda c: c.broadcast(np.zeros(400_000), timeout=TIMEOUT))),
+    (REDUCE, Call("reduce(float32[4], SUM, root=1", lambda c: c.reduce(np.zeros(4, "f4"), 1, timeout=TIMEOUT))),
+    (BROADCAST, Call("broadcast(float32[4], root=1", lambda c: c.broadcast(np.zeros(4, "f4"), 1, timeout=TIMEOUT))),
+    (BROADCAST, Call("broadcast(float64[400000]", lambda c: c.broadcast(np.zeros(400_000), timeout=TIMEOUT))),
+    (GATHER, Call("gather(float32[4], root=1", lambda c: c.gather(np.zeros(4, "f4"), 1, timeout=TIMEOUT))),
+    (SCATTER, Call("root=1", lambda c: c.scatter(_zeros(c, 4) if c.rank == 1 else None, 1, timeout=TIMEOUT))),
+    (BROADCAST_OBJECT, Call("root=1", lambda c: c.broadcast_object("a", 1, timeout=TIMEOUT))),
+)
+"""The same collective with another size, element type, op, root or strategy."""
 
 
 def _all_disagree(backend: Backend) -> None:
     """Each pair in a group of its own: one rank, another each time, calls the one and the rest the other."""
     failures: list[str] = []
-    for number, (common, odd) in enumerate(_disagreements()):
+    for number, (common, odd) in enumerate((*combinations(DIFFERENT, 2), *VARIANTS)):
         context = DistributedContext(SubBackend(backend, range(backend.world_size)))
         call = odd if backend.rank == number % backend.world_size else common
         try:
@@ -99,6 +106,7 @@ def _all_disagree(backend: Backend) -> None:
             if len(failures) == ENOUGH:
                 break
     assert not failures, "\n".join((f"{len(failures)} pairs or more", *failures))
+    backend.barrier()  # nobody closes before all have been told
 
 
 @check(ranks=2)

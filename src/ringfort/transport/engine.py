@@ -30,7 +30,7 @@ from ringfort.transport import notices
 from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement
 from ringfort.transport.link import Job, Link, MakeError
-from ringfort.transport.messages import Scratch
+from ringfort.transport.messages import CHUNK, Scratch
 from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
 from ringfort.transport.stream import Poller, Stream
 
@@ -69,7 +69,7 @@ class Engine:
         epoch: int = 0,
         describe: Describe = bytes.hex,
     ) -> None:
-        scratch = Scratch()
+        scratch = Scratch(max((stream.chunk for stream in streams.values()), default=CHUNK))
         self.rank = rank
         self.now = poller.now
         self.links = {peer: Link(peer, stream, scratch, inbox_bytes, epoch) for peer, stream in streams.items()}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ringfort.config import KIB
+from ringfort.transport.messages import CHUNK
 from ringfort.transport.stream import Ready
 
 _CAPACITY = 512 * KIB
@@ -116,6 +117,7 @@ class MemoryStream:
     """Two pipes, seen from one end: a `Stream`."""
 
     has_pending = False
+    chunk = CHUNK
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self.incoming = incoming

@@ -46,8 +46,9 @@ class Envelope(NamedTuple):
 class Scratch:
     """One buffer that stays warm in the cache, seen as bytes and as arrays. An engine has one."""
 
-    def __init__(self) -> None:
-        raw = np.empty(CHUNK + _SLACK, np.uint8)
+    def __init__(self, chunk: int = CHUNK) -> None:
+        raw = np.empty(chunk + _SLACK, np.uint8)
+        self.chunk = chunk
         self.bytes = memoryview(raw)
         self._raw = raw
         self._views: dict[np.dtype[Any], Array] = {}
@@ -91,7 +92,7 @@ class Sink:
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
         """Where the next bytes should be put: at most `limit` of them."""
-        return scratch.bytes[: min(limit, CHUNK)]
+        return scratch.bytes[: min(limit, scratch.chunk)]
 
     def filled(self, count: int, scratch: Scratch) -> None:
         """`count` bytes were put into what `space` gave."""
@@ -160,7 +161,7 @@ class Receive(Sink):
     def space(self, limit: int, scratch: Scratch) -> memoryview:
         if self.fold is None:
             return self.into[self.seen : self.seen + limit]
-        count = limit if limit < CHUNK else CHUNK
+        count = min(limit, scratch.chunk)
         held = len(self.carry)
         if held:
             scratch.bytes[:held] = self.carry

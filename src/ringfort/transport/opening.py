@@ -75,7 +75,7 @@ class Opening:
 
     def feed(self, data: bytes) -> None:
         """Takes what arrived. Raises `ProtocolError` for a stranger, a `RefusedError` for a cousin, `HandshakeError`
-        for one who does not know the secret. What is then in `outgoing` may still be sent: it tells the other side why."""
+        for one who does not know the secret. What is then in `outgoing` may still be sent: it tells them why."""
         self._data += data
         if len(self._data) <= len(MAGIC) and self._is_first and not MAGIC.startswith(self._data):
             raise _not_ringfort(self._data)

@@ -14,13 +14,14 @@ from struct import Struct
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ringfort.config import KIB
+from ringfort.config import MIB
 from ringfort.errors import TamperedError
 from ringfort.identity.noise import TAG_BYTES, nonce_bytes, rekey
 
 LENGTH = Struct("<I")
-MAX_PLAIN = 256 * KIB
-"""Bytes sealed at once: what stays in the L2 cache between the cipher and the kernel, or the cipher and the sum."""
+MAX_PLAIN = MIB
+"""Bytes sealed at once: a whole frame's payload. With 256 KiB, which would stay in the cache, the calls around the
+cipher cost more than the cache saved: large all-reduces took 1.7 times as long."""
 MAX_BODY = MAX_PLAIN + TAG_BYTES
 MAX_RECORD = LENGTH.size + MAX_BODY
 OVERHEAD = LENGTH.size + TAG_BYTES

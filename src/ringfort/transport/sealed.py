@@ -10,11 +10,14 @@ from contextlib import suppress
 import numpy as np
 
 from ringfort.errors import TamperedError
+from ringfort.transport.frames import HEADER_BYTES
 from ringfort.transport.records import LENGTH, MAX_PLAIN, MAX_RECORD, OVERHEAD, Opener, Sealer
 
 _SPLIT = 4096
 """A frame's header gets a record of its own unless all that goes with it is this small: so the payload's records end
 where the payload does, and open right into their place."""
+_PEEK = HEADER_BYTES + OVERHEAD + LENGTH.size
+"""Bytes read beyond a record: the next frame's header and the length of what follows it, to save a system call."""
 
 
 class SealedStream:
@@ -24,22 +27,27 @@ class SealedStream:
     again with the same bytes first. The outbound half does so: a frame that has begun goes out whole.
     """
 
+    chunk = MAX_PLAIN
+
     def __init__(self, sock: socket.socket, sealer: Sealer, opener: Opener) -> None:
         self._sock = sock
         self._sealer = sealer
         self._opener = opener
         # np.empty takes no memory until it is written to: most links of a large group carry little.
-        self._out = memoryview(np.empty(2 * MAX_RECORD, np.uint8))
-        self._out_at = self._out_end = 0
-        self._out_plain = 0  # bytes of the caller's that the sealed ones stand for
-        self._in = memoryview(np.empty(2 * MAX_RECORD, np.uint8))
-        self._in_at = self._in_end = 0
+        self._out = memoryview(np.empty(MAX_RECORD + _SPLIT, np.uint8))
+        self._out_at: int = 0
+        self._out_end: int = 0
+        self._out_plain: int = 0  # bytes of the caller's that the sealed ones stand for
+        self._in = memoryview(np.empty(MAX_RECORD + 2 * _SPLIT, np.uint8))
+        self._in_at: int = 0
+        self._in_end: int = 0
+        self._record_end: int = 0  # where the record at _in_at ends, if all of it has been read; else 0
+        self._wants: int = (
+            _SPLIT  # bytes to read next: to the end of a record that has begun, and a little of what follows
+        )
         self._spill = memoryview(b"")  # opened, but there was no room for it
-
-    @property
-    def has_pending(self) -> bool:
+        self.has_pending = False
         """A whole record has been read and waits to be opened: the poller knows nothing of it."""
-        return bool(self._spill) or self._record_end() is not None
 
     def send(self, data: memoryview, /) -> int:
         return self.sendmsg((data,))
@@ -49,9 +57,7 @@ class SealedStream:
             self._seal(tuple(buffers))
         self._out_at += self._sock.send(self._out[self._out_at : self._out_end])
         if self._out_at < self._out_end:
-            self._out_at += self._sock.send(self._out[self._out_at : self._out_end])  # raises if nothing goes
-            if self._out_at < self._out_end:
-                raise BlockingIOError
+            raise BlockingIOError
         return self._out_plain
 
     def _seal(self, buffers: tuple[memoryview, ...]) -> None:
@@ -68,14 +74,14 @@ class SealedStream:
             count = min(len(buffer), len(self._spill))
             buffer[:count] = self._spill[:count]
             self._spill = self._spill[count:]
+            self.has_pending = bool(self._spill) or self._record_end > 0
             return count
-        end = self._record_end()
-        if end is None:
+        if not self._record_end:
             if not self._fill():
                 return 0
-            end = self._record_end()
-            if end is None:
+            if not self._record_end:
                 raise BlockingIOError
+        end = self._record_end
         record = self._in[self._in_at : end]
         count = len(record) - OVERHEAD
         if count <= len(buffer):
@@ -87,28 +93,34 @@ class SealedStream:
             buffer[:] = plain[:taken]
             self._spill, count = plain[taken:], taken
         self._in_at = end
-        if self._in_at == self._in_end:
-            self._in_at = self._in_end = 0
+        self._look()
         if not count:
             raise TamperedError("a record without content")  # nobody sends one; zero would mean the end
         return count
 
-    def _record_end(self) -> int | None:
-        """Where the next record ends, if all of it has been read."""
-        have = self._in_end - self._in_at
-        if have < LENGTH.size:
-            return None
-        end = self._in_at + LENGTH.size + self._opener.body_length(self._in[self._in_at : self._in_at + LENGTH.size])
-        return end if end <= self._in_end else None
+    def _look(self) -> None:
+        """Finds out whether a whole record is there."""
+        at, have = self._in_at, self._in_end - self._in_at
+        self._record_end, self._wants = 0, _SPLIT
+        if have >= LENGTH.size:
+            end = at + LENGTH.size + self._opener.body_length(self._in[at : at + LENGTH.size])
+            if end <= self._in_end:
+                self._record_end = end
+            else:
+                self._wants = end - self._in_end + _PEEK
+        elif not have:
+            self._in_at = self._in_end = 0
+        self.has_pending = self._record_end > 0 or bool(self._spill)
 
     def _fill(self) -> int:
-        if self._in_at and len(self._in) - self._in_at < MAX_RECORD:
-            # A record that begins this late may not fit: move what there is of it to the front.
+        if len(self._in) - self._in_at < MAX_RECORD + _PEEK:
+            # A record that begins this late may not fit: move what there is of it to the front. It is never much.
             rest = self._in_end - self._in_at
-            self._in[:rest] = bytes(self._in[self._in_at : self._in_end])
+            self._in[:rest] = self._in[self._in_at : self._in_end]
             self._in_at, self._in_end = 0, rest
-        count = self._sock.recv_into(self._in[self._in_end :])
+        count = self._sock.recv_into(self._in[self._in_end : self._in_end + self._wants])
         self._in_end += count
+        self._look()
         return count
 
     def shut_down(self) -> None:

@@ -14,6 +14,11 @@ class Stream(Protocol):
     """
 
     @property
+    def chunk(self) -> int:
+        """Bytes that should be asked for at once, where they are folded."""
+        ...
+
+    @property
     def has_pending(self) -> bool:
         """There is something to receive that the poller knows nothing of."""
         ...

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from ringfort.config import KIB, format_address
 from ringfort.errors import NoConnectionError, TransportError
+from ringfort.transport.messages import CHUNK
 from ringfort.transport.stream import Ready
 
 _BACKLOG = 128
@@ -141,6 +142,7 @@ class SocketStream:
     """A socket as a `Stream`."""
 
     has_pending = False
+    chunk = CHUNK
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
