@@ -22,6 +22,7 @@ from ringfort.testing import (
     sub_group_of,
     tcp_group,
 )
+from ringfort.testing.groups import closing_all
 from ringfort.transport.fold import Fold
 
 if TYPE_CHECKING:
@@ -55,12 +56,9 @@ class PlainBackend(Backend):
 
 @contextmanager
 def plain_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
-    backends = [PlainBackend(inner) for inner in SimulatedBackend.create_group(world_size, config=config)]
-    try:
+    inner = SimulatedBackend.create_group(world_size, config=config)
+    with closing_all([PlainBackend(backend) for backend in inner]) as backends:
         yield backends
-    finally:
-        for backend in backends:
-            backend.close()
 
 
 GROUPS: dict[str, GroupFactory] = {

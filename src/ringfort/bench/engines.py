@@ -6,19 +6,21 @@ To add one, write a class with the members of `Engine` and put it in `ENGINES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from ringfort.backends.tcp import TcpBackend
 from ringfort.bench.options import STRATEGIES, Case
 from ringfort.bench.patterns import Array, element_type
+from ringfort.config import format_address
+from ringfort.context import DistributedContext
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from ringfort.context import DistributedContext
+from ringfort.transport import tcp
 
 
 class Bound(NamedTuple):
@@ -111,6 +113,25 @@ class RingfortEngine:
         """The worker closes the context."""
 
 
+class PlainEngine(RingfortEngine):
+    """This library with encryption off: what the wall costs."""
+
+    name: ClassVar[str] = "plain"
+
+    def setup(self, ctx: DistributedContext, scratch: Path) -> None:
+        """A second group of the same ranks, at a port that rank 0 chooses and tells."""
+        del scratch
+        listener = tcp.listen("127.0.0.1", 0) if ctx.is_master else None
+        address = format_address(*listener.getsockname()[:2]) if listener is not None else None
+        config = replace(ctx.config, encryption="off")
+        master = ctx.broadcast_object(address)
+        self._ctx = DistributedContext(TcpBackend(ctx.rank, ctx.world_size, master, config=config, listener=listener))
+
+    def teardown(self) -> None:
+        """Leave the second group."""
+        self._ctx.close()
+
+
 class GlooEngine:
     """torch.distributed over Gloo, as people use it on CPUs today."""
 
@@ -191,17 +212,19 @@ class GlooEngine:
         self._dist.destroy_process_group()
 
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (RingfortEngine, GlooEngine)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (RingfortEngine, GlooEngine, PlainEngine)}
+DEFAULT = ("gloo",)
+"""What is compared with if nothing is said, as far as it is installed."""
 
 
 def choose_engines(text: str | None) -> tuple[str, ...]:
-    """The engines to compare with: `gloo`, several with commas, `none`; None takes those that are installed.
+    """The engines to compare with: `gloo`, several with commas, `none`; None takes `DEFAULT`.
 
     Raises `InvalidArgumentError` for an unknown name, `BackendUnavailableError` for one that is not installed.
     """
     others = {name: engine for name, engine in ENGINES.items() if engine is not RingfortEngine}
     if text is None:
-        return tuple(name for name, engine in others.items() if engine.available())
+        return tuple(name for name in DEFAULT if others[name].available())
     if text == "none":
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))

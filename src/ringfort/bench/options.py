@@ -72,10 +72,12 @@ class Options:
     repeat: int | None = None
     """Calls per engine and size; None means as many as fit in `min_time`."""
     min_time: float = MIN_TIME
+    encryption: str = "on"
 
     def __post_init__(self) -> None:
         _check_choice("op", self.op, OPS)
         _check_choice("dtype", self.dtype, tuple(DTYPES))
+        _check_choice("encryption", self.encryption, ("on", "off"))
         if self.op in STRATEGIES:
             STRATEGIES[self.op].parse(self.strategy)
         elif self.strategy != "auto":

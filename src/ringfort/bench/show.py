@@ -70,6 +70,7 @@ def print_report(console: Console, report: Report) -> None:
 def _table(report: Report) -> Table:
     options = report.options
     way = "" if options.strategy == "auto" else f", {options.strategy}"
+    way += ", encrypted" if options.encryption == "on" else ", encryption off"
     title = f"{options.op} of {options.dtype}{way}: median, 10th to 90th percentile"
     table = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)

@@ -117,7 +117,7 @@ def run_case(ctx: DistributedContext, engines: Sequence[Engine], case: Case, opt
 
 def run(options: Options, scratch: Path) -> None:
     """Measure every case, and report its times."""
-    with ringfort.init() as ctx:
+    with ringfort.init(encryption=options.encryption) as ctx:
         engines = [ENGINES[name]() for name in (RingfortEngine.name, *options.against)]
         for engine in engines:
             engine.setup(ctx, scratch)

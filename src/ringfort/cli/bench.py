@@ -29,8 +29,10 @@ def bench(
         str, typer.Option(help="auto, ring, tree, tree(ARITY), direct or halving_doubling, where the operation has it.")
     ] = "auto",
     against: Annotated[
-        str | None, typer.Option(help="Other engines: gloo, or none.  [default: those that are installed]")
+        str | None,
+        typer.Option(help="Other engines: gloo, plain (encryption off), none.  [default: gloo if installed]"),
     ] = None,
+    encryption: Annotated[str, typer.Option(help="on or off.")] = "on",
     repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
     min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
     json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
@@ -54,6 +56,7 @@ def bench(
             against=choose_engines(against),
             repeat=repeat,
             min_time=min_time,
+            encryption=encryption,
         )
         if plot is not None:
             check_plot(plot, op)

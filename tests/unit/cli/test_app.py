@@ -24,6 +24,7 @@ COMMANDS = {
         "--strategy",
         "--against",
         "--repeat",
+        "--encryption",
         "--min-time",
         "--json",
         "--plot",
