@@ -54,8 +54,11 @@ class InvalidWorldSizeError(InvalidArgumentError):
 class InvalidRankError(InvalidArgumentError):
     """A rank that is not in the group. (A rank that is there but gone is `PeerLostError`.)"""
 
-    def __init__(self, rank: object, world_size: int, *, name: str = "rank") -> None:
-        super().__init__(name, rank, f"the ranks of this group are 0 to {world_size - 1}")
+    def __init__(
+        self, rank: object, world_size: int, *, name: str = "rank", members: Sequence[int] | None = None
+    ) -> None:
+        known = f"0 to {world_size - 1}" if members is None else ", ".join(map(str, members))
+        super().__init__(name, rank, f"the ranks of this group are {known}")
         self.rank = rank
         self.world_size = world_size
 

@@ -22,7 +22,7 @@ from ringfort.testing import (
     sub_group_of,
     tcp_group,
 )
-from ringfort.testing.groups import closing_all
+from ringfort.testing.groups import closing_all, without_encryption
 from ringfort.transport.fold import Fold
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
     "plain": plain_group,
     "tcp": tcp_group,
+    "tcp without encryption": without_encryption(tcp_group),
     "ring": ring_group,
     "sub of simulated": sub_group_of(simulated_group),
     "sub of tcp": sub_group_of(tcp_group),

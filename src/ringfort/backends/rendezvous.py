@@ -63,14 +63,11 @@ def host_group(listener: socket.socket, world_size: int, terms: Terms) -> Channe
     seated: dict[int, tuple[Channel, Join]] = {}
     try:
         while len(seated) < world_size - 1:
-            arrivals, stirred = door.wait(terms.deadline)
-            for sock in stirred:  # whoever speaks or ends before the welcome has given up: the seat is free again
-                rank = next(rank for rank, (channel, _) in seated.items() if channel.sock is sock)
-                channel, _ = seated.pop(rank)
-                door.forget(channel)
-                channel.close()
+            arrivals, _ = door.wait(terms.deadline)
             for arrival in arrivals:
+                _clear_seats(door, seated)
                 _seat(door, arrival, world_size, seated)
+            _clear_seats(door, seated)
             if terms.is_over and len(seated) < world_size - 1:
                 raise _incomplete("waiting for all ranks to come", terms, range(1, world_size), seated, door)
         for channel, _ in seated.values():
@@ -84,6 +81,15 @@ def host_group(listener: socket.socket, world_size: int, terms: Terms) -> Channe
     channels = {rank: channel for rank, (channel, _) in seated.items()}
     _start(channels, Welcome(secrets.token_bytes(16), addresses), terms.deadline)
     return channels
+
+
+def _clear_seats(door: Door, seated: dict[int, tuple[Channel, Join]]) -> None:
+    """Frees the seats of those who have gone before the welcome: they may come again."""
+    for rank, (channel, _) in tuple(seated.items()):
+        if _is_ended(channel.sock):
+            del seated[rank]
+            door.forget(channel)
+            channel.close()
 
 
 def _seat(door: Door, arrival: Arrival, world_size: int, seated: dict[int, tuple[Channel, Join]]) -> None:

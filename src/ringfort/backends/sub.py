@@ -54,16 +54,15 @@ class SubBackend(Backend):
 
     def to_global(self, rank: int) -> int:
         """The parent's rank of this group's `rank`. Raises `InvalidRankError`."""
-        if not 0 <= rank < self.world_size:
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, self.world_size)
         return self._in_parent[rank]
 
     def to_local(self, rank: int) -> int:
-        """This group's rank of the parent's `rank`. Raises `InvalidArgumentError` if it is not a member."""
-        try:
-            return self._in_parent.index(rank)
-        except ValueError:
-            raise InvalidArgumentError("rank", rank, f"is not a member; these are: {list(self._in_parent)}") from None
+        """This group's rank of the parent's `rank`. Raises `InvalidRankError` if it is not a member."""
+        if isinstance(rank, bool) or rank not in self._in_parent:
+            raise InvalidRankError(rank, self.world_size, members=self._in_parent)
+        return self._in_parent.index(rank)
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")

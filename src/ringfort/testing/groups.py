@@ -19,6 +19,9 @@ from ringfort.backends.simulated import SimulatedBackend
 from ringfort.backends.sub import SubBackend
 from ringfort.backends.tcp import TcpBackend
 from ringfort.config import DistributedConfig, format_address
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.keypair import NodeIdentity
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.testing.ranks import results, run_ranks
 
 GroupFactory = Callable[[int, DistributedConfig], AbstractContextManager[Sequence[Backend]]]
@@ -53,10 +56,11 @@ def tcp_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
 ) -> Generator[Sequence[KillableTcpBackend], None, None]:
     """Ranks over TCP that meet at rank 0, which listens at `host`."""
+    credentials = passing_credentials()
     with reserved_addresses(1, host) as (master,):
 
         def connect(rank: int) -> KillableTcpBackend:
-            return KillableTcpBackend(rank, world_size, master, config=config)
+            return KillableTcpBackend(rank, world_size, master, config=config, credentials=credentials)
 
         with closing_all(_together(world_size, connect)) as backends:
             yield backends
@@ -67,10 +71,11 @@ def ring_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
 ) -> Generator[Sequence[KillableRingBackend], None, None]:
     """Ranks over TCP that know each other's addresses."""
+    credentials = passing_credentials()
     with reserved_addresses(world_size, host) as nodes:
 
         def connect(rank: int) -> KillableRingBackend:
-            return KillableRingBackend(replace(config, nodes=nodes, rank=rank))
+            return KillableRingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials)
 
         with closing_all(_together(world_size, connect)) as backends:
             yield backends
@@ -87,6 +92,16 @@ def sub_group_of(factory: GroupFactory) -> GroupFactory:
             yield [SubBackend(parents[member], members) for member in members]
 
     return sub_group
+
+
+def without_encryption(factory: GroupFactory) -> GroupFactory:
+    """The same groups, with encryption off."""
+    return lambda world_size, config: factory(world_size, replace(config, encryption="off"))
+
+
+def passing_credentials() -> Credentials:
+    """An identity and a cluster that nobody has seen before and that leave nothing on disk."""
+    return Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("testing"))
 
 
 @contextmanager

@@ -459,15 +459,18 @@ class Engine:
     def _fail_channel(
         self, channel: int, members: Container[int] | None, notice: Notice, error: MakeError | None = None
     ) -> None:
-        """Ends the collectives of one group for good, and tells its other members unless they told us."""
+        """Ends the collectives of one group for good, and tells its members, once: also what we were told ourselves,
+        for a peer must not hear that we cancelled a message, or left, before it hears why."""
         self._has_trouble = True
+        is_news = channel not in self._failed_channels
         notice = self._failed_channels.setdefault(channel, notice)
-        if members is not None:
-            # Told first: else a peer hears that a message was cancelled before it hears why.
+        jobs = [job for job in self._jobs if job.is_on(channel)]
+        for job in jobs:
+            members = members or next(half.envelope.members for half, _ in job.halves())
+        if is_news and members is not None:
             self._tell(members, notice, channel)
-        for job in self._jobs:
-            if job.is_on(channel):
-                job.fail(error or (lambda: notices.to_error(notice, self.rank)))
+        for job in jobs:
+            job.fail(error or (lambda: notices.to_error(notice, self.rank)))
 
     def _tell(self, members: Container[int], notice: Notice, channel: int = 0) -> None:
         payload = notices.encode(notice)

@@ -64,7 +64,7 @@ def test_a_number_outside_the_group_has_no_translation(group: list[SimulatedBack
     sub = SubBackend(group[3], [3, 4])
     with pytest.raises(InvalidRankError):
         sub.to_global(rank)
-    with pytest.raises(InvalidRankError):
+    with pytest.raises(InvalidArgumentError):
         sub.to_local(rank)
 
 
