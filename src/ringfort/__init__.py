@@ -9,7 +9,9 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     context.py    DistributedContext: any backend + collectives + metrics; init()
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
     backends/     base.py (Backend) and tcp, ring, simulated, sub
-    transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, memory (streams)
+    transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, memory (streams),
+                  opening, records (pure: the wall), door (where connections are accepted)
+    identity/     keypair, namespace (cluster secret), codes, noise (pure handshake)
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     observe/      metrics
     config.py     settings; the only reader of the environment
