@@ -1,8 +1,11 @@
-"""What holds for every test: nothing is left behind, hypothesis repeats itself, stress tests are marked by folder."""
+"""What holds for every test: nothing is left behind, this user's own keys are not touched, hypothesis repeats itself,
+stress tests are marked by folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +16,20 @@ from tests.leaks import no_leaks
 
 STRESS = Path(__file__).parent / "stress"
 
+# Here and not in a fixture: processes that tests start inherit it, and nothing is loaded before.
+HOME = Path(tempfile.mkdtemp(prefix="ringfort-tests-"))
+os.environ["RINGFORT_HOME"] = str(HOME / "home")
+for _name in ("RINGFORT_KEY", "RINGFORT_CLUSTER", "RINGFORT_ENCRYPTION"):
+    os.environ.pop(_name, None)
+
 # No deadline: the machines that run this are shared, and a slow example is no failure.
 hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HOME, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

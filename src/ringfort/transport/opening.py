@@ -39,7 +39,7 @@ from ringfort.transport.greeting import MAX_GREETING, Greeting
 from ringfort.transport.records import LENGTH, OVERHEAD, Opener, Sealer
 
 MAGIC = b"RGFT"
-PREAMBLE = Struct("<4sHBx16s")
+PREAMBLE = Struct("<4sHBB16s")
 PLAIN, NOISE = 0, 1
 _MODES = {PLAIN: "off", NOISE: "on"}
 
@@ -67,6 +67,7 @@ class Opening:
             MAGIC,
             version,
             PLAIN if credentials is None else NOISE,
+            0,
             credentials.namespace.network_id if credentials else b"",
         )
         self._data = bytearray()
@@ -77,7 +78,7 @@ class Opening:
         """Takes what arrived. Raises `ProtocolError` for a stranger, a `RefusedError` for a cousin, `HandshakeError`
         for one who does not know the secret. What is then in `outgoing` may still be sent: it tells them why."""
         self._data += data
-        if len(self._data) <= len(MAGIC) and self._is_first and not MAGIC.startswith(self._data):
+        if self._is_first and not MAGIC.startswith(self._data[: len(MAGIC)]):
             raise _not_ringfort(self._data)
         self.wants -= len(data)
         if self.wants > 0:
@@ -129,7 +130,8 @@ class Opening:
         noise.read((yield MESSAGE_1_BYTES))
         self.outgoing += noise.write()
         limit = MAX_GREETING + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 16
-        payload = noise.read((yield _checked(LENGTH.unpack((yield LENGTH.size))[0], limit)))
+        length = _checked(LENGTH.unpack((yield LENGTH.size))[0], limit, least=MESSAGE_3_OVERHEAD)
+        payload = noise.read((yield length))
         try:
             proof, purpose = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes])
         except msgspec.MsgspecError as exc:
@@ -156,8 +158,8 @@ class Opening:
         self.sealer, self.opener = Sealer(send), Opener(receive)
 
     def _compare(self, theirs: bytes) -> None:
-        magic, version, mode, network_id = PREAMBLE.unpack(theirs)
-        _, our_version, our_mode, our_id = PREAMBLE.unpack(self._preamble)
+        magic, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)
+        _, our_version, our_mode, _, our_id = PREAMBLE.unpack(self._preamble)
         if magic != MAGIC:
             raise _not_ringfort(theirs)
         if version != our_version:
@@ -169,6 +171,8 @@ class Opening:
                 f"its encryption is {_MODES.get(mode, mode)}, here it is {_MODES[our_mode]}; set the same on all ranks "
                 "(encryption=, RINGFORT_ENCRYPTION)"
             )
+        if reserved:  # so that both preambles are the same to the last bit, as the prologue has it
+            raise ProtocolError(f"the reserved byte of a preamble is {reserved}; version {version} has 0 there")
         if not hmac.compare_digest(network_id, our_id):
             name = self._credentials.namespace.name if self._credentials else ""
             raise NamespaceMismatchError(
@@ -190,9 +194,9 @@ def sealed(sealer: Sealer | None, body: bytes) -> bytes:
     return bytes(record)
 
 
-def _checked(length: int, limit: int) -> int:
-    if length > limit:
-        raise ProtocolError(f"a message claims {length} bytes; the limit is {limit}")
+def _checked(length: int, limit: int, *, least: int = 0) -> int:
+    if not least <= length <= limit:
+        raise ProtocolError(f"a message claims {length} bytes; the limits are {least} and {limit}")
     return length
 
 

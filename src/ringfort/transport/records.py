@@ -58,7 +58,8 @@ class Sealer(_Half):
         """Writes the record of `data`, at most `MAX_PLAIN` bytes of it, to the start of `out`; returns its size."""
         end = len(data) + OVERHEAD
         LENGTH.pack_into(out, 0, len(data) + TAG_BYTES)
-        self._cipher.encrypt_into(self._next_nonce(), data, out[: LENGTH.size], out[LENGTH.size : end])
+        nonce = self._next_nonce()  # first: it may replace the cipher
+        self._cipher.encrypt_into(nonce, data, out[: LENGTH.size], out[LENGTH.size : end])
         return end
 
 
@@ -78,7 +79,9 @@ class Opener(_Half):
 
     def open(self, record: memoryview | bytes, into: memoryview) -> None:
         """Opens a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
+        nonce = self._next_nonce()  # first: it may replace the cipher
         try:
-            self._cipher.decrypt_into(self._next_nonce(), record[LENGTH.size :], record[: LENGTH.size], into)
+            self._cipher.decrypt_into(nonce, record[LENGTH.size :], record[: LENGTH.size], into)
         except InvalidTag as exc:
+            into[:] = bytes(len(into))  # the cipher has written there what nobody vouches for
             raise TamperedError("a record was changed, left out, repeated or moved on its way") from exc

@@ -73,7 +73,7 @@ class SealedStream:
         if self._spill:
             count = min(len(buffer), len(self._spill))
             buffer[:count] = self._spill[:count]
-            self._spill = self._spill[count:]
+            self._spill = self._spill[count:] or memoryview(b"")  # the last of it is not kept for long
             self.has_pending = bool(self._spill) or self._record_end > 0
             return count
         if not self._record_end:

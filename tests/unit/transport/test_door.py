@@ -9,233 +9,409 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringfort.errors import NoConnectionError, ProtocolError, RankTakenError, TransportError
+from ringfort.errors import (
+    EncryptionMismatchError,
+    HandshakeError,
+    NamespaceMismatchError,
+    NoConnectionError,
+    RankTakenError,
+    TamperedError,
+    VersionMismatchError,
+)
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport import door as door_module
-from ringfort.transport.door import Arrival, Door, hear, say
-from ringfort.transport.greeting import Join, Ready, Refused, encode
+from ringfort.transport.channel import Channel
+from ringfort.transport.door import Arrival, Door
+from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Ready, Refused
+from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening
+from ringfort.transport.records import LENGTH
 from ringfort.transport.tcp import listen
+from tests.openings import CLUSTER, impostor, member
+from tests.unit.transport.background import Background
 
 JOIN = Join(1, 2, "here", 5)
+HOST = member()
+
+
+class Street:
+    """A door and all who come to it, in one thread: nobody waits for anybody in a call that blocks."""
+
+    def __init__(self, credentials: Credentials | None = HOST) -> None:
+        self.door = Door(listen("127.0.0.1", 0), credentials)
+        self._sockets: list[socket.socket] = []
+
+    def call(self, words: bytes = b"") -> socket.socket:
+        """Somebody who connects and says `words`."""
+        sock = socket.create_connection(self.door.address, timeout=5)
+        self._sockets.append(sock)
+        sock.sendall(words)
+        return sock
+
+    def visit(
+        self, purpose: Greeting = JOIN, credentials: Credentials | None = None, *, encryption: str = "on"
+    ) -> Background[Channel]:
+        """Somebody who opens a connection properly, in a thread."""
+        sock = self.call()
+        credentials = (credentials or member()) if encryption == "on" else None
+        return Background(Channel.open, sock, credentials, purpose, "rank 0", soon())
+
+    def arrivals(self, wanted: int = 1) -> list[Arrival]:
+        """The first `wanted` who are let in."""
+        found: list[Arrival] = []
+        deadline = soon()
+        while len(found) < wanted:
+            found += self.door.wait(deadline)[0]
+            assert time.monotonic() < deadline, f"nobody comes; turned away: {self.door.turned_away}"
+        self._sockets += [arrival.channel.sock for arrival in found]
+        return found
+
+    def turned_away(self, number: int = 1) -> str:
+        """What is said about them, once so many were turned away."""
+        deadline = soon()
+        while len(self.door.turned_away) < number:
+            assert self.door.wait(deadline)[0] == []
+            assert time.monotonic() < deadline, "nobody is turned away"
+        return "; ".join(self.door.turned_away)
+
+    def close(self) -> None:
+        self.door.close()
+        for sock in self._sockets:
+            sock.close()
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    door = Door(listen("127.0.0.1", 0))
-    yield door
-    door.close()
-
-
-@pytest.fixture
-def clients() -> Iterator[list[socket.socket]]:
-    """Closed in the end."""
-    clients: list[socket.socket] = []
-    yield clients
-    for client in clients:
-        client.close()
+def street() -> Iterator[Street]:
+    street = Street()
+    yield street
+    street.close()
 
 
 def soon() -> float:
     return time.monotonic() + 5
 
 
-def call_at(door: Door, clients: list[socket.socket]) -> socket.socket:
-    client = socket.create_connection(door.address)
-    clients.append(client)
-    return client
+def address_of(sock: socket.socket) -> str:
+    return "{}:{}".format(*sock.getsockname())
 
 
-def arrivals(door: Door, wanted: int = 1) -> list[Arrival]:
-    """The first `wanted` who say who they are."""
+def ends(sock: socket.socket) -> bool:
+    """Whether the other side has closed, perhaps with unread words of ours."""
+    try:
+        while sock.recv(1000):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_somebody_who_proves_membership_arrives_with_what_they_came_for(encryption: str) -> None:
+    street = Street(HOST if encryption == "on" else None)
+    visitor = member()
+    visit = street.visit(credentials=visitor, encryption=encryption)
+    [arrival] = street.arrivals()
+    channel = visit.result()
+    assert arrival.said == JOIN
+    assert arrival.address == address_of(channel.sock)
+    assert arrival.channel.identity == (visitor.identity.public_key if encryption == "on" else b"")
+    assert channel.identity == (HOST.identity.public_key if encryption == "on" else b"")
+    arrival.channel.say(Ready(), soon())
+    channel.sock.settimeout(5)
+    assert channel.hear("rank 0", soon()) == Ready()
+    street.close()
+
+
+def test_many_at_once_are_all_heard(street: Street) -> None:
+    visits = [street.visit(Join(rank, 10, "", 0)) for rank in range(10)]
+    found = street.arrivals(10)
+    assert {arrival.said for arrival in found} == {Join(rank, 10, "", 0) for rank in range(10)}
+    for visit in visits:
+        visit.result()
+
+
+def test_an_opening_in_single_bytes_is_heard_and_not_a_byte_more_is_read(street: Street) -> None:
+    sock = street.call()
+    opening = Opening(member(), JOIN)
     found: list[Arrival] = []
     deadline = soon()
-    while len(found) < wanted:
-        found += door.wait(deadline)[0]
-        assert time.monotonic() < deadline, "nobody comes"
-    return found
-
-
-def turned_away(door: Door, number: int = 1) -> str:
-    """What is said about them, once so many were turned away."""
-    deadline = soon()
-    while len(door.turned_away) < number:
-        door.wait(deadline)
-        assert time.monotonic() < deadline, "nobody is turned away"
-    return "; ".join(door.turned_away)
-
-
-def test_somebody_who_says_who_they_are_arrives(door: Door, clients: list[socket.socket]) -> None:
-    client = call_at(door, clients)
-    client.sendall(encode(JOIN) + b"more")
-    [arrival] = arrivals(door)
+    sock.setblocking(False)
+    while not opening.is_open:
+        for place in range(len(opening.outgoing)):
+            sock.send(opening.outgoing[place : place + 1])
+            found += street.door.wait(time.monotonic() + 0.01)[0]
+        opening.outgoing.clear()
+        try:
+            opening.feed(sock.recv(opening.wants))
+        except BlockingIOError:
+            found += street.door.wait(time.monotonic() + 0.01)[0]
+        assert time.monotonic() < deadline
+    [arrival] = found
     assert arrival.said == JOIN
-    assert arrival.address == "{}:{}".format(*client.getsockname())
-    assert arrival.sock.recv(100) == b"more"  # not a byte more was read than the greeting
-    arrival.sock.close()
+    sock.send(b"more")
+    arrival.channel.sock.settimeout(5)
+    assert arrival.channel.sock.recv(100) == b"more"
+    arrival.channel.close()
 
 
-def test_greetings_in_pieces_from_many_at_once_are_all_heard(door: Door, clients: list[socket.socket]) -> None:
-    for rank in range(10):
-        call_at(door, clients).sendall(encode(Join(rank, 10, "", 0))[:9])
-    assert door.wait(time.monotonic())[0] == []
-    for rank, client in enumerate(clients):
-        client.sendall(encode(Join(rank, 10, "", 0))[9:])
-    found = arrivals(door, 10)
-    assert {arrival.said for arrival in found} == {Join(rank, 10, "", 0) for rank in range(10)}
-    for arrival in found:
-        arrival.sock.close()
+# --- strays -----------------------------------------------------------------------------------------------------------
+
+
+def preamble(version: int = 1, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
+    return PREAMBLE.pack(MAGIC, version, mode, 0, network_id)
+
+
+def wrong_third_message() -> bytes:
+    """All that a stranger can prepare beforehand; its third message opens under no key."""
+    return bytes(Opening(impostor(), JOIN).outgoing) + LENGTH.pack(300) + bytes(300)
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not Ringfort"),
+        (b"GET /\r\n", "not Ringfort"),
         (b"\x16\x03\x01\x02\x00\x01", "not Ringfort"),
-        (b"RGFT\x01\x00\x04\x00\xc1\xc1\xc1\xc1", "cannot be read"),
-        (b"RGFT\x01\x00\xff\xff", "65535 bytes"),
+        (preamble() + bytes(48), "does not know this cluster's secret"),
+        (wrong_third_message(), "does not know this cluster's secret"),
+        (bytes(Opening(member(), JOIN).outgoing) + b"\xff\xff\xff\xff", "claims 4294967295 bytes"),
+        (preamble(version=99), "version 99, this side 1"),
+        (preamble(mode=PLAIN, network_id=bytes(16)), "its encryption is off, here it is on"),
+        (preamble(network_id=bytes(16)), "belongs to another cluster than this side, which is in 'lab'"),
     ],
+    ids=["http", "short http", "tls", "no key", "no secret", "too long", "version", "mode", "cluster"],
 )
 def test_a_stray_is_dropped_noted_and_logged(
-    door: Door, clients: list[socket.socket], caplog: pytest.LogCaptureFixture, words: bytes, complaint: str
+    street: Street, caplog: pytest.LogCaptureFixture, words: bytes, complaint: str
 ) -> None:
-    client = call_at(door, clients)
     with caplog.at_level(logging.WARNING):
-        client.sendall(words)
-        noted = turned_away(door)
+        sock = street.call(words)
+        noted = street.turned_away()
     assert complaint in noted
-    assert "{}:{}".format(*client.getsockname()) in noted
+    assert address_of(sock) in noted
     assert complaint in caplog.text
+    assert ends(sock)
 
 
-def test_a_port_scanner_is_dropped(door: Door, clients: list[socket.socket]) -> None:
-    call_at(door, clients).close()
-    assert "closed before it said who it is" in turned_away(door)
+def test_a_plain_door_drops_what_is_no_greeting_and_what_is_too_long() -> None:
+    street = Street(None)
+    plain = preamble(mode=PLAIN, network_id=bytes(16))
+    street.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
+    assert "cannot be read" in street.turned_away()
+    street.call(plain + LENGTH.pack(MAX_GREETING + 1))
+    assert str(MAX_GREETING + 1) in street.turned_away(2)
+    street.close()
 
 
-def test_another_version_is_told_so(door: Door, clients: list[socket.socket]) -> None:
-    client = call_at(door, clients)
-    client.sendall(encode(JOIN, version=99))
-    assert "version 99" in turned_away(door)
-    with pytest.raises(TransportError, match="version 99"):
-        hear(client, "rank 0", soon())
+def test_a_port_scanner_is_dropped(street: Street) -> None:
+    street.call().close()
+    assert "closed before it said who it is" in street.turned_away()
 
 
-def test_a_silent_client_is_dropped_in_the_end(
-    door: Door, clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_a_cousin_is_told_why(street: Street, encryption: str) -> None:
+    visit = street.visit(credentials=member(NetworkNamespace.generate()), encryption=encryption)
+    street.turned_away()
+    with pytest.raises(NamespaceMismatchError if encryption == "on" else EncryptionMismatchError, match="rank 0: "):
+        visit.result()
+
+
+def test_another_version_is_told_why(street: Street) -> None:
+    opening = Opening(member(), JOIN, version=7)
+    sock = street.call(bytes(opening.outgoing))
+    street.turned_away()
+    with pytest.raises(VersionMismatchError, match="version 1, this side 7"):
+        opening.feed(sock.recv(opening.wants))
+
+
+def test_who_does_not_know_the_secret_is_dropped_without_a_name(street: Street) -> None:
+    visit = street.visit(credentials=impostor())
+    assert "does not know this cluster's secret" in street.turned_away()
+    with pytest.raises(NoConnectionError):
+        visit.result()
+
+
+def test_a_silent_client_is_dropped_in_the_end(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "OPENING_TIMEOUT", 0.05)
+    sock = street.call()
+    assert "said nothing useful for 0.05 s" in street.turned_away()
+    assert sock.recv(1) == b""
+
+
+def test_a_client_that_drips_is_dropped_as_soon_as_a_silent_one(
+    street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "GREETING_TIMEOUT", 0.05)
-    client = call_at(door, clients)
-    assert "said nothing useful for 0.05 s" in turned_away(door)
-    assert client.recv(1) == b""
+    monkeypatch.setattr(door_module, "OPENING_TIMEOUT", 0.2)
+    sock = street.call()
+    words = iter(bytes(Opening(member(), JOIN).outgoing))
+    start = time.monotonic()
+    while not street.door.turned_away:
+        sock.sendall(bytes([next(words)]))  # always something, never enough
+        for _ in range(2):  # takes the byte, and then waits for another
+            street.door.wait(time.monotonic() + 0.01)
+    assert "said nothing useful for 0.2 s" in street.door.turned_away[0]
+    assert 0.2 <= time.monotonic() - start < 2
+    assert ends(sock)
 
 
-def test_the_oldest_stranger_makes_room_for_a_new_one(
-    door: Door, clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_stranger_makes_room_for_a_new_one(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "MAX_WAITING", 3)
-    for _ in range(4):
-        call_at(door, clients)
-    assert "too many strangers" in turned_away(door)
-    assert clients[0].recv(1) == b""
-    clients[3].sendall(encode(JOIN))
-    arrivals(door)[0].sock.close()
+    strangers = [street.call() for _ in range(3)]
+    visit = street.visit()
+    street.arrivals()
+    visit.result()
+    assert "too many strangers" in street.turned_away()
+    assert strangers[0].recv(1) == b""
 
 
 def test_a_stranger_that_speaks_while_it_makes_room_is_no_problem(
-    door: Door, clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+    street: Street, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door_module, "MAX_WAITING", 1)
-    first = call_at(door, clients)
-    door.wait(time.monotonic() + 0.2)
-    second = call_at(door, clients)  # both stir before the door looks again
-    first.sendall(b"hello?")
-    assert "too many strangers" in turned_away(door)
-    second.sendall(encode(JOIN))
-    arrivals(door)[0].sock.close()
+    first = street.call()
+    street.door.wait(time.monotonic() + 0.2)
+    visit = street.visit()  # both stir before the door looks again
+    first.sendall(b"RG")
+    street.arrivals()
+    visit.result()
+    assert "too many strangers" in street.turned_away()
 
 
-def test_who_is_refused_hears_why(door: Door, clients: list[socket.socket]) -> None:
-    client = call_at(door, clients)
-    client.sendall(encode(JOIN))
-    door.refuse(arrivals(door)[0], "rank_taken", "rank 1 is here already")
+def test_a_thousand_strangers_are_few_lines_in_the_log_that_count_them_all(
+    street: Street, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "_LOG_EVERY", 60.0)
+    turned = 0
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(1000):
+            before = street.door._unlogged, len(caplog.records)
+            street.call(b"hello?").close()
+            deadline = soon()
+            while (street.door._unlogged, len(caplog.records)) == before:
+                street.door.wait(deadline)
+                assert time.monotonic() < deadline
+            turned += 1
+        assert len(caplog.records) == 1
+        street.door.close()
+    assert turned == 1000
+    assert len(caplog.records) == 2
+    assert "turned away 999 more" in caplog.text
+    assert len(street.door.turned_away) == 8
+
+
+# --- after the opening ------------------------------------------------------------------------------------------------
+
+
+def test_who_is_refused_hears_why(street: Street) -> None:
+    visit = street.visit()
+    [arrival] = street.arrivals()
+    street.door.refuse(arrival, "rank_taken", "rank 1 is here already")
     with pytest.raises(RankTakenError, match="rank 1 is here already"):
-        hear(client, "rank 0", soon())
-    assert "rank 1 is here already" in door.turned_away[0]
+        visit.result().hear("rank 0", soon())
+    assert "rank 1 is here already" in street.door.turned_away[0]
 
 
-def test_only_the_last_few_who_were_turned_away_are_remembered(door: Door, clients: list[socket.socket]) -> None:
-    for _ in range(20):
-        call_at(door, clients).close()
-    deadline = soon()
-    while len(door.turned_away) < 8 and time.monotonic() < deadline:
-        door.wait(deadline)
-    door.wait(time.monotonic())
-    assert len(door.turned_away) == 8
+def test_a_watched_channel_that_stirs_is_reported(street: Street) -> None:
+    visit = street.visit()
+    [arrival] = street.arrivals()
+    street.door.watch(arrival.channel)
+    channel = visit.result()
+    assert street.door.wait(time.monotonic()) == ([], [])
+    channel.close()
+    assert street.door.wait(soon()) == ([], [arrival.channel.sock])
+    street.door.forget(arrival.channel)
 
 
-def test_a_watched_socket_that_stirs_is_reported(door: Door, clients: list[socket.socket]) -> None:
-    client = call_at(door, clients)
-    client.sendall(encode(JOIN))
-    [arrival] = arrivals(door)
-    door.watch(arrival.sock)
-    assert door.wait(time.monotonic()) == ([], [])
-    client.close()
-    assert door.wait(soon()) == ([], [arrival.sock])
-    door.forget(arrival.sock)
-    arrival.sock.close()
+def test_a_door_that_closes_closes_on_those_outside(street: Street) -> None:
+    sock = street.call()
+    street.door.wait(soon())
+    street.door.close()
+    assert sock.recv(1) == b""
 
 
-def test_a_door_that_closes_closes_on_those_outside(clients: list[socket.socket]) -> None:
-    door = Door(listen("127.0.0.1", 0))
-    client = call_at(door, clients)
-    door.wait(soon())
-    door.close()
-    assert client.recv(1) == b""
+# --- channels ---------------------------------------------------------------------------------------------------------
 
 
-# --- say and hear -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pair(clients: list[socket.socket]) -> tuple[socket.socket, socket.socket]:
+def channels(encryption: str) -> tuple[Channel, Channel]:
+    """Both ends of an open connection."""
+    credentials = member() if encryption == "on" else None
+    initiator, responder = Opening(credentials, JOIN), Opening(credentials)
+    while not (initiator.is_open and responder.is_open):
+        for one, other in ((initiator, responder), (responder, initiator)):
+            data = bytes(one.outgoing)
+            one.outgoing.clear()
+            while data:
+                piece, data = data[: other.wants], data[other.wants :]
+                other.feed(piece)
     a, b = socket.socketpair()
-    clients += [a, b]
-    return a, b
+    return Channel(a, initiator), Channel(b, responder)
 
 
-def test_what_is_said_is_heard_and_nothing_behind_it(pair: tuple[socket.socket, socket.socket]) -> None:
+@pytest.fixture(params=["on", "off"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, Channel]]:
+    pair = channels(request.param)
+    yield pair
+    for channel in pair:
+        channel.close()
+
+
+def test_what_is_said_is_heard_and_nothing_behind_it(pair: tuple[Channel, Channel]) -> None:
     a, b = pair
-    say(a, Ready(), soon())
-    a.sendall(b"data")
-    assert hear(b, "rank 1", soon()) == Ready()
-    assert b.recv(10) == b"data"
+    a.say(Ready(), soon())
+    a.sock.sendall(b"data")
+    assert b.hear("rank 1", soon()) == Ready()
+    assert b.sock.recv(10) == b"data"
 
 
-def test_a_peer_that_does_not_answer_is_named(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_peer_that_does_not_answer_is_named(pair: tuple[Channel, Channel]) -> None:
     with pytest.raises(NoConnectionError, match="rank 7 accepted the connection but did not answer"):
-        hear(pair[0], "rank 7", time.monotonic() + 0.05)
+        pair[0].hear("rank 7", time.monotonic() + 0.05)
 
 
-def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[Channel, Channel]) -> None:
     pair[1].close()
     with pytest.raises(NoConnectionError, match="rank 7 closed the connection"):
-        hear(pair[0], "rank 7", soon())
-    with pytest.raises(TransportError, match="broke"):
-        say(pair[0], Ready(), soon())
+        pair[0].hear("rank 7", soon())
+    with pytest.raises(NoConnectionError, match="broke"):
+        pair[0].say(Ready(), soon())
 
 
-def test_a_peer_that_answers_something_else_is_a_protocol_error(pair: tuple[socket.socket, socket.socket]) -> None:
-    pair[1].sendall(b"HTTP/1.1 400 Bad Request\r\n")
-    with pytest.raises(ProtocolError, match="not Ringfort"):
-        hear(pair[0], "rank 7", soon())
-
-
-def test_a_refusal_is_raised_as_what_it_means(pair: tuple[socket.socket, socket.socket]) -> None:
-    say(pair[1], Refused("rank_taken", "taken"), soon())
+def test_a_refusal_is_raised_as_what_it_means(pair: tuple[Channel, Channel]) -> None:
+    pair[1].say(Refused("rank_taken", "taken"), soon())
     with pytest.raises(RankTakenError, match="refused by rank 7: taken"):
-        hear(pair[0], "rank 7", soon())
+        pair[0].hear("rank 7", soon())
+
+
+def test_a_refusal_to_somebody_who_has_gone_is_no_error(pair: tuple[Channel, Channel]) -> None:
+    pair[1].close()
+    pair[0].refuse("failed", "too late")
 
 
 @pytest.mark.parametrize("far", [1e10, 1e300])
-def test_a_deadline_may_be_further_than_any_clock_counts(pair: tuple[socket.socket, socket.socket], far: float) -> None:
-    say(pair[0], Ready(), far)
-    assert hear(pair[1], "rank 1", far) == Ready()
+def test_a_deadline_may_be_further_than_any_clock_counts(pair: tuple[Channel, Channel], far: float) -> None:
+    pair[0].say(Ready(), far)
+    assert pair[1].hear("rank 1", far) == Ready()
+
+
+def test_a_greeting_that_was_changed_on_the_way_is_noticed() -> None:
+    a, b = channels("on")
+    a.say(Ready(), soon())
+    b.sock.settimeout(5)
+    record = bytearray(b.sock.recv(1000))
+    record[-1] ^= 1
+    a.sock.sendall(record)
+    with pytest.raises(TamperedError):
+        b.hear("rank 1", soon())
+    a.close()
+    b.close()
+
+
+def test_whoever_answers_without_the_secret_is_a_handshake_error_that_names_them() -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        b.sendall(preamble() + bytes(96))
+        with pytest.raises(HandshakeError, match="rank 7: "):
+            Channel.open(a, member(), JOIN, "rank 7", soon())

@@ -119,6 +119,9 @@ def test_a_send_that_times_out_in_the_middle_is_cancelled_and_the_next_is_whole(
 class Trickle(MemoryPoller):
     """A stream from which one byte comes every second, for ever; and a poller that always finds it ready."""
 
+    chunk = 1 << 18
+    has_pending = False
+
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self._time = clock

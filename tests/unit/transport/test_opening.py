@@ -1,0 +1,346 @@
+"""Openings: members get in and learn each other's names; everybody else gets an error with a name, and learns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ringfort.errors import (
+    DistributedError,
+    EncryptionMismatchError,
+    HandshakeError,
+    NamespaceMismatchError,
+    ProtocolError,
+    TamperedError,
+    VersionMismatchError,
+)
+from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES
+from ringfort.identity.proof import MAX_PROOF_BYTES
+from ringfort.transport import greeting
+from ringfort.transport.frames import PROTOCOL_VERSION
+from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Meet, Ready, Refused
+from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening, sealed
+from ringfort.transport.records import LENGTH, OVERHEAD
+from tests.openings import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
+
+ALICE, BOB = member(), member()
+MOST_WANTED = MAX_GREETING + MAX_PROOF_BYTES + 200
+"""Bytes: more than anything that may be waited for before somebody has proved who they are."""
+
+purposes = st.one_of(
+    st.builds(Join, st.integers(0, 99), st.integers(0, 99), st.text(max_size=60), st.integers(0, 65535)),
+    st.builds(Meet, st.integers(0, 99), st.integers(0, 99), st.binary(max_size=40)),
+    st.just(Ready()),
+    st.builds(Refused, st.text(max_size=9), st.text(max_size=2000)),
+)
+sizes = st.lists(st.integers(1, 80), min_size=1, max_size=20)
+
+
+def overheard() -> tuple[bytes, bytes]:
+    """All that is said in an opening, a direction each."""
+    initiator, responder = opened(ALICE, BOB)
+    return initiator.said, responder.said
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(purposes, sizes, sizes)
+@example(PURPOSE, [1], [1])
+def test_members_open_whatever_the_pieces(purpose: Greeting, first: list[int], second: list[int]) -> None:
+    initiator = Side(Opening(ALICE, purpose), sizes=cycle(first))
+    responder = Side(Opening(BOB), sizes=cycle(second))
+    converse(initiator, responder)
+    assert initiator.opening.is_open
+    assert responder.opening.is_open
+    assert responder.opening.purpose == purpose
+    assert initiator.opening.identity == BOB.identity.public_key
+    assert responder.opening.identity == ALICE.identity.public_key
+    assert initiator.unread == responder.unread == b""
+
+
+@pytest.mark.parametrize("speaks", ["initiator", "responder"])
+def test_what_follows_goes_through_records_in_both_directions(speaks: str) -> None:
+    sides = [side.opening for side in opened()]
+    one, other = sides if speaks == "initiator" else sides[::-1]
+    for words in (b"one", b"another"):
+        record = sealed(one.sealer, words)
+        assert words not in record
+        into = bytearray(len(words))
+        assert other.opener is not None
+        other.opener.open(record, memoryview(into))
+        assert into == words
+
+
+@settings(max_examples=60)
+@given(purposes, sizes, sizes)
+def test_with_encryption_off_on_both_sides_there_is_only_the_purpose(
+    purpose: Greeting, first: list[int], second: list[int]
+) -> None:
+    initiator, responder = Side(Opening(None, purpose), sizes=cycle(first)), Side(Opening(None), sizes=cycle(second))
+    converse(initiator, responder)
+    assert initiator.opening.is_open
+    assert responder.opening.is_open
+    assert responder.opening.purpose == purpose
+    assert responder.opening.sealer is responder.opening.opener is initiator.opening.sealer is None
+    assert initiator.opening.identity == responder.opening.identity == b""
+
+
+# --- those who differ -------------------------------------------------------------------------------------------------
+
+
+def of_version(version: int, purpose: Greeting | None = None) -> Opening:
+    return Opening(member(), purpose, version=version)
+
+
+@pytest.mark.parametrize(
+    ("initiator", "responder", "kind"),
+    [
+        (lambda: of_version(PROTOCOL_VERSION + 1, PURPOSE), lambda: of_version(PROTOCOL_VERSION), VersionMismatchError),
+        (lambda: of_version(0, PURPOSE), lambda: of_version(65535), VersionMismatchError),
+        (lambda: Opening(None, PURPOSE), lambda: Opening(BOB), EncryptionMismatchError),
+        (lambda: Opening(ALICE, PURPOSE), lambda: Opening(None), EncryptionMismatchError),
+        (lambda: Opening(member(CLUSTER.generate("lab")), PURPOSE), lambda: Opening(BOB), NamespaceMismatchError),
+        (lambda: Opening(ALICE, PURPOSE), lambda: Opening(member(CLUSTER.generate())), NamespaceMismatchError),
+        # A later version may have other modes: the version is what differs then.
+        (lambda: Opening(None, PURPOSE, version=9), lambda: Opening(BOB), VersionMismatchError),
+    ],
+    ids=["version", "no common version", "plain to noise", "noise to plain", "secret", "name", "version before mode"],
+)
+def test_a_difference_has_its_name_on_both_sides(
+    initiator: Callable[[], Opening], responder: Callable[[], Opening], kind: type[DistributedError]
+) -> None:
+    one, other = Side(initiator()), Side(responder())
+    converse(one, other)
+    assert type(one.error) is kind
+    assert type(other.error) is kind
+    assert not one.opening.is_open
+    assert not other.opening.is_open
+
+
+def test_who_forges_the_network_id_and_does_not_know_the_secret_is_not_let_in() -> None:
+    initiator, responder = opened(impostor(), BOB)
+    assert isinstance(responder.error, HandshakeError)
+    assert not responder.opening.is_open
+    assert not initiator.opening.is_open
+    assert responder.opening.purpose is None
+
+
+def test_who_listens_with_a_forged_network_id_is_not_believed_and_hears_no_name() -> None:
+    initiator, responder = opened(ALICE, impostor())
+    assert isinstance(responder.error, HandshakeError)
+    assert not initiator.opening.is_open
+    # It goes on as if it could read message 3, and makes up the record that would follow.
+    initiator.listen(LENGTH.pack(140) + bytes(140))
+    assert isinstance(initiator.error, TamperedError)
+    assert not initiator.opening.is_open
+    assert ALICE.identity.public_key not in initiator.said
+
+
+# --- somebody in between ----------------------------------------------------------------------------------------------
+
+
+def outcome_of_flip(direction: int, place: int, mask: int) -> tuple[Side, Side]:
+    change = flipped(place, mask)
+    initiator = Side(Opening(ALICE, PURPOSE), change) if direction == 0 else Side(Opening(ALICE, PURPOSE))
+    responder = Side(Opening(BOB), change) if direction == 1 else Side(Opening(BOB))
+    converse(initiator, responder)
+    return initiator, responder
+
+
+def check_flip(direction: int, place: int, mask: int) -> None:
+    """Changed bytes never lead to two open sides, and whoever has read them whole says so with an error."""
+    initiator, responder = outcome_of_flip(direction, place, mask)
+    words = f"byte {place} of direction {direction} with {mask:#x}"
+    assert not (initiator.opening.is_open and responder.opening.is_open), words
+    reader = responder if direction == 0 else initiator
+    assert not reader.opening.is_open, words
+    # A length that grew makes its reader wait: the door's deadline ends that.
+    assert reader.error is not None or 0 < reader.opening.wants <= MOST_WANTED, words
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_a_flipped_bit_in_any_byte_opens_nothing(direction: int) -> None:
+    for place in range(len(overheard()[direction])):
+        check_flip(direction, place, 1 << (place % 8))
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("place", range(PREAMBLE.size))
+def test_every_flipped_bit_of_a_preamble_opens_nothing(direction: int, place: int) -> None:
+    for bit in range(8):
+        check_flip(direction, place, 1 << bit)
+
+
+def test_a_forged_mode_cannot_talk_two_members_out_of_encryption() -> None:
+    """Both have it on; somebody tells each that the other has it off."""
+    for direction in (0, 1):
+        initiator, responder = outcome_of_flip(direction, 6, PLAIN ^ NOISE)
+        assert isinstance((responder, initiator)[direction].error, EncryptionMismatchError)
+        assert not initiator.opening.is_open
+        assert not responder.opening.is_open
+
+
+def test_a_recorded_initiator_does_not_get_in_again() -> None:
+    said, _ = overheard()
+    responder = Side(Opening(BOB))
+    responder.listen(said)
+    assert isinstance(responder.error, HandshakeError)
+    assert not responder.opening.is_open
+    assert BOB.identity.public_key not in responder.speak()
+
+
+def test_a_recorded_responder_does_not_convince_again() -> None:
+    _, said = overheard()
+    initiator = Side(Opening(ALICE, PURPOSE))
+    initiator.listen(said)
+    assert isinstance(initiator.error, HandshakeError)
+    assert not initiator.opening.is_open
+
+
+def test_a_last_record_of_another_opening_does_not_convince() -> None:
+    _, other = overheard()
+    initiator, responder = Side(Opening(ALICE, PURPOSE)), Side(Opening(BOB))
+    responder.listen(initiator.speak())
+    initiator.listen(responder.speak())
+    responder.listen(initiator.speak())
+    initiator.listen(other[PREAMBLE.size + MESSAGE_2_BYTES :])
+    assert isinstance(initiator.error, TamperedError)
+    assert not initiator.opening.is_open
+
+
+def test_an_opening_that_is_told_its_own_words_fails() -> None:
+    initiator = Side(Opening(ALICE, PURPOSE))
+    initiator.listen(initiator.speak() + bytes(MESSAGE_2_BYTES))
+    assert isinstance(initiator.error, HandshakeError)
+
+
+# --- what can be overheard --------------------------------------------------------------------------------------------
+
+
+def test_the_responder_says_nothing_lasting_before_the_initiator_has_proved_itself() -> None:
+    stranger, responder = Side(Opening(impostor(), PURPOSE)), Side(Opening(BOB))
+    converse(stranger, responder)
+    assert len(responder.said) == PREAMBLE.size + MESSAGE_2_BYTES
+    assert BOB.identity.public_key not in responder.said
+    assert BOB.static_public not in responder.said
+
+
+def test_two_openings_of_the_same_sides_have_nothing_but_the_preamble_in_common() -> None:
+    for first, second in zip(overheard(), overheard(), strict=True):
+        assert first[: PREAMBLE.size] == second[: PREAMBLE.size]
+        windows = {first[place : place + 8] for place in range(PREAMBLE.size, len(first) - 7)}
+        assert not any(second[place : place + 8] in windows for place in range(PREAMBLE.size, len(second) - 7))
+
+
+def test_purpose_names_and_keys_travel_only_inside() -> None:
+    said = b"".join(overheard())
+    for words in (
+        b"join",
+        b"a-host-name-that-shows",
+        greeting.encode(PURPOSE),
+        ALICE.identity.public_key,
+        BOB.identity.public_key,
+        ALICE.static_public,
+        BOB.static_public,
+        CLUSTER.handshake_key,
+        CLUSTER.name.encode(),
+        CLUSTER._secret,
+    ):
+        assert words not in said
+    assert said.count(CLUSTER.network_id) == 2
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+preambles = st.builds(
+    PREAMBLE.pack,
+    st.sampled_from([MAGIC, MAGIC, MAGIC, b"RGFX"]),
+    st.sampled_from([PROTOCOL_VERSION, PROTOCOL_VERSION, PROTOCOL_VERSION, 0, 2]),
+    st.sampled_from([PLAIN, NOISE, NOISE, 2, 255]),
+    st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from([CLUSTER.network_id, CLUSTER.network_id, bytes(16)]),
+)
+lengths = st.builds(LENGTH.pack, st.one_of(st.integers(0, 200), st.integers(0, 2**32 - 1)))
+pieces = st.lists(st.one_of(st.binary(max_size=200), preambles, lengths), max_size=5).map(b"".join)
+openings = st.sampled_from(
+    [
+        lambda: Opening(ALICE, PURPOSE),
+        lambda: Opening(ALICE),
+        lambda: Opening(None, PURPOSE),
+        lambda: Opening(None),
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(openings, st.one_of(pieces, st.tuples(preambles, pieces).map(b"".join)), st.integers(1, 300))
+@example(lambda: Opening(ALICE), b"GET / HTTP/1.1\r\n", 100)
+@example(lambda: Opening(ALICE), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 1)  # TLS
+@example(lambda: Opening(None), MAGIC + b"\x01\0\0\0" + bytes(16) + b"\xff\xff\xff\xff", 100)
+def test_garbage_is_a_typed_error_or_waits_for_a_little_more(
+    make: Callable[[], Opening], data: bytes, cut: int
+) -> None:
+    side = Side(make(), sizes=cycle([cut]))
+    side.listen(data)  # which lets nothing out but typed errors
+    assert 0 <= side.opening.wants <= MOST_WANTED
+    assert not (side.opening.is_open and side.opening.sealer)
+
+
+@given(st.binary(max_size=50), st.integers(0, 3))
+def test_a_stranger_is_known_by_the_first_byte_that_is_wrong(rest: bytes, right: int) -> None:
+    for purpose in (None, PURPOSE):
+        opening = Opening(ALICE, purpose)
+        for byte in MAGIC[:right]:
+            opening.feed(bytes([byte]))
+        with pytest.raises(ProtocolError, match="not Ringfort"):
+            opening.feed(b"?" + rest[: opening.wants - 1])
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, MOST_WANTED, 2**32 - 1])
+def test_a_third_message_that_cannot_be_is_refused_before_it_is_read(length: int) -> None:
+    responder = Side(Opening(BOB))
+    initiator = Side(Opening(ALICE, PURPOSE))
+    responder.listen(initiator.speak())
+    responder.listen(LENGTH.pack(length))
+    assert isinstance(responder.error, ProtocolError)
+
+
+@pytest.mark.parametrize("length", [MAX_GREETING + 1, 2**32 - 1])
+def test_a_plain_purpose_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
+    responder = Side(Opening(None))
+    responder.listen(Opening(None, PURPOSE).outgoing + LENGTH.pack(length))
+    assert isinstance(responder.error, ProtocolError)
+
+
+@pytest.mark.parametrize("length", [MAX_PROOF_BYTES + OVERHEAD + 1, 1 << 20])
+def test_a_proof_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
+    initiator, responder = Side(Opening(ALICE, PURPOSE)), Side(Opening(BOB))
+    responder.listen(initiator.speak())
+    initiator.listen(responder.speak())
+    initiator.listen(LENGTH.pack(length))
+    assert isinstance(initiator.error, HandshakeError)
+
+
+@pytest.mark.parametrize("purpose", [b"", b"\xc1", msgspec.msgpack.encode({"type": "join", "rank": "one"})])
+def test_a_member_whose_purpose_makes_no_sense_is_refused(purpose: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    initiator = Side(Opening(ALICE, PURPOSE))
+    monkeypatch.setattr(greeting, "encode", lambda _: purpose)
+    responder = Side(Opening(BOB))
+    converse(initiator, responder)
+    assert isinstance(responder.error, ProtocolError)
+    assert not responder.opening.is_open
+
+
+def test_the_first_message_needs_few_bytes() -> None:
+    """What a stranger can make the responder hold before it must have computed something."""
+    responder = Opening(BOB)
+    assert responder.wants == PREAMBLE.size
+    responder.feed(bytes(Opening(ALICE, PURPOSE).outgoing[: PREAMBLE.size]))
+    assert responder.wants == MESSAGE_1_BYTES
