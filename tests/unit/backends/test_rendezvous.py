@@ -20,13 +20,15 @@ from ringfort.errors import (
     RefusedError,
     RendezvousTimeoutError,
     TransportError,
-    VersionMismatchError,
     WorldSizeMismatchError,
 )
+from ringfort.identity.credentials import Credentials
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import reserved_addresses, tcp_group
-from ringfort.transport.door import hear
-from ringfort.transport.greeting import Join, Meet, Ready, Welcome, encode
+from ringfort.transport.channel import Channel
+from ringfort.transport.greeting import Greeting, Join, Meet, Ready, Welcome
+from ringfort.transport.opening import Opening
+from tests.openings import impostor, member
 from tests.unit.transport.background import Background
 
 LONG = DistributedConfig(timeout=20)
@@ -60,6 +62,17 @@ class Forming:
         sock = self._stack.enter_context(socket.create_connection(parse_address(self.master)))
         sock.sendall(words)
         return sock
+
+    def greet(self, purpose: Greeting) -> Channel:
+        """A connection to rank 0 from a member who comes for `purpose`."""
+        return Channel.open(self.knock(), Credentials.load(), purpose, "rank 0", time.monotonic() + 20)
+
+    def visit(self, stray: bytes | Greeting) -> None:
+        """Somebody who says these words, or a member who comes for this."""
+        if isinstance(stray, bytes):
+            self.knock(stray)
+        else:
+            self.greet(stray)
 
     def host(self) -> TcpBackend:
         """Rank 0, when it is ready; raises what it raised."""
@@ -141,29 +154,31 @@ def test_two_groups_may_use_one_address_one_after_the_other() -> None:
 # --- others at the door -----------------------------------------------------------------------------------------------
 
 
-STRAYS = {
+STRAYS: dict[str, bytes | Greeting] = {
     "http": b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "silent": b"",
-    "half a greeting": encode(Join(1, 3, "127.0.0.1", 1))[:13],
+    "half an opening": bytes(Opening(member(), Ready()).outgoing[:40]),
     "half a magic": b"RG",
-    "too long": b"RGFT\x01\x00\xff\xff",
-    "another version": encode(Join(1, 3, "127.0.0.1", 1), version=9),
-    "meets instead of joining": encode(Meet(1, 3, b"token")),
-    "already ready": encode(Ready()),
-    "welcomes": encode(Welcome(b"token", [("127.0.0.1", 1)] * 3)),
-    "rank out of range": encode(Join(3, 3, "127.0.0.1", 1)),
-    "negative rank": encode(Join(-1, 3, "127.0.0.1", 1)),
-    "another world size": encode(Join(1, 4, "127.0.0.1", 1)),
-    "rank 0 once more": encode(Join(0, 3, "127.0.0.1", 1)),
+    "another cluster": bytes(Opening(member(), Ready()).outgoing),
+    "a forged cluster": bytes(Opening(impostor(Credentials.load().namespace), Ready()).outgoing) + bytes(500),
+    "encryption off": bytes(Opening(None, Ready()).outgoing),
+    "another version": bytes(Opening(member(), Ready(), version=9).outgoing),
+    "meets instead of joining": Meet(1, 3, b"token"),
+    "already ready": Ready(),
+    "welcomes": Welcome(b"token", [("127.0.0.1", 1)] * 3),
+    "rank out of range": Join(3, 3, "127.0.0.1", 1),
+    "negative rank": Join(-1, 3, "127.0.0.1", 1),
+    "another world size": Join(1, 4, "127.0.0.1", 1),
+    "rank 0 once more": Join(0, 3, "127.0.0.1", 1),
 }
 
 
-@pytest.mark.parametrize("words", STRAYS.values(), ids=STRAYS)
-def test_a_stray_neither_breaks_nor_stalls_the_others(forming: Forming, words: bytes) -> None:
-    forming.knock(words)
+@pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS)
+def test_a_stray_neither_breaks_nor_stalls_the_others(forming: Forming, stray: bytes | Greeting) -> None:
+    forming.visit(stray)
     forming.start(1)
-    forming.knock(words)
+    forming.visit(stray)
     forming.start(2)
     forming.check()
 
@@ -176,9 +191,9 @@ def test_a_port_scanner_neither_breaks_nor_stalls_the_others(forming: Forming) -
 
 
 def test_a_hundred_strays_neither_break_nor_stall_the_others(forming: Forming) -> None:
-    words = list(STRAYS.values())
+    strays = list(STRAYS.values())
     for number in range(100):
-        forming.knock(words[number % len(words)])
+        forming.visit(strays[number % len(strays)])
         if number == 50:
             forming.start(1)
     forming.start(2)
@@ -186,19 +201,17 @@ def test_a_hundred_strays_neither_break_nor_stall_the_others(forming: Forming) -
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "saying"),
+    ("purpose", "kind", "saying"),
     [
-        (STRAYS["another version"], VersionMismatchError, "version 9, this side"),
         (STRAYS["another world size"], WorldSizeMismatchError, "world size 4, rank 0 with 3"),
         (STRAYS["rank out of range"], RefusedError, "ranks are 0 to 2"),
         (STRAYS["rank 0 once more"], RankTakenError, "rank 0 is this process"),
         (STRAYS["meets instead of joining"], RefusedError, "rank 0 of a group that forms"),
     ],
 )
-def test_who_is_refused_is_told_why(forming: Forming, words: bytes, kind: type[RefusedError], saying: str) -> None:
-    sock = forming.knock(words)
+def test_who_is_refused_is_told_why(forming: Forming, purpose: Greeting, kind: type[RefusedError], saying: str) -> None:
     with pytest.raises(kind, match=saying):
-        hear(sock, "rank 0", time.monotonic() + 20)
+        forming.greet(purpose).hear("rank 0", time.monotonic() + 20)
     forming.start(1, 2)
     forming.check()
 
@@ -211,11 +224,10 @@ def test_a_wrong_world_size_is_an_error_of_its_own_and_the_others_go_on(forming:
 
 
 def test_a_rank_that_is_taken_is_an_error_of_its_own_and_the_others_go_on(forming: Forming) -> None:
-    words = encode(Join(1, 3, "127.0.0.1", 1))
-    first = forming.knock(words)
-    second = forming.knock(words)
+    first = forming.greet(Join(1, 3, "127.0.0.1", 1))
+    second = forming.greet(Join(1, 3, "127.0.0.1", 1))
     with pytest.raises(RankTakenError, match="rank 1 is taken by 127"):
-        hear(second, "rank 0", time.monotonic() + 20)
+        second.hear("rank 0", time.monotonic() + 20)
     first.close()  # it dies before the welcome, and the seat is free again
     forming.start(1, 2)
     forming.check()
@@ -223,7 +235,7 @@ def test_a_rank_that_is_taken_is_an_error_of_its_own_and_the_others_go_on(formin
 
 def test_a_rank_that_dies_before_the_welcome_may_come_again(forming: Forming) -> None:
     for _ in range(3):
-        forming.knock(encode(Join(1, 3, "127.0.0.1", 1))).close()
+        forming.greet(Join(1, 3, "127.0.0.1", 1)).close()
     forming.start(1, 2)
     forming.check()
 
@@ -278,9 +290,9 @@ def test_something_else_at_rank_0s_address_is_said_in_words() -> None:
 def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: Forming) -> None:
     """Rank 1 says that it listens where nobody does."""
     with reserved_addresses(1) as (nowhere,):
-        sock = failing.knock(encode(Join(1, 3, *parse_address(nowhere))))
+        channel = failing.greet(Join(1, 3, *parse_address(nowhere)))
         [waiting] = failing.start(2, config=SHORT)
-        assert isinstance(hear(sock, "rank 0", time.monotonic() + 20), Welcome)
+        assert isinstance(channel.hear("rank 0", time.monotonic() + 20), Welcome)
         for rank in (waiting.result, failing.host):
             with pytest.raises(DistributedError, match=r"rank 1\b"):
                 rank()
@@ -288,11 +300,11 @@ def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: Forming)
 
 @pytest.mark.parametrize("gone", ["silent", "closed"])
 def test_a_rank_that_stops_after_the_welcome_fails_the_group_for_all(failing: Forming, gone: str) -> None:
-    sock = failing.knock(encode(Join(2, 3, "127.0.0.1", 1)))
+    channel = failing.greet(Join(2, 3, "127.0.0.1", 1))
     [waiting] = failing.start(1, config=SHORT)
-    assert isinstance(hear(sock, "rank 0", time.monotonic() + 20), Welcome)
+    assert isinstance(channel.hear("rank 0", time.monotonic() + 20), Welcome)
     if gone == "closed":
-        sock.close()
+        channel.close()
     for rank in (waiting.result, failing.host):
         with pytest.raises(DistributedError, match=r"rank 2\b"):
             rank()

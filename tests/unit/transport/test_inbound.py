@@ -26,6 +26,7 @@ from ringfort.transport.frames import (
     WANTS_GO,
     WINDOW,
     pack,
+    parse,
 )
 from ringfort.transport.inbound import Control, Disagreement, Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch, Send
@@ -164,6 +165,7 @@ def check_conversation(wire: Wire, key: tuple[int, int]) -> None:
     for receive in (receive for receive in wire.receives if receive.key == key):
         if receive in wire.withdrawn:
             assert not receive.done
+            assert receive.into == b"\xdd" * receive.total, "memory was written that its owner had taken back"
             continue
         if not receive.done:  # there were more receives than messages: the count below holds it
             continue
@@ -290,7 +292,7 @@ def test_a_frame_that_does_not_continue_its_message_is_a_protocol_error(second: 
         wire.receive((0, 0), 8 if waits == "another size" else 10, fold=waits == "fold")
     wire.feed(pack(DATA, length=5, total=10) + b"12345")
     with pytest.raises(ProtocolError):
-        wire.feed(second + bytes(100))
+        wire.feed(second + bytes(parse(second).length))
 
 
 def test_a_claimed_length_takes_no_memory() -> None:
@@ -361,6 +363,49 @@ def test_control_frames_are_passed_on_in_order_however_they_are_cut() -> None:
         assert wire.inbound.granted == [((7, 2), 9)]
         kinds = [(event.header.kind, event.payload) for event in wire.inbound.events if isinstance(event, Control)]
         assert kinds == [(ABORT, b"why"), (GOODBYE, b"")]
+
+
+@pytest.mark.parametrize("size", [4, 10], ids=["another size", "its size"])
+def test_a_message_that_is_taken_back_leaves_its_receive_first_in_line(size: int) -> None:
+    wire = Wire()
+    first, second = wire.receive((0, 0), size), wire.receive((0, 0), 10)
+    wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
+    assert not first.done
+    wire.feed(pack(DATA, length=size, total=size) + pattern(1, size))
+    wire.feed(pack(DATA, length=10, total=10) + pattern(2, 10))
+    assert (first.done, first.error, first.into) == (True, None, pattern(1, size))
+    assert (second.done, second.error, second.into) == (True, None, pattern(2, 10))
+
+
+def test_a_message_that_is_taken_back_before_its_receive_leaves_nothing_behind() -> None:
+    wire = Wire()
+    wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
+    assert wire.inbound.stored_bytes == 0
+    assert not wire.inbound.has_early
+    wire.feed(pack(DATA, length=2, total=2) + b"ok")
+    assert wire.receive((0, 0), 2).into == b"ok"
+
+
+def test_a_fold_cannot_begin_again_when_its_message_is_taken_back() -> None:
+    wire = Wire()
+    receive = wire.receive((0, 0), 10, fold=True)
+    wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
+    assert receive.done
+    assert isinstance(receive.error, AbortedError)
+    assert receive.error.peer == 3
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("had", [3, 10], ids=["in a frame", "between frames"])
+def test_a_receive_that_is_withdrawn_is_written_no_more(fold: bool, had: int) -> None:
+    wire = Wire()
+    receive = wire.receive((0, 0), 20, fold=fold)
+    wire.feed(pack(DATA, length=10, total=20) + bytes(had))
+    wire.withdraw(receive)
+    wire.feed(bytes(10 - had) + pack(DATA, length=10, total=20) + bytes(10))
+    wire.feed(pack(DATA, length=2, total=2) + b"ok")
+    assert receive.into == b"\xdd" * 20
+    assert wire.receive((0, 0), 2).into == b"ok"
 
 
 def test_a_cancel_of_nothing_is_no_error() -> None:

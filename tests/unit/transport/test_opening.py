@@ -1,4 +1,4 @@
-"""Openings: members get in and learn each other's names; everybody else gets an error with a name, and learns nothing."""
+"""Openings: members get in and learn each other's names; everybody else gets an error, and learns nothing."""
 
 from __future__ import annotations
 

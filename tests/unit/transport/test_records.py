@@ -42,10 +42,9 @@ def sealed_all(plain: list[bytes], key: bytes = KEY, **options: Any) -> list[byt
 
 def read_until_caught(records: list[bytes], key: bytes = KEY, **options: Any) -> list[bytes]:
     """What opens of `records` before one does not; fails if all open."""
-    opener, found = Opener(key, **options), []
+    opener, found = Opener(key, **options), list[bytes]()
     with pytest.raises(TamperedError):
-        for record in records:
-            found.append(unseal(opener, record))
+        found.extend(unseal(opener, record) for record in records)
     return found
 
 

@@ -7,7 +7,7 @@ import random
 import socket
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -271,14 +271,10 @@ def test_large_messages_take_no_memory_beside_the_buffers_of_the_stream() -> Non
             sent = received = 0
             while received < 64 + MIB:
                 if not sent:
-                    try:
+                    with suppress(BlockingIOError):
                         sent = one.sendmsg((head, body))
-                    except BlockingIOError:
-                        pass
-                try:
+                with suppress(BlockingIOError):
                     received += other.recv_into(into[: min(MIB, 64 + MIB - received) if received else 64])
-                except BlockingIOError:
-                    pass
 
         pass_one()
         tracemalloc.start()

@@ -1,0 +1,358 @@
+"""All links of one process, one system call at a time; and what the end of a message, a group or a peer means for the
+others. Who calls this, and when, is the engine's business: nothing here waits, but for the last words of a close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from contextlib import suppress
+
+from ringfort.errors import (
+    AbortedError,
+    ChannelClosedError,
+    InboxFullError,
+    OperationTimeoutError,
+    PeerLostError,
+    ProtocolError,
+    TamperedError,
+)
+from ringfort.transport import notices
+from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, WAITING, pack
+from ringfort.transport.inbound import Control, Disagreement
+from ringfort.transport.link import Job, Link, MakeError
+from ringfort.transport.messages import CHUNK, Scratch
+from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
+from ringfort.transport.stream import Poller, Stream
+
+_LINGER = 0.3
+"""Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
+_WITHOUT_A_WORD = "its process died or closed the connection without a word"
+
+Describe = Callable[[bytes], str]
+"""Turns a call's 16 bytes into words for people; the collectives know how."""
+
+
+class Links:
+    """The links, and the jobs posted on them."""
+
+    def __init__(
+        self,
+        rank: int,
+        streams: dict[int, Stream],
+        poller: Poller,
+        *,
+        inbox_bytes: int,
+        epoch: int = 0,
+        describe: Describe = bytes.hex,
+    ) -> None:
+        scratch = Scratch(max((stream.chunk for stream in streams.values()), default=CHUNK))
+        self.rank = rank
+        self.now = poller.now
+        self.links = {peer: Link(peer, stream, scratch, inbox_bytes, epoch) for peer, stream in streams.items()}
+        self._describe = describe
+        self._inbox_bytes = inbox_bytes
+        self._epoch = epoch
+        self._poller = poller
+        self._jobs: list[Job] = []  # posted and not done
+        self._failure: MakeError | None = None  # of everything
+        self._failed_channels: dict[int, Notice] = {}
+        self._lost: dict[int, MakeError] = {}  # peers that went without a word
+        self._pending: set[Link] = set()  # links that can be read though the poller does not know it
+        self._has_trouble = False  # something of the above, or a closed link: posting must look closer
+        self._is_closed = False
+        for peer in self.links:
+            poller.watch(peer, read=True, write=False)
+
+    # --- moving ---------------------------------------------------------------------------------------------------
+
+    def _post(self, job: Job) -> None:
+        job.is_posted = True
+        self._jobs.append(job)
+        error = self._obstacle(job) if self._has_trouble else None
+        if error is not None:
+            for half, _ in job.halves():
+                half.error, half.done = error(), True
+            return
+        if job.send is not None and job.send_link is not None:
+            job.send_link.outbound.post(job.send)
+        if job.receive is not None and job.receive_link is not None:
+            job.receive_link.inbound.post(job.receive)
+            if job.receive_link.inbound.has_news:
+                self._settle(job.receive_link)
+
+    def _obstacle(self, job: Job) -> MakeError | None:
+        """Why `job` cannot succeed any more, if so."""
+        if self._failure is not None:
+            return self._failure
+        for half, link in job.halves():
+            members = half.envelope.members
+            if members is not None:
+                notice = self._failed_channels.get(half.envelope.channel)
+                if notice is not None:
+                    return lambda: notices.to_error(notice, self.rank)
+                for peer, error in self._lost.items():
+                    if peer in members:
+                        return error
+            # What came before the link ended can still be received.
+            if not link.is_open and not (half is job.receive and link.inbound.holds_whole(half.key)):
+                if members is not None and link.is_left:
+                    self._fail_channel(half.envelope.channel, members, Left(link.peer))
+                return link.error
+        return None
+
+    def _update_watch(self, link: Link) -> None:
+        if link.inbound.is_full:
+            for job in self._jobs:
+                if any(other is link and not half.done for half, other in job.halves()):
+                    job.fail(lambda: InboxFullError(self._inbox_bytes, peer=link.peer))
+        watch = (not link.inbound.is_full, link.outbound.is_active)
+        if watch != link.watch:
+            link.watch = watch
+            self._poller.watch(link.peer, read=watch[0], write=watch[1])
+
+    def _write(self, link: Link) -> bool:
+        if link.error is not None:
+            return False
+        try:
+            return link.write()
+        except OSError as exc:
+            self._broken(link, exc)
+            return True
+
+    def _read(self, link: Link) -> bool:
+        inbound = link.inbound
+        if link.error is not None or inbound.is_full:
+            return False
+        try:
+            if not link.read():
+                return False
+        except EOFError:
+            self._ended(link)
+            return True
+        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
+            self._garbled(link, exc)
+            return True
+        except OSError as exc:
+            self._broken(link, exc)
+            return True
+        if link.stream.has_pending:
+            self._pending.add(link)
+        elif self._pending:
+            self._pending.discard(link)
+        if inbound.has_news:
+            self._settle(link)
+        return True
+
+    def _settle(self, link: Link) -> None:
+        """Carries out what arrived frames ask for."""
+        inbound, outbound = link.inbound, link.outbound
+        if inbound.replies:
+            for key, serial in inbound.replies:
+                outbound.reply_go(key, serial)
+            inbound.replies.clear()
+            self._write(link)
+        if inbound.granted:
+            for key, serial in inbound.granted:
+                outbound.granted(key, serial)
+            inbound.granted.clear()
+        while inbound.events:
+            event = inbound.events.popleft()
+            if isinstance(event, Disagreement):
+                self._disagree(link, event)
+            else:
+                self._controlled(link, event)
+
+    # --- ending: one job, one group, one peer, everything -----------------------------------------------------------
+
+    def _time_out(self, job: Job) -> None:
+        half, link = [(half, link) for half, link in job.halves() if not half.done][-1]
+        envelope, peer = half.envelope, link.peer
+        if envelope.members is None:
+            what, state = f"{job.what}, waiting for rank {peer}", "the message was dropped, the link is usable"
+            job.fail(lambda: OperationTimeoutError(what, job.timeout, peer=peer, state=state))
+            self._write(link)
+            return
+        what = f"operation {envelope.operation}, {self._describe(envelope.call)}, waiting for rank {peer}"
+        self._fail_channel(envelope.channel, envelope.members, TimedOut(self.rank, what, job.timeout, peer))
+
+    def _disagree(self, link: Link, event: Disagreement) -> None:
+        envelope = event.ours
+        ours = "recv" if envelope.call == NO_CALL else self._describe(envelope.call)
+        theirs = "send" if event.call == NO_CALL else self._describe(event.call)
+        if event.operation != envelope.operation:
+            theirs += f" as its operation {event.operation}"
+        notice = Mismatch(self.rank, ours, link.peer, theirs, envelope.operation)
+        self._fail_channel(envelope.channel, envelope.members or frozenset(self.links), notice)
+
+    def _fail_channel(
+        self, channel: int, members: Container[int] | None, notice: Notice, error: MakeError | None = None
+    ) -> None:
+        """Ends the collectives of one group for good, and tells its members, once: also what we were told ourselves,
+        for a peer must not hear that we cancelled a message, or left, before it hears why."""
+        self._has_trouble = True
+        is_news = channel not in self._failed_channels
+        notice = self._failed_channels.setdefault(channel, notice)
+        jobs = [job for job in self._jobs if job.is_on(channel)]
+        for job in jobs:
+            members = members or next(half.envelope.members for half, _ in job.halves())
+        if is_news and members is not None:
+            self._tell(members, notice, channel)
+        for job in jobs:
+            job.fail(error or (lambda: notices.to_error(notice, self.rank)))
+
+    def _tell(self, members: Container[int], notice: Notice, channel: int = 0) -> None:
+        payload = notices.encode(notice)
+        frame = pack(ABORT, channel=channel, length=len(payload), epoch=self._epoch) + payload
+        for link in self.links.values():
+            if link.error is None and link.peer in members:
+                link.outbound.control(frame)
+                self._push(link)
+
+    def _push(self, link: Link) -> None:
+        while link.error is None and link.outbound.has_control and self._write(link):
+            pass
+
+    def _controlled(self, link: Link, event: Control) -> None:
+        header = event.header
+        if header.kind == GOODBYE:
+            link.is_left = True
+            return
+        if header.kind == WAITING:
+            link.waits_in[header.channel] = (header.operation, header.call)
+            return
+        try:
+            notice = notices.decode(event.payload)
+        except ProtocolError as exc:
+            self._garbled(link, exc)
+            return
+        if isinstance(notice, Aborted):
+            self._fail_all(lambda: notices.to_error(notice, self.rank))
+        else:
+            self._fail_channel(header.channel, None, notice)
+
+    def _garbled(self, link: Link, exc: ProtocolError | TamperedError) -> None:
+        kind, message = type(exc), f"rank {link.peer}: {exc}"
+        self._lose(link, lambda: kind(message, peer=link.peer), str(exc))
+
+    def _broken(self, link: Link, exc: OSError | None = None) -> None:
+        """The kernel says that the way is gone. What the peer said before is read first: it may name another. That is
+        no more than a socket holds, so the inbox's limit can wait."""
+        with suppress(OSError, EOFError):  # the end that we have come to report
+            while link.error is None and link.read():
+                self._settle(link)
+        if link.error is None:
+            self._ended(link, _WITHOUT_A_WORD if exc is None else f"connection broken ({exc.strerror or exc})")
+
+    def _ended(self, link: Link, reason: str = _WITHOUT_A_WORD) -> None:
+        peer = link.peer
+        if link.is_left:
+            self._leave(link)
+        else:
+            self._lose(link, lambda: PeerLostError(peer, reason), reason)
+
+    def _leave(self, link: Link) -> None:
+        """A peer has closed. Collectives that need nothing more of it go on: it may only have been done first."""
+        notice = Left(link.peer)
+        needed = [
+            half.envelope for job in self._jobs for half, other in job.halves() if other is link and not half.done
+        ]
+        self._close_link(link, lambda: notices.to_error(notice, self.rank))
+        for envelope in needed:
+            if envelope.members is not None:
+                self._fail_channel(envelope.channel, envelope.members, notice)
+        self._shut(link, lambda: notices.to_error(notice, self.rank))
+
+    def _lose(self, link: Link, error: MakeError, reason: str) -> None:
+        """A peer is gone: end what waits on it, and every collective that it is part of."""
+        self._lost.setdefault(link.peer, error)
+        failed = {
+            half.envelope.channel: half.envelope.members
+            for job in self._jobs
+            for half, _ in job.halves()
+            if half.envelope.members is not None and link.peer in half.envelope.members
+        }
+        self._close_link(link, error)
+        for channel, members in failed.items():
+            self._fail_channel(channel, members, Lost(link.peer, reason), error)
+        self._shut(link, error)
+
+    def _shut(self, link: Link, error: MakeError) -> None:
+        """Closes one link and ends what waits on it."""
+        self._close_link(link, error)
+        for job in self._jobs:
+            if any(other is link and not half.done for half, other in job.halves()):
+                job.fail(error)
+
+    def _close_link(self, link: Link, error: MakeError) -> None:
+        self._has_trouble = True
+        if link.error is None:
+            link.error = error
+            self._poller.forget(link.peer)
+            link.stream.close()
+
+    def _fail_all(self, error: MakeError) -> None:
+        self._has_trouble = True
+        self._failure = self._failure or error
+        for job in self._jobs:
+            job.fail(self._failure)
+
+    def _drop(self, error: MakeError) -> None:
+        self._fail_all(error)
+        for link in self.links.values():
+            self._shut(link, error)
+
+    def _abort(self, notice: Aborted) -> None:
+        self._fail_all(lambda: notices.to_error(notice, self.rank))
+        self._tell(self.links, notice)
+        self._flush()
+        for link in self.links.values():
+            # A link that is stuck inside a frame cannot carry the notice: its end says enough.
+            if link.error is None and link.outbound.has_control:
+                self._shut(link, lambda: AbortedError(notice.reason))
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._fail_all(lambda: ChannelClosedError("this rank's backend is closed"))
+        for link in self.links.values():
+            if link.error is None:
+                link.outbound.control(pack(GOODBYE, epoch=self._epoch))
+        self._flush()
+        self._drain()
+        for link in self.links.values():
+            self._shut(link, lambda: ChannelClosedError("this rank's backend is closed"))
+        self._poller.close()
+
+    def _flush(self) -> None:
+        """Writes what is queued, until `_LINGER` is over."""
+        deadline = self.now() + _LINGER
+        while True:
+            for link in self.links.values():
+                self._push(link)
+            stuck = [link for link in self.links.values() if link.error is None and link.outbound.has_control]
+            if not stuck or self.now() >= deadline:
+                return
+            for link in stuck:
+                self._poller.watch(link.peer, read=False, write=True)
+            self._poller.wait(deadline)
+
+    def _drain(self) -> None:
+        """Reads and drops what still arrives, until every peer has ended its side or `_LINGER` is over: a socket that
+        is closed with unread bytes in it resets the connection, and the peer could lose what we sent last."""
+        deadline = self.now() + _LINGER
+        nowhere = Scratch().bytes
+        still = {link.peer: link for link in self.links.values() if link.error is None}
+        for link in still.values():
+            link.stream.shut_down()
+            self._poller.watch(link.peer, read=True, write=False)
+        while still and self.now() < deadline:
+            for ready in self._poller.wait(deadline):
+                try:
+                    over = ready.peer in still and not still[ready.peer].stream.recv_into(nowhere)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    over = True
+                if over:
+                    self._poller.forget(ready.peer)
+                    del still[ready.peer]

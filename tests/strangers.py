@@ -1,0 +1,179 @@
+"""A crowd at a door: `python -m tests.strangers HOST PORT NETWORK_ID RATE` makes bad connections until it is ended.
+
+They take turns: no secret, another cluster, garbage, half an opening, silence, and a byte a second. A line a second on
+the standard output says how many there were so far.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ringfort.config import parse_address
+from ringfort.errors import DistributedError
+from ringfort.identity.namespace import NetworkNamespace
+from ringfort.transport.opening import Opening
+from tests.openings import PURPOSE, impostor, member
+
+ROOT = Path(__file__).parents[1]
+MOST_OPEN = 500
+"""Connections that the crowd holds at once; the oldest go first."""
+
+
+class _Public(NetworkNamespace):
+    """A cluster of which only the network id is known."""
+
+    def __init__(self, network_id: bytes) -> None:
+        super().__init__("default", os.urandom(32))
+        self.network_id = network_id
+
+
+class Crowd:
+    """All strangers, in one thread."""
+
+    def __init__(self, address: tuple[str, int], network_id: bytes) -> None:
+        self._address = address
+        self._cluster = _Public(network_id)
+        self._selector = selectors.DefaultSelector()
+        self._open: deque[socket.socket] = deque()
+        self._talks: dict[socket.socket, Opening] = {}
+        self._drips: dict[socket.socket, bytes] = {}
+        self._drip_at = 0.0
+        self._rng = random.Random(1)
+        self.attempts = 0
+        self._kinds: list[Callable[[socket.socket], None]] = [
+            lambda sock: self._talk(sock, Opening(impostor(self._cluster), PURPOSE)),
+            lambda sock: self._talk(sock, Opening(member(NetworkNamespace.generate()), PURPOSE)),
+            lambda sock: self._say(sock, self._rng.randbytes(200)),
+            lambda sock: self._say(sock, bytes(Opening(impostor(self._cluster), PURPOSE).outgoing[:50])),
+            lambda sock: None,
+            lambda sock: self._drips.update({sock: bytes(Opening(impostor(self._cluster), PURPOSE).outgoing)}),
+        ]
+
+    def come(self) -> None:
+        """One more stranger."""
+        self.attempts += 1
+        sock = socket.socket()
+        try:
+            sock.settimeout(0.5)
+            sock.connect(self._address)
+        except OSError:  # nobody listens, or the kernel's queue is full
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._open.append(sock)
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._kinds[self.attempts % len(self._kinds)](sock)
+        if len(self._open) > MOST_OPEN:
+            self._end(self._open[0])
+
+    def go_on(self, until: float) -> None:
+        """What those who are there do until then."""
+        while True:
+            for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+                self._hear(key.fileobj)  # type: ignore[arg-type]
+            now = time.monotonic()
+            if now >= self._drip_at:
+                self._drip_at = now + 1
+                for sock, words in list(self._drips.items()):
+                    self._drips[sock] = words[1:]
+                    self._say(sock, words[:1])
+            if now >= until:
+                return
+
+    def _talk(self, sock: socket.socket, opening: Opening) -> None:
+        self._talks[sock] = opening
+        self._say(sock, bytes(opening.outgoing))
+        opening.outgoing.clear()
+
+    def _hear(self, sock: socket.socket) -> None:
+        opening = self._talks.get(sock)
+        try:
+            data = sock.recv(opening.wants if opening else 4096)
+            if not data:
+                self._end(sock)
+            elif opening:
+                opening.feed(data)
+                self._say(sock, bytes(opening.outgoing))
+                opening.outgoing.clear()
+        except BlockingIOError:
+            return
+        except (DistributedError, OSError):
+            self._end(sock)
+
+    def _say(self, sock: socket.socket, words: bytes) -> None:
+        with suppress(OSError):  # they have closed on us, which reading will tell
+            sock.send(words)
+
+    def _end(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        self._open.remove(sock)
+        self._talks.pop(sock, None)
+        self._drips.pop(sock, None)
+        sock.close()
+
+
+def main() -> None:
+    host, port, network_id, rate = sys.argv[1:]
+    crowd = Crowd((host, int(port)), bytes.fromhex(network_id))
+    step, told = 1 / float(rate), 0.0
+    due = time.monotonic()
+    while True:
+        crowd.come()
+        due = max(due + step, time.monotonic() - 1)  # what was missed in a busy second is made up for, no more
+        crowd.go_on(due)
+        if time.monotonic() >= told:
+            told = time.monotonic() + 0.25
+            print(crowd.attempts, flush=True)
+
+
+@contextmanager
+def crowd(address: str, cluster: NetworkNamespace, rate: float = 220) -> Generator[Callable[[], int], None, None]:
+    """A crowd of so many a second at `address`, in a process of its own, there when the block begins.
+
+    The value tells how many there have been since then.
+    """
+    host, port = parse_address(address)
+    arguments = [host, str(port), cluster.network_id.hex(), str(rate)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.strangers", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        first = int(process.stdout.readline())
+        os.set_blocking(process.stdout.fileno(), False)
+        last = first
+
+        def so_far() -> int:
+            nonlocal last
+            assert process.poll() is None, "the crowd has gone"
+            while data := _lines(process):
+                last = int(data[-1])
+            return last - first
+
+        yield so_far
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _lines(process: subprocess.Popen[str]) -> list[str]:
+    try:
+        data = os.read(process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+    except BlockingIOError:
+        return []
+    return data.decode().split()
+
+
+if __name__ == "__main__":
+    main()
