@@ -1,7 +1,7 @@
 """A crowd at a door: `python -m tests.strangers HOST PORT NETWORK_ID RATE` makes bad connections until it is ended.
 
-They take turns: no secret, another cluster, garbage, half an opening, silence, and a byte a second. A line a second on
-the standard output says how many there were so far.
+They take turns: no secret, another cluster, garbage, half an opening, silence, and a byte a second. Four lines a second
+on the standard output say how many there were so far, and how many of them found somebody who listens.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ringfort.config import parse_address
 from ringfort.errors import DistributedError
@@ -27,6 +29,13 @@ from tests.openings import PURPOSE, impostor, member
 ROOT = Path(__file__).parents[1]
 MOST_OPEN = 500
 """Connections that the crowd holds at once; the oldest go first."""
+
+
+class Count(NamedTuple):
+    """How many have come, and how many of them met an open door."""
+
+    attempts: int
+    connected: int
 
 
 class _Public(NetworkNamespace):
@@ -50,6 +59,7 @@ class Crowd:
         self._drip_at = 0.0
         self._rng = random.Random(1)
         self.attempts = 0
+        self.connected = 0
         self._kinds: list[Callable[[socket.socket], None]] = [
             lambda sock: self._talk(sock, Opening(impostor(self._cluster), PURPOSE)),
             lambda sock: self._talk(sock, Opening(member(NetworkNamespace.generate()), PURPOSE)),
@@ -69,6 +79,7 @@ class Crowd:
         except OSError:  # nobody listens, or the kernel's queue is full
             sock.close()
             return
+        self.connected += 1
         sock.setblocking(False)
         self._open.append(sock)
         self._selector.register(sock, selectors.EVENT_READ)
@@ -133,46 +144,40 @@ def main() -> None:
         crowd.go_on(due)
         if time.monotonic() >= told:
             told = time.monotonic() + 0.25
-            print(crowd.attempts, flush=True)
+            print(crowd.attempts, crowd.connected, flush=True)
 
 
 @contextmanager
-def crowd(address: str, cluster: NetworkNamespace, rate: float = 220) -> Generator[Callable[[], int], None, None]:
+def crowd(address: str, cluster: NetworkNamespace, rate: float = 300) -> Generator[Callable[[], Count], None, None]:
     """A crowd of so many a second at `address`, in a process of its own, there when the block begins.
 
-    The value tells how many there have been since then.
+    The value tells how many there have been since then, as of a quarter of a second ago.
     """
     host, port = parse_address(address)
     arguments = [host, str(port), cluster.network_id.hex(), str(rate)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.strangers", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-m", "tests.strangers", *arguments], cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
+    lines: deque[bytes] = deque(maxlen=1)
     try:
-        first = int(process.stdout.readline())
-        os.set_blocking(process.stdout.fileno(), False)
-        last = first
+        lines.append(process.stdout.readline())
+        first = Count(*map(int, lines[0].split()))
+        reader = threading.Thread(target=lines.extend, args=(process.stdout,), name="crowd", daemon=True)
+        reader.start()
 
-        def so_far() -> int:
-            nonlocal last
+        def so_far() -> Count:
             assert process.poll() is None, "the crowd has gone"
-            while data := _lines(process):
-                last = int(data[-1])
-            return last - first
+            now = Count(*map(int, lines[0].split()))
+            return Count(now.attempts - first.attempts, now.connected - first.connected)
 
-        yield so_far
+        try:
+            yield so_far
+        finally:
+            process.kill()
+            reader.join()
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def _lines(process: subprocess.Popen[str]) -> list[str]:
-    try:
-        data = os.read(process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
-    except BlockingIOError:
-        return []
-    return data.decode().split()
 
 
 if __name__ == "__main__":

@@ -59,5 +59,23 @@ def connect() -> None:
         ctx.barrier()
 
 
+def speed() -> None:
+    """Reports how fast all-reduces of 4 MiB go, for two seconds."""
+    with ringfort.init(timeout=60) as ctx:
+        x = np.ones(1 << 20, np.float32)
+        ctx.all_reduce(x)
+        done, start = 0, time.monotonic()
+        is_over = np.zeros(1, np.int8)
+        while not is_over[0]:
+            for _ in range(5):
+                ctx.all_reduce(x)
+            done += 5 * x.nbytes
+            is_over[0] = time.monotonic() - start > 2
+            ctx.broadcast(is_over)
+        report(gigabytes_per_second=done / (time.monotonic() - start) / 1e9)
+
+
 if __name__ == "__main__":
-    {"reduce_until_killed": reduce_until_killed, "memory": memory, "connect": connect}[sys.argv[1]](*sys.argv[2:])
+    {"reduce_until_killed": reduce_until_killed, "memory": memory, "connect": connect, "speed": speed}[sys.argv[1]](
+        *sys.argv[2:]
+    )

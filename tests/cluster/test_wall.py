@@ -28,9 +28,10 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.testing.groups import closing_all, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
+from ringfort.transport.door import MAX_WAITING
 from tests.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle
 from tests.openings import impostor, member
-from tests.strangers import crowd
+from tests.strangers import Count, crowd
 
 CONFIG = DistributedConfig(timeout=20)
 OPEN = DistributedConfig(timeout=20, encryption="off")
@@ -317,24 +318,37 @@ def test_rank_0_that_waits_in_vain_says_who_was_turned_away_and_why() -> None:
 def test_members_get_through_and_reduce_while_a_crowd_is_at_the_door(caplog: pytest.LogCaptureFixture) -> None:
     cluster = NetworkNamespace.generate()
     groups = 0
-    with caplog.at_level(logging.DEBUG, "ringfort"), reserved_addresses(1) as (master,), crowd(master, cluster) as rate:
+    with (
+        caplog.at_level(logging.DEBUG, "ringfort"),
+        reserved_addresses(1) as (master,),
+        crowd(master, cluster) as count,
+    ):
         start = time.monotonic()
         while time.monotonic() - start < 3:
-            backends = results(
-                run_ranks(
-                    range(4), lambda rank: TcpBackend(rank, 4, master, config=CONFIG, credentials=member(cluster))
-                )
-            )
-            with closing_all(backends):
-                results(run_ranks(backends, _reduce_a_little))
+            join_through(master, cluster, count)
             groups += 1
         seconds = time.monotonic() - start
-        attempts = rate()
-    assert groups > 0
-    assert attempts > 150 * seconds, "the crowd was too small to tell"
+        attempts = count().attempts
+    assert attempts > 200 * (seconds - 1), "the crowd was too small to tell"
     lines = [record for record in caplog.records if record.name == "ringfort.transport.door"]
-    # At most one line a second and one for the rest, at each of the doors of a group.
-    assert len(lines) <= (seconds + 1) + 2 * groups * 4
+    # At most one line a second and one for the rest, at each of the four doors of a group.
+    assert 0 < len(lines) <= seconds + 2 * groups * 4
+
+
+def join_through(master: str, cluster: NetworkNamespace, count: Callable[[], Count]) -> None:
+    """Four ranks meet and reduce; the others come when more strangers than may wait are before them at the door."""
+    before = count().connected
+
+    def connect(rank: int) -> TcpBackend:
+        if rank:
+            deadline = time.monotonic() + QUICK
+            while count().connected < before + MAX_WAITING:
+                assert time.monotonic() < deadline, "the crowd does not come"
+                time.sleep(0.01)  # a look at another process
+        return TcpBackend(rank, 4, master, config=CONFIG, credentials=member(cluster))
+
+    with closing_all(results(run_ranks(range(4), connect))) as backends:
+        results(run_ranks(backends, _reduce_a_little))
 
 
 def _reduce_a_little(backend: TcpBackend) -> None:

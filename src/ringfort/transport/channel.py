@@ -45,8 +45,10 @@ class Channel:
                 opening.outgoing.clear()
                 opening.feed(_read(sock, opening.wants, peer, deadline))
                 _write(sock, opening.outgoing, deadline)
-        except (RefusedError, HandshakeError, TamperedError) as exc:
-            raise type(exc)(f"{peer}: {exc}") from exc
+        except TamperedError as exc:
+            raise TamperedError(exc.why, peer=peer) from exc
+        except (RefusedError, HandshakeError) as exc:
+            raise type(exc)(str(exc), peer=peer) from exc
         return cls(sock, opening)
 
     def say(self, said: Greeting, deadline: float) -> None:

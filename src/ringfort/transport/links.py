@@ -4,7 +4,6 @@ others. Who calls this, and when, is the engine's business: nothing here waits, 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from contextlib import suppress
 
 from ringfort.errors import (
     AbortedError,
@@ -230,15 +229,23 @@ class Links:
             self._fail_channel(header.channel, None, notice)
 
     def _garbled(self, link: Link, exc: ProtocolError | TamperedError) -> None:
-        kind, message = type(exc), f"rank {link.peer}: {exc}"
-        self._lose(link, lambda: kind(message, peer=link.peer), str(exc))
+        if isinstance(exc, TamperedError):
+            why = exc.why
+            self._lose(link, lambda: TamperedError(why, peer=link.peer), str(exc))
+        else:
+            message = f"rank {link.peer}: {exc}"
+            self._lose(link, lambda: ProtocolError(message, peer=link.peer), str(exc))
 
     def _broken(self, link: Link, exc: OSError | None = None) -> None:
         """The kernel says that the way is gone. What the peer said before is read first: it may name another. That is
         no more than a socket holds, so the inbox's limit can wait."""
-        with suppress(OSError, EOFError):  # the end that we have come to report
+        try:
             while link.error is None and link.read():
                 self._settle(link)
+        except (ProtocolError, TamperedError) as found:
+            self._garbled(link, found)
+        except (OSError, EOFError):
+            pass  # the end that we have come to report
         if link.error is None:
             self._ended(link, _WITHOUT_A_WORD if exc is None else f"connection broken ({exc.strerror or exc})")
 
