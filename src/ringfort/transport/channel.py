@@ -47,7 +47,9 @@ class Channel:
                 _write(sock, opening.outgoing, deadline)
         except TamperedError as exc:
             raise TamperedError(exc.why, peer=peer) from exc
-        except (RefusedError, HandshakeError) as exc:
+        except HandshakeError as exc:
+            raise HandshakeError(f"{peer}: {exc}", peer=peer) from exc
+        except RefusedError as exc:
             raise type(exc)(str(exc), peer=peer) from exc
         return cls(sock, opening)
 

@@ -26,7 +26,7 @@ MAX_BODY = MAX_PLAIN + TAG_BYTES
 MAX_RECORD = LENGTH.size + MAX_BODY
 OVERHEAD = LENGTH.size + TAG_BYTES
 ROLL_OVER = 1 << 22
-"""Records a key: at most 1 TiB. AES-GCM with a counter is sound far beyond; a stolen key opens no more than that."""
+"""Records a key: at most 4 TiB. AES-GCM with a counter is sound far beyond; a stolen key opens no more than that."""
 
 
 class _Half:
@@ -79,6 +79,8 @@ class Opener(_Half):
 
     def open(self, record: memoryview | bytes, into: memoryview) -> None:
         """Opens a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
+        if len(record) != len(into) + OVERHEAD:
+            raise TamperedError(f"a record of {len(record)} bytes does not hold the {len(into)} that it claims")
         nonce = self._next_nonce()  # first: it may replace the cipher
         try:
             self._cipher.decrypt_into(nonce, record[LENGTH.size :], record[: LENGTH.size], into)
