@@ -7,6 +7,7 @@ import resource
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -32,9 +33,9 @@ def reduce_until_killed(nbytes: str) -> None:
 
 def _sockets() -> int:
     found = 0
-    for fd in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+            found += str(descriptor.readlink()).startswith("socket:")
         except OSError:
             continue  # the listing's own
     return found

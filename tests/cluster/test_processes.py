@@ -62,9 +62,7 @@ def kill_one(victim: int, nbytes: int) -> float:
 
 def memory_of(world_size: int, nbytes: int) -> int:
     """Bytes by which an all-reduce of `nbytes` raised the peak memory of the worst rank."""
-    with LocalRanks(
-        "tests.workers", world_size, ["memory", str(nbytes)], variables={"PYTHONPATH": ROOT}
-    ) as ranks:
+    with LocalRanks("tests.workers", world_size, ["memory", str(nbytes)], variables={"PYTHONPATH": ROOT}) as ranks:
         return max(message["grown_kib"] * 1024 for _, message in ranks.messages())
 
 
