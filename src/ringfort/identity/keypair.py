@@ -72,6 +72,8 @@ class NodeIdentity:
     @staticmethod
     def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
         """Whether the node of `public_key` signed `data`. False, and no error, for what is no key or signature."""
+        if _without_sign(public_key) in _SMALL_ORDER:
+            return False
         try:
             Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
         except (InvalidSignature, ValueError):
@@ -89,6 +91,22 @@ class NodeIdentity:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a NodeIdentity holds a private key and is not pickled; load it where it is needed")
+
+
+_P = 2**255 - 19
+_SMALL_ORDER = frozenset(
+    (
+        *(number.to_bytes(32, "little") for number in (0, 1, _P - 1, _P, _P + 1)),
+        bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+        bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+    )
+)
+"""Public keys for which anybody can make signatures: points of small order, as libsodium lists them. OpenSSL takes them
+for keys, and then they would be identities that nobody holds."""
+
+
+def _without_sign(public_key: bytes) -> bytes:
+    return public_key[:31] + bytes([public_key[31] & 0x7F]) if len(public_key) == 32 else b""
 
 
 def _new_file() -> bytes:

@@ -344,3 +344,10 @@ def test_no_error_shows_what_is_in_a_damaged_file(path: Path) -> None:
     trace = "".join(traceback.format_exception(refused(path)))
     assert secret not in trace
     assert not [at for at in range(56) if secret[at : at + 8] in trace]
+
+
+@pytest.mark.parametrize("sign", [0, 0x80])
+def test_a_key_for_which_anybody_can_sign_is_no_identity(sign: int) -> None:
+    key = b"\1" + bytes(30) + bytes([sign])
+    assert not NodeIdentity.verify(key, b"\1" + bytes(63), b"anything")
+    assert not any(NodeIdentity.verify(bytes(32), bytes(64), bytes([number])) for number in range(100))
