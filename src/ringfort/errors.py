@@ -283,6 +283,21 @@ class CollectiveMismatchError(DistributedError):
         self.operation = operation
 
 
+class GradientMismatchError(CollectiveMismatchError):
+    """Ranks gave `average_gradients` different trees. Unlike its parent it leaves the group usable: every rank raises
+    it, before any array has moved."""
+
+    is_fatal = False
+
+    def __init__(self, rank: int, ours: str, peer: int, theirs: str) -> None:
+        what = f"gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}"
+        DistributedError.__init__(self, f"{what}; every rank must average the same tree", peer=peer)
+        self.rank = rank
+        self.ours = ours
+        self.theirs = theirs
+        self.operation = 0  # none of the group's operations was begun
+
+
 class AbortedError(DistributedError):
     """The group was aborted: by `abort()` here, or by a peer that gave up and said so."""
 

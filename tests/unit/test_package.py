@@ -32,6 +32,7 @@ PUBLIC = [
     "DistributedError",
     "DistributedMetrics",
     "EncryptionMismatchError",
+    "GradientMismatchError",
     "HandshakeError",
     "IdentityError",
     "InboxFullError",

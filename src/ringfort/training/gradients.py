@@ -21,7 +21,7 @@ import numpy as np
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.config import MIB
-from ringfort.errors import CollectiveMismatchError, DistributedError, InvalidArgumentError
+from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError
 from ringfort.transport.fold import Array
 
 if TYPE_CHECKING:
@@ -35,21 +35,6 @@ IN_FLIGHT = 2
 """Buckets at once: one is reduced while the other is packed or unpacked. More would only take more memory."""
 
 Tree = TypeVar("Tree")
-
-
-class GradientMismatchError(CollectiveMismatchError):
-    """Ranks gave `average_gradients` different trees. Unlike its parent it leaves the group usable: every rank raises
-    it, before any array has moved."""
-
-    is_fatal = False
-
-    def __init__(self, rank: int, ours: str, peer: int, theirs: str) -> None:
-        what = f"gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}"
-        DistributedError.__init__(self, f"{what}; every rank must average the same tree", peer=peer)
-        self.rank = rank
-        self.ours = ours
-        self.theirs = theirs
-        self.operation = 0  # none of the group's operations was begun
 
 
 def average_gradients(

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ringfort.collectives.arrays import as_view
 
+from ringfort import DistributedContext, SimulatedBackend
 from ringfort.collectives import kernels
+from ringfort.collectives.arrays import as_view
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.errors import CollectiveMismatchError, InvalidArgumentError, UnsupportedArrayError
+from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError, UnsupportedArrayError
+from ringfort.testing.ranks import results, run_ranks
 from ringfort.training import average_gradients
-from ringfort.training.gradients import GradientMismatchError, _rebuild, plan_buckets
+from ringfort.training.gradients import _rebuild, plan_buckets
 
 # --- a group of threads -----------------------------------------------------------------------------------------------
 
@@ -468,3 +470,29 @@ def test_at_most_two_buckets_take_memory_at_once() -> None:
         return len(ctx.calls) - 1, ctx.most_under_way
 
     assert on_ranks(2, work) == [(25, 2)] * 2
+
+
+# --- the real thing ---------------------------------------------------------------------------------------------------
+
+
+def test_real_ranks_average_trees_of_numpy_and_torch_alike() -> None:
+    torch = pytest.importorskip("torch")
+
+    def average(ctx: DistributedContext) -> tuple[Any, Any]:
+        tree = {
+            "layers": [np.full((3, 4), ctx.rank, np.float32), np.full(70_000, ctx.rank, np.float16)],
+            "head": (torch.full((5,), float(ctx.rank), dtype=torch.bfloat16), None),
+        }
+        again = average_gradients(ctx, tree, bucket_bytes=4096)
+        weighted = average_gradients(ctx, [np.full(3, float(ctx.rank))], weight=ctx.rank)
+        return again, weighted
+
+    backends = SimulatedBackend.create_group(3)
+    contexts = [DistributedContext(backend) for backend in backends]
+    for tree, weighted in results(run_ranks(contexts, average)):
+        assert (tree["layers"][0] == 1).all()
+        assert (tree["layers"][1] == 1).all()
+        assert (tree["head"][0] == 1).all()
+        assert tree["head"][1] is None
+        np.testing.assert_allclose(weighted[0], 5 / 3)
+    results(run_ranks(contexts, lambda ctx: ctx.close()))
