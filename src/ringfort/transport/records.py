@@ -25,8 +25,8 @@ cipher cost more than the cache saved: large all-reduces took 1.7 times as long.
 MAX_BODY = MAX_PLAIN + TAG_BYTES
 MAX_RECORD = LENGTH.size + MAX_BODY
 OVERHEAD = LENGTH.size + TAG_BYTES
-ROLL_OVER = 1 << 22
-"""Records a key: at most 4 TiB. AES-GCM with a counter is sound far beyond; a stolen key opens no more than that."""
+ROLL_OVER = 1 << 18
+"""Records a key: at most 256 GiB. AES-GCM with a counter is sound far beyond; a stolen key opens no more than that."""
 
 
 class _Half:
