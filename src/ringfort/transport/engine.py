@@ -36,7 +36,7 @@ _QUIET = 0.02
 _YIELDS, _SMALL = 30, 64 * KIB
 """How often to give the processor away before sleeping on a message of at most so many bytes. The answer to a small
 message is a matter of microseconds and waking up costs more; where ranks share cores, the other one runs meanwhile.
-Measured on 4 bytes: 4 ranks on 2 cores took 0.75 of the time, 2 ranks 0.85."""
+Measured on 4 bytes, two rounds: 4 ranks on 2 cores took 0.7 to 0.8 of the time; for 2 ranks the rounds disagreed."""
 _SAY_AFTER = 0.1
 """Seconds of waiting in a collective after which the one waited for is told: two ranks that have called different
 things may each wait for the other, and nothing that they send would tell them."""
