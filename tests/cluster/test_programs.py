@@ -14,7 +14,7 @@ from tests.programs import programs, run_program
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_random_collectives_equal_numpy_and_each_other(world_size: int) -> None:
-    check_programs(world_size, examples=12, length=8)
+    check_programs(world_size, examples=40, length=12)
 
 
 def check_programs(world_size: int, *, examples: int, length: int) -> int:
