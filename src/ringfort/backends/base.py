@@ -153,6 +153,12 @@ class Backend(ABC):
         """This group's ranks, as the outermost group numbers them."""
         return tuple(range(self.world_size))
 
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """For each rank the lowest rank of this group on the same host. A backend that knows no better says that every
+        rank has a host of its own."""
+        return tuple(range(self.world_size))
+
     def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
         """The envelope of the messages of the group's next collective, which `timeout` bounds as a whole."""
         with self._lock:

@@ -29,9 +29,16 @@ class MeshBackend(Backend):
     """A rank with a link to every other rank."""
 
     def __init__(
-        self, rank: int, world_size: int, config: DistributedConfig, streams: dict[int, Stream], poller: Poller
+        self,
+        rank: int,
+        world_size: int,
+        config: DistributedConfig,
+        streams: dict[int, Stream],
+        poller: Poller,
+        hosts: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(rank, world_size, config)
+        self._hosts = hosts or tuple(range(world_size))
         self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, describe=_describe)
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
@@ -65,6 +72,10 @@ class MeshBackend(Backend):
         self._add_send(job, out, dst, tag)
         self._add_receive(job, into, src, tag, reduce)
         self._engine.run(job)
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        return self._hosts
 
     def now(self) -> float:
         return self._engine.now()

@@ -28,6 +28,7 @@ from ringfort.transport import tcp
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
 from ringfort.transport.greeting import Join, Meet, Ready, Welcome
+from ringfort.transport.machine import Machine
 
 Channels = dict[int, Channel]
 Address = tuple[str, int]
@@ -38,16 +39,18 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Terms:
-    """What every part of a rendezvous needs: by when, and with what to prove oneself (None with encryption off)."""
+    """What every part of a rendezvous needs: by when, with what to prove oneself (None with encryption off), and
+    on which machine this is."""
 
     timeout: float
     deadline: float
     credentials: Credentials | None
+    machine: Machine
 
     @classmethod
-    def begin(cls, timeout: float, credentials: Credentials | None) -> Terms:
+    def begin(cls, timeout: float, credentials: Credentials | None, machine: Machine) -> Terms:
         """Terms whose time starts now."""
-        return cls(timeout, time.monotonic() + timeout, credentials)
+        return cls(timeout, time.monotonic() + timeout, credentials, machine)
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +82,7 @@ def host_group(listener: socket.socket, world_size: int, terms: Terms) -> Channe
         door.close()
     addresses = [("", 0), *((seated[rank][1].host, seated[rank][1].port) for rank in range(1, world_size))]
     channels = {rank: channel for rank, (channel, _) in seated.items()}
-    _start(channels, Welcome(secrets.token_bytes(16), addresses), terms.deadline)
+    _start(channels, Welcome(secrets.token_bytes(16), addresses, terms.machine), terms.deadline)
     return channels
 
 
@@ -107,6 +110,7 @@ def _seat(door: Door, arrival: Arrival, world_size: int, seated: dict[int, tuple
         why = f"rank {said.rank} is taken by {other}; give every process a rank of its own"
         door.refuse(arrival, "rank_taken", why)
     else:
+        arrival.channel.machine = said.machine
         seated[said.rank] = (arrival.channel, said)
         door.watch(arrival.channel)
 
@@ -147,14 +151,15 @@ def join_group(rank: int, world_size: int, host: str, port: int, terms: Terms) -
         local = sock.getsockname()[0]
         if not doors:
             doors.append(Door(tcp.listen(_listening_host(host, local), 0), terms.credentials))
-        return Join(rank, world_size, local, doors[0].address[1])
+        return Join(rank, world_size, local, doors[0].address[1], terms.machine)
 
     try:
         master = channels[0] = _open(rank, [(host, port)], join, 0, name, terms)
         welcome = master.hear(name, terms.deadline)
         if not isinstance(welcome, Welcome) or len(welcome.addresses) != world_size:
             raise ProtocolError(f"{name} answered something else than a welcome", peer=0)
-        meet = Meet(rank, world_size, welcome.token)
+        master.machine = welcome.machine
+        meet = Meet(rank, world_size, welcome.token, terms.machine)
         for lower in range(1, rank):
             channels[lower] = knock(lower, [_reachable(welcome.addresses[lower], master.sock)], meet, terms)
         accept_higher(doors[0], meet, channels, terms)
@@ -179,8 +184,10 @@ def knock(lower: int, addresses: list[Address], meet: Meet, terms: Terms) -> Cha
     name = f"rank {lower}"
     channel = _open(meet.rank, addresses, lambda _: meet, lower, name, terms)
     try:
-        if not isinstance(channel.hear(name, terms.deadline), Ready):
+        answer = channel.hear(name, terms.deadline)
+        if not isinstance(answer, Ready):
             raise ProtocolError(f"{name} answered a greeting with something else", peer=lower)
+        channel.machine = answer.machine
     except BaseException:
         channel.close()
         raise
@@ -230,7 +237,8 @@ def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> N
                 continue
             assert isinstance(arrival.said, Meet)
             with suppress(NoConnectionError):  # it has gone: it comes again, or is missed at the deadline
-                arrival.channel.say(Ready(), terms.deadline)
+                arrival.channel.say(Ready(ours.machine), terms.deadline)
+            arrival.channel.machine = arrival.said.machine
             channels[arrival.said.rank] = arrival.channel
             door.watch(arrival.channel)
         if terms.is_over and any(other not in channels for other in higher):

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.rendezvous import Channels, Terms, accept_higher, knock
-from ringfort.backends.tcp import credentials_for, links_over
+from ringfort.backends.tcp import links_over, terms_for
 from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, TransportError
 from ringfort.identity.credentials import Credentials
@@ -32,10 +32,10 @@ class RingBackend(MeshBackend):
         rank, world_size = config.rank, len(nodes)
         channels: Channels = {}
         if world_size > 1:
-            terms = Terms.begin(config.timeout, credentials_for(config, credentials))
+            terms = terms_for(config, credentials)
             # Ranks that were given other lists must not meet by accident.
             token = blake2b(repr(nodes).encode(), digest_size=16).digest()
-            meet = Meet(rank, world_size, token)
+            meet = Meet(rank, world_size, token, terms.machine)
             door = _open_door(nodes[rank], terms)
             try:
                 for lower in range(rank):
@@ -47,7 +47,7 @@ class RingBackend(MeshBackend):
                 raise
             finally:
                 door.close()
-        super().__init__(rank, world_size, config, *links_over(channels))
+        super().__init__(rank, world_size, config, *links_over(rank, channels))
 
 
 def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:

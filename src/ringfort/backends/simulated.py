@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ringfort.backends.mesh import MeshBackend
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidWorldSizeError
+from ringfort.transport.machine import check_hosts
 from ringfort.transport.memory import Clock, MemoryPoller, MemoryStream, Pipe, RealClock
 from ringfort.transport.stream import Stream
 
@@ -16,17 +19,31 @@ class SimulatedBackend(MeshBackend):
     clock may be a virtual one. `kill` and `cut` make the faults that a process and a cable have.
     """
 
-    def __init__(self, rank: int, config: DistributedConfig, poller: MemoryPoller, world_size: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        config: DistributedConfig,
+        poller: MemoryPoller,
+        world_size: int,
+        hosts: tuple[int, ...] | None = None,
+    ) -> None:
         streams: dict[int, Stream] = dict(poller.streams)
-        super().__init__(rank, world_size, config, streams, poller)
+        super().__init__(rank, world_size, config, streams, poller, hosts)
         self._streams = poller.streams
 
     @classmethod
     def create_group(
-        cls, world_size: int, *, config: DistributedConfig | None = None, clock: Clock | None = None
+        cls,
+        world_size: int,
+        *,
+        config: DistributedConfig | None = None,
+        clock: Clock | None = None,
+        hosts: Sequence[int] | None = None,
     ) -> list[SimulatedBackend]:
-        """All ranks of a new group, in order."""
+        """All ranks of a new group, in order. `hosts` names for each rank the lowest on its host; without it every
+        rank has a host of its own."""
         check_world_size(world_size)
+        places = None if hosts is None else check_hosts(hosts, world_size)
         clock = clock or RealClock()
         config = config or DistributedConfig()
         pollers = [MemoryPoller(clock) for _ in range(world_size)]
@@ -40,7 +57,7 @@ class SimulatedBackend(MeshBackend):
             for b in range(world_size):
                 if a != b:
                     pollers[a].streams[b] = MemoryStream(incoming=pipes[b, a], outgoing=pipes[a, b])
-        return [cls(rank, config, poller, world_size) for rank, poller in enumerate(pollers)]
+        return [cls(rank, config, poller, world_size, places) for rank, poller in enumerate(pollers)]
 
     def kill(self) -> None:
         """Ends this rank as a killed process ends: links close without a goodbye."""

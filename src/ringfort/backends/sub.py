@@ -52,6 +52,12 @@ class SubBackend(Backend):
     def members(self) -> tuple[int, ...]:
         return self._members
 
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        outer = self._outermost.hosts
+        first: dict[int, int] = {}
+        return tuple(first.setdefault(outer[member], rank) for rank, member in enumerate(self._members))
+
     def to_global(self, rank: int) -> int:
         """The parent's rank of this group's `rank`. Raises `InvalidRankError`."""
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -13,6 +13,7 @@ from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
+from ringfort.transport.machine import hosts_of, this_machine
 from ringfort.transport.stream import Stream
 
 _log = logging.getLogger(__name__)
@@ -50,13 +51,18 @@ class TcpBackend(MeshBackend):
             if listener is not None:
                 listener.close()
         else:
-            terms = Terms.begin(config.timeout, credentials_for(config, credentials))
+            terms = terms_for(config, credentials)
             if rank == 0:
                 listener = listener or tcp.listen(_listening_host(host), port)
                 channels = host_group(listener, world_size, terms)
             else:
                 channels = join_group(rank, world_size, host, port, terms)
-        super().__init__(rank, world_size, config, *links_over(channels))
+        super().__init__(rank, world_size, config, *links_over(rank, channels))
+
+
+def terms_for(config: DistributedConfig, credentials: Credentials | None) -> Terms:
+    """The terms on which `config` lets a group form, from now on."""
+    return Terms.begin(config.timeout, credentials_for(config, credentials), this_machine(shares=False))
 
 
 def credentials_for(config: DistributedConfig, given: Credentials | None) -> Credentials | None:
@@ -72,10 +78,12 @@ def _say_once() -> None:
     _log.warning("encryption is off: whoever is on the network can read and change what the ranks say")
 
 
-def links_over(channels: Channels) -> tuple[dict[int, Stream], tcp.SocketPoller]:
-    """Streams and their poller over open channels."""
+def links_over(rank: int, channels: Channels) -> tuple[dict[int, Stream], tcp.SocketPoller, tuple[int, ...]]:
+    """Streams and their poller over open channels, and who is on which host."""
     streams = {peer: channel.stream() for peer, channel in sorted(channels.items())}
-    return streams, tcp.SocketPoller({peer: channel.sock for peer, channel in channels.items()})
+    machines = {peer: channel.machine for peer, channel in channels.items()}
+    machines[rank] = this_machine(shares=False)
+    return streams, tcp.SocketPoller({peer: channel.sock for peer, channel in channels.items()}), hosts_of(machines)
 
 
 def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:

@@ -15,7 +15,8 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import greeting
-from ringfort.transport.greeting import MAX_GREETING, Greeting, Refused
+from ringfort.transport.greeting import MAX_GREETING, NOWHERE, Greeting, Refused
+from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
 from ringfort.transport.records import LENGTH, OVERHEAD, Opener, Sealer
 from ringfort.transport.sealed import SealedStream
@@ -29,6 +30,8 @@ class Channel:
     def __init__(self, sock: socket.socket, opening: Opening) -> None:
         self.sock = sock
         self.identity = opening.identity
+        self.machine: Machine = NOWHERE
+        """The peer's, once it has said so."""
         self._sealer: Sealer | None = opening.sealer
         self._opener: Opener | None = opening.opener
 

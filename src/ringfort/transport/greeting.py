@@ -11,9 +11,14 @@ from ringfort.errors import (
     RefusedError,
     WorldSizeMismatchError,
 )
+from ringfort.transport.machine import Machine
 
 MAX_GREETING = 16 * 1024
 """Bytes: the addresses of a group of a few hundred ranks fit. Checked before anything is read."""
+
+
+NOWHERE = Machine()
+"""What a rank says that does not say where it is: nobody shares its machine."""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
@@ -23,6 +28,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     world_size: int
     host: str
     port: int
+    machine: Machine = NOWHERE
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -30,6 +36,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     token: bytes
     addresses: list[tuple[str, int]]
+    machine: Machine = NOWHERE
+    """Rank 0's."""
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
@@ -38,10 +46,13 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
     rank: int
     world_size: int
     token: bytes
+    machine: Machine = NOWHERE
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """My links are up. From rank 0: everybody's are."""
+    """My links are up. From rank 0: everybody's are. Answers a `Meet` too, and then says on which machine."""
+
+    machine: Machine = NOWHERE
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -114,3 +114,15 @@ def test_collectives_of_sub_groups_keep_virtual_time() -> None:
     assert caught.value.peer == 2
     for backend in group:
         backend.kill()
+
+
+def test_a_sub_group_knows_which_of_its_ranks_share_a_host() -> None:
+    group = SimulatedBackend.create_group(5, hosts=[0, 0, 2, 2, 0])
+    assert group[0].hosts == (0, 0, 2, 2, 0)
+    assert SubBackend(group[3], [1, 2, 3, 4]).hosts == (0, 1, 1, 0)
+    assert SubBackend(SubBackend(group[3], [1, 2, 3, 4]), [0, 2]).hosts == (0, 1)
+    run_ranks(group, lambda backend: backend.close())
+
+
+def test_ranks_whose_hosts_are_not_known_have_one_each(group: list[SimulatedBackend]) -> None:
+    assert group[0].hosts == (0, 1, 2, 3, 4)

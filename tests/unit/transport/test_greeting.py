@@ -27,14 +27,16 @@ from ringfort.transport.greeting import (
     encode,
     to_error,
 )
+from ringfort.transport.machine import Machine
 
 number = st.integers(0, 1 << 40)
 text = st.text(max_size=40)
+machines = st.builds(Machine, st.binary(max_size=16), st.booleans())
 greetings = st.one_of(
-    st.builds(Join, number, number, text, number),
-    st.builds(Welcome, st.binary(max_size=32), st.lists(st.tuples(text, number), max_size=20)),
-    st.builds(Meet, number, number, st.binary(max_size=32)),
-    st.just(Ready()),
+    st.builds(Join, number, number, text, number, machines),
+    st.builds(Welcome, st.binary(max_size=32), st.lists(st.tuples(text, number), max_size=20), machines),
+    st.builds(Meet, number, number, st.binary(max_size=32), machines),
+    st.builds(Ready, machines),
     st.builds(Refused, st.sampled_from(list(greeting.REFUSALS)), text),
 )
 

@@ -1,0 +1,69 @@
+"""Which machine a process runs on, in 16 bytes that are the same for all its processes and say nothing about it."""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ringfort.errors import InvalidArgumentError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where a process runs, as it says itself. The default is a machine that nobody else is on."""
+
+    id: bytes = b""
+    shares: bool = False
+    """It is willing to move data through shared memory."""
+
+
+def this_machine(*, shares: bool) -> Machine:
+    """The machine of this process."""
+    return Machine(_machine_id(), shares)
+
+
+@cache
+def _machine_id() -> bytes:
+    """A hash of the boot and of the network namespace: a container with a network of its own is a machine of its own,
+    as people see it."""
+    try:
+        marks = (_BOOT_ID.read_text().strip(), str(_NETWORK.stat().st_ino))
+    except OSError:  # not Linux, or no /proc
+        marks = (platform.node(), str(uuid.getnode()), str(int(psutil.boot_time())))
+    return blake2b("\n".join(marks).encode(), digest_size=16, person=b"ringfort machine").digest()
+
+
+def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
+    """For each rank the lowest rank on its machine. `machines` has all ranks."""
+    first: dict[bytes, int] = {}
+    hosts: list[int] = []
+    for rank in range(len(machines)):
+        machine = machines[rank].id
+        hosts.append(first.setdefault(machine, rank) if machine else rank)
+    return tuple(hosts)
+
+
+def check_hosts(hosts: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """`hosts` as a tuple. Raises `InvalidArgumentError` unless it names for each rank the lowest on its host."""
+    given = tuple(hosts)
+    if len(given) != world_size or any(not _is_lowest(given, rank) for rank in range(world_size)):
+        raise InvalidArgumentError(
+            "hosts",
+            given,
+            f"must name for each of {world_size} ranks the lowest rank on its host, such as (0, 0, 2, 2)",
+        )
+    return given
+
+
+def _is_lowest(hosts: tuple[int, ...], rank: int) -> bool:
+    host = hosts[rank]
+    return 0 <= host <= rank and hosts[host] == host
