@@ -17,13 +17,14 @@ from ringfort.errors import DistributedError, HandshakeError, ProtocolError, Tam
 from ringfort.identity.noise import MESSAGE_1_BYTES, NoiseHandshake
 from ringfort.identity.proof import check_proof, make_proof
 from ringfort.transport import greeting, notices
+from ringfort.transport.ciphers import CIPHERS, Cipher, preferred
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import CANCEL, DATA, GO, MAX_FRAGMENT, MAX_MESSAGE, WANTS_GO, pack
 from ringfort.transport.greeting import Join, Meet, Ready, Refused, Welcome
 from ringfort.transport.inbound import Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch
 from ringfort.transport.opening import MAGIC, PREAMBLE, Opening
-from ringfort.transport.records import LENGTH, MAX_RECORD, OVERHEAD, Opener, Sealer
+from ringfort.transport.records import LENGTH, MAX_RECORD, Opener, Sealer
 from ringfort.transport.sealed import SealedStream
 from tests.openings import CLUSTER, PURPOSE, Side, converse, member
 
@@ -202,23 +203,25 @@ class _Words:
         return len(piece)
 
 
-def _sealed(plain: list[bytes]) -> list[bytes]:
-    sealer, found = Sealer(KEY, roll_over=3), []
+def _sealed(plain: list[bytes], cipher: type[Cipher]) -> list[bytes]:
+    sealer, found = Sealer(KEY, cipher, roll_over=3), []
     for data in plain:
-        out = bytearray(len(data) + OVERHEAD)
+        out = bytearray(len(data) + sealer.overhead)
         sealer.seal(data, memoryview(out))
         found.append(bytes(out))
     return found
 
 
 _PLAIN = [b"one", b"the second", bytes(300), b"4", bytes(range(256)) * 5]
-_RECORDS = _sealed(_PLAIN)
+_CIPHERS = [CIPHERS[number] for number in sorted(preferred())]
+_RECORDS = {cipher: _sealed(_PLAIN, cipher) for cipher in _CIPHERS}
 _BUFFER = memoryview(bytearray(4096))
 
 
 def records(rng: random.Random) -> None:
     """A stream of records that were changed, left out, repeated or moved. What is read is a beginning of what was."""
-    chosen = list(_RECORDS)
+    cipher = rng.choice(_CIPHERS)
+    chosen = list(_RECORDS[cipher])
     match rng.randrange(4):
         case 0:
             rng.shuffle(chosen)
@@ -230,7 +233,7 @@ def records(rng: random.Random) -> None:
             pass
     data = mutated(rng, b"".join(chosen)) if rng.randrange(8) else rng.randbytes(rng.randrange(200))
     words = _Words(in_pieces(rng, data))
-    stream = SealedStream(words, Sealer(KEY), Opener(KEY, roll_over=3))  # type: ignore[arg-type]
+    stream = SealedStream(words, Sealer(KEY), Opener(KEY, cipher, roll_over=3))  # type: ignore[arg-type]
     size = rng.choice((1, 50, 4096))
     read = bytearray()
     with suppress(TamperedError, BlockingIOError):

@@ -18,7 +18,7 @@ from ringfort.transport import greeting
 from ringfort.transport.greeting import MAX_GREETING, NOWHERE, Greeting, Refused
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
-from ringfort.transport.records import LENGTH, OVERHEAD, Opener, Sealer
+from ringfort.transport.records import LENGTH, Opener, Sealer
 from ringfort.transport.sealed import SealedStream
 from ringfort.transport.stream import Stream
 from ringfort.transport.tcp import LONGEST_SLEEP, SocketStream, tune
@@ -70,7 +70,7 @@ class Channel:
             body = _read_all(self.sock, length, peer, deadline)
         else:
             length = self._opener.body_length(head)
-            plain = bytearray(length - (OVERHEAD - LENGTH.size))
+            plain = bytearray(length + LENGTH.size - self._opener.overhead)
             self._opener.open(head + _read_all(self.sock, length, peer, deadline), memoryview(plain))
             body = bytes(plain)
         said = greeting.decode(body)

@@ -3,14 +3,17 @@
     initiator                                       responder
     preamble, Noise message 1              ->
                                            <-       preamble, Noise message 2
-    Noise message 3: proof and purpose     ->
-                                           <-       record: proof
+    Noise message 3: proof, purpose, ciphers ->
+                                           <-       record: proof, cipher
     records                                <->      records
 
 The preamble is in the clear and never changes its form, so that two versions or two clusters can tell each other that
 they differ: magic "RGFT" · version (2 bytes) · mode (1) · 0 · network id (16). The Noise prologue binds it. Nothing of
 a node is said before the other side has proved the cluster's secret: the static Noise keys of message 2 and 3 are fresh
 for each process, and the responder's proof of identity waits for message 3.
+
+The initiator says which ciphers it prefers and the responder which one it is. All records but that answer, which is
+always AES-256-GCM, are sealed with it. Both words are sealed, so nobody on the way can talk the sides into another.
 
 With encryption off there are the preambles and then the purpose; what follows are the same messages without records.
 """
@@ -34,9 +37,10 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES, MESSAGE_3_OVERHEAD, NoiseHandshake
 from ringfort.identity.proof import MAX_PROOF_BYTES, check_proof, make_proof
 from ringfort.transport import greeting
+from ringfort.transport.ciphers import CIPHERS, agree, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.greeting import MAX_GREETING, Greeting
-from ringfort.transport.records import LENGTH, OVERHEAD, Opener, Sealer
+from ringfort.transport.records import LENGTH, Opener, Sealer
 
 MAGIC = b"RGFT"
 PREAMBLE = Struct("<4sHBB16s")
@@ -51,9 +55,15 @@ class Opening:
     """One side of an opening. Send what is in `outgoing` (and empty it); read at most `wants` bytes and `feed` them."""
 
     def __init__(
-        self, credentials: Credentials | None, purpose: Greeting | None = None, *, version: int = PROTOCOL_VERSION
+        self,
+        credentials: Credentials | None,
+        purpose: Greeting | None = None,
+        *,
+        version: int = PROTOCOL_VERSION,
+        ciphers: tuple[int, ...] | None = None,
     ) -> None:
-        """With a `purpose` this is the initiator's side. Without `credentials`, encryption is off."""
+        """With a `purpose` this is the initiator's side. Without `credentials`, encryption is off. `ciphers` are those
+        that this machine prefers, unless a test says otherwise."""
         self.outgoing = bytearray()
         self.purpose = purpose
         """What the connection is for; at the responder, once it is open."""
@@ -63,6 +73,7 @@ class Opening:
         self.opener: Opener | None = None
         self.is_open = False
         self._credentials = credentials
+        self._ciphers = preferred() if ciphers is None else ciphers
         self._preamble = PREAMBLE.pack(
             MAGIC,
             version,
@@ -107,16 +118,19 @@ class Opening:
         noise.read((yield MESSAGE_2_BYTES))
         static = self._credentials.static_public
         proof = make_proof(self._credentials.identity, static, initiator=True, binding=noise.binding)
-        self.outgoing += _framed(noise.write(msgspec.msgpack.encode((proof, greeting.encode(purpose)))))
-        self._split(noise)
+        said = (proof, greeting.encode(purpose), self._ciphers)
+        self.outgoing += _framed(noise.write(msgspec.msgpack.encode(said)))
+        sealer, opener = self._split(noise)
         head = yield LENGTH.size
-        assert self.opener is not None
-        length = self.opener.body_length(head)
-        if length > MAX_PROOF_BYTES + OVERHEAD:
+        length = opener.body_length(head)
+        if length > MAX_PROOF_BYTES + opener.overhead:
             raise HandshakeError(f"a proof cannot have {length} bytes")
-        theirs = bytearray(length - (OVERHEAD - LENGTH.size))
-        self.opener.open(head + (yield length), memoryview(theirs))
-        self.identity = check_proof(bytes(theirs), noise.remote_static, initiator=False, binding=noise.binding)
+        plain = bytearray(length + LENGTH.size - opener.overhead)
+        opener.open(head + (yield length), memoryview(plain))
+        if not plain or plain[0] not in self._ciphers:
+            raise HandshakeError("the other side chose a cipher that was not offered")
+        self._use(plain[0], sealer, opener)
+        self.identity = check_proof(bytes(plain[1:]), noise.remote_static, initiator=False, binding=noise.binding)
 
     def _respond(self) -> Steps:
         preamble = yield PREAMBLE.size
@@ -129,18 +143,20 @@ class Opening:
         noise = self._noise(initiator=False)
         noise.read((yield MESSAGE_1_BYTES))
         self.outgoing += noise.write()
-        limit = MAX_GREETING + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 16
+        limit = MAX_GREETING + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 64
         length = _checked(LENGTH.unpack((yield LENGTH.size))[0], limit, least=MESSAGE_3_OVERHEAD)
         payload = noise.read((yield length))
         try:
-            proof, purpose = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes])
+            proof, purpose, theirs = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes, tuple[int, ...]])
         except msgspec.MsgspecError as exc:
             raise HandshakeError(f"the third message says nothing that can be read: {exc}") from exc
         self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
-        self._split(noise)
+        sealer, opener = self._split(noise)
         static = self._credentials.static_public
         ours = make_proof(self._credentials.identity, static, initiator=False, binding=noise.binding)
-        self.outgoing += sealed(self.sealer, ours)
+        cipher = agree(self._ciphers, theirs)
+        self.outgoing += sealed(sealer, bytes((cipher,)) + ours)
+        self._use(cipher, sealer, opener)
         self.purpose = greeting.decode(purpose)
 
     def _noise(self, *, initiator: bool) -> NoiseHandshake:
@@ -153,9 +169,14 @@ class Opening:
             prologue=self._preamble,
         )
 
-    def _split(self, noise: NoiseHandshake) -> None:
+    @staticmethod
+    def _split(noise: NoiseHandshake) -> tuple[Sealer, Opener]:
         send, receive = noise.keys()
-        self.sealer, self.opener = Sealer(send), Opener(receive)
+        return Sealer(send), Opener(receive)
+
+    def _use(self, cipher: int, sealer: Sealer, opener: Opener) -> None:
+        kind = CIPHERS[cipher]
+        self.sealer, self.opener = sealer.with_cipher(kind), opener.with_cipher(kind)
 
     def _compare(self, theirs: bytes) -> None:
         magic, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)
@@ -189,7 +210,7 @@ def sealed(sealer: Sealer | None, body: bytes) -> bytes:
     """`body` as it goes over an open connection: a record, or without a sealer its length and itself."""
     if sealer is None:
         return _framed(body)
-    record = bytearray(len(body) + OVERHEAD)
+    record = bytearray(len(body) + sealer.overhead)
     sealer.seal(body, memoryview(record))
     return bytes(record)
 

@@ -1,6 +1,6 @@
 """Records: what goes over an encrypted connection. Pure.
 
-    length (4 bytes, little-endian) · body sealed with AES-256-GCM, its tag at the end
+    length (4 bytes, little-endian) · body sealed with the link's cipher (ciphers.py), its tag at the end
 
 The length is authenticated with the body. Each direction has its own key and counts its records; the count is the nonce
 and is not sent, so a record that was changed, left out, repeated, moved or sent back does not open. The key is
@@ -10,80 +10,84 @@ replaced, one way, every `ROLL_OVER` records, long before the count or the ciphe
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfort.config import MIB
 from ringfort.errors import TamperedError
-from ringfort.identity.noise import TAG_BYTES, nonce_bytes, rekey
+from ringfort.identity.noise import rekey
+from ringfort.transport.ciphers import LARGEST_TAG, AesGcm, Cipher
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LENGTH = Struct("<I")
 MAX_PLAIN = MIB
 """Bytes sealed at once: a whole frame's payload. With 256 KiB, which would stay in the cache, the calls around the
 cipher cost more than the cache saved: 64 MiB took 1.3 to 1.8 times as long (two rounds on a noisy machine)."""
-MAX_BODY = MAX_PLAIN + TAG_BYTES
-MAX_RECORD = LENGTH.size + MAX_BODY
-OVERHEAD = LENGTH.size + TAG_BYTES
+MAX_OVERHEAD = LENGTH.size + LARGEST_TAG
+MAX_RECORD = MAX_PLAIN + MAX_OVERHEAD
 ROLL_OVER = 1 << 18
-"""Records a key: at most 256 GiB. AES-GCM with a counter is sound far beyond; a stolen key opens no more than that."""
+"""Records a key: at most 256 GiB. Both ciphers are sound far beyond; a stolen key opens no more than that."""
 
 
 class _Half:
     """A key and its count."""
 
-    def __init__(self, key: bytes, roll_over: int) -> None:
+    def __init__(self, key: bytes, cipher: type[Cipher] = AesGcm, *, roll_over: int = ROLL_OVER) -> None:
+        self.overhead = LENGTH.size + cipher.tag_bytes
+        """Bytes that a record has more than what it holds."""
+        self.cipher = cipher
         self._key = key
-        self._cipher = AESGCM(key)
+        self._cipher = cipher(key)
         self._count = 0
         self._roll_over = roll_over
 
-    def _next_nonce(self) -> bytes:
+    def _next_count(self) -> int:
         if self._count == self._roll_over:
             self._key = rekey(self._key)
-            self._cipher = AESGCM(self._key)
+            self._cipher = self.cipher(self._key)
             self._count = 0
-        nonce = nonce_bytes(self._count)
+        count = self._count
         self._count += 1
-        return nonce
+        return count
+
+    def with_cipher(self, cipher: type[Cipher]) -> Self:
+        """The same direction with the cipher that the sides agreed on."""
+        return self if cipher is self.cipher else type(self)(self._key, cipher, roll_over=self._roll_over)
 
 
 class Sealer(_Half):
     """Makes the records of one direction."""
 
-    def __init__(self, key: bytes, *, roll_over: int = ROLL_OVER) -> None:
-        super().__init__(key, roll_over)
-
     def seal(self, data: memoryview | bytes, out: memoryview) -> int:
         """Writes the record of `data`, at most `MAX_PLAIN` bytes of it, to the start of `out`; returns its size."""
-        end = len(data) + OVERHEAD
-        LENGTH.pack_into(out, 0, len(data) + TAG_BYTES)
-        nonce = self._next_nonce()  # first: it may replace the cipher
-        self._cipher.encrypt_into(nonce, data, out[: LENGTH.size], out[LENGTH.size : end])
+        end = len(data) + self.overhead
+        LENGTH.pack_into(out, 0, end - LENGTH.size)
+        count = self._next_count()  # first: it may replace the cipher
+        self._cipher.seal(count, data, out[: LENGTH.size], out[LENGTH.size : end])
         return end
 
 
 class Opener(_Half):
     """Reads the records of one direction."""
 
-    def __init__(self, key: bytes, *, roll_over: int = ROLL_OVER) -> None:
-        super().__init__(key, roll_over)
-
-    @staticmethod
-    def body_length(head: memoryview | bytes) -> int:
+    def body_length(self, head: memoryview | bytes) -> int:
         """The length that a record's first bytes claim. Raises `TamperedError` for one that no record has."""
         (length,) = LENGTH.unpack_from(head)
-        if not TAG_BYTES <= length <= MAX_BODY:
-            raise TamperedError(f"a record claims {length} bytes; they have {TAG_BYTES} to {MAX_BODY}")
+        least = self.overhead - LENGTH.size
+        if not least <= length <= least + MAX_PLAIN:
+            raise TamperedError(f"a record claims {length} bytes; they have {least} to {least + MAX_PLAIN}")
         return length
 
     def open(self, record: memoryview | bytes, into: memoryview) -> None:
         """Opens a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
-        if len(record) != len(into) + OVERHEAD:
+        if len(record) != len(into) + self.overhead:
             raise TamperedError(f"a record of {len(record)} bytes does not hold the {len(into)} that it claims")
-        nonce = self._next_nonce()  # first: it may replace the cipher
+        count = self._next_count()  # first: it may replace the cipher
         try:
-            self._cipher.decrypt_into(nonce, record[LENGTH.size :], record[: LENGTH.size], into)
+            self._cipher.open(count, record[LENGTH.size :], record[: LENGTH.size], into)
         except InvalidTag as exc:
             into[:] = bytes(len(into))  # the cipher has written there what nobody vouches for
             raise TamperedError("a record was changed, left out, repeated or moved on its way") from exc

@@ -12,7 +12,7 @@ import numpy as np
 from ringfort.config import KIB
 from ringfort.errors import TamperedError
 from ringfort.transport.frames import HEADER_BYTES
-from ringfort.transport.records import LENGTH, MAX_PLAIN, MAX_RECORD, OVERHEAD, Opener, Sealer
+from ringfort.transport.records import LENGTH, MAX_OVERHEAD, MAX_PLAIN, MAX_RECORD, Opener, Sealer
 
 _SPLIT = 4096
 """A frame's header gets a record of its own unless all that goes with it is this small: so the payload's records end
@@ -20,7 +20,7 @@ where the payload does, and open right into their place."""
 _PIPELINED = 256 * KIB
 """Bytes a record of a frame that is not full, the last of its message: while one is opened the next is sealed. A 1 MiB
 all-reduce takes 0.7 of the time so. Full frames are followed by others, which overlap anyway."""
-_PEEK = HEADER_BYTES + OVERHEAD + LENGTH.size
+_PEEK = HEADER_BYTES + MAX_OVERHEAD + LENGTH.size
 """Bytes read beyond a record: the next frame's header and the length of what follows it, to save a system call."""
 
 
@@ -87,7 +87,7 @@ class SealedStream:
                 raise BlockingIOError
         end = self._record_end
         record = self._in[self._in_at : end]
-        count = len(record) - OVERHEAD
+        count = len(record) - self._opener.overhead
         if count <= len(buffer):
             self._opener.open(record, buffer[:count])
         else:

@@ -22,10 +22,11 @@ from ringfort.errors import (
 from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES
 from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import greeting
+from ringfort.transport.ciphers import Aegis, AesGcm, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Meet, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening, sealed
-from ringfort.transport.records import LENGTH, OVERHEAD
+from ringfort.transport.records import LENGTH, MAX_OVERHEAD
 from tests.openings import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
 
 ALICE, BOB = member(), member()
@@ -90,6 +91,24 @@ def test_with_encryption_off_on_both_sides_there_is_only_the_purpose(
     assert responder.opening.purpose == purpose
     assert responder.opening.sealer is responder.opening.opener is initiator.opening.sealer is None
     assert initiator.opening.identity == responder.opening.identity == b""
+
+
+@pytest.mark.parametrize("weak", [None, "initiator", "responder", "both"])
+def test_both_sides_use_the_fast_cipher_only_if_both_prefer_it(weak: str | None) -> None:
+    if preferred() != (2, 1):
+        pytest.skip("AEGIS needs PyNaCl and a processor with AES instructions")
+    initiator = Side(Opening(ALICE, PURPOSE, ciphers=(1,) if weak in ("initiator", "both") else (2, 1)))
+    responder = Side(Opening(BOB, ciphers=(1,) if weak in ("responder", "both") else (2, 1)))
+    converse(initiator, responder)
+    halves = [half for side in (initiator, responder) for half in (side.opening.sealer, side.opening.opener)]
+    assert [half.cipher for half in halves if half] == [AesGcm if weak else Aegis] * 4
+
+
+def test_a_cipher_that_was_not_offered_is_no_choice() -> None:
+    initiator, responder = Side(Opening(ALICE, PURPOSE, ciphers=(2,))), Side(Opening(BOB, ciphers=(1,)))
+    converse(initiator, responder)
+    assert isinstance(initiator.error, HandshakeError)
+    assert initiator.opening.sealer is None
 
 
 # --- those who differ -------------------------------------------------------------------------------------------------
@@ -319,7 +338,7 @@ def test_a_plain_purpose_that_is_too_long_is_refused_before_it_is_read(length: i
     assert isinstance(responder.error, ProtocolError)
 
 
-@pytest.mark.parametrize("length", [MAX_PROOF_BYTES + OVERHEAD + 1, 1 << 20])
+@pytest.mark.parametrize("length", [MAX_PROOF_BYTES + MAX_OVERHEAD + 1, 1 << 20])
 def test_a_proof_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
     initiator, responder = Side(Opening(ALICE, PURPOSE)), Side(Opening(BOB))
     responder.listen(initiator.speak())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,39 +11,57 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfort.errors import TamperedError
-from ringfort.identity.noise import TAG_BYTES, rekey
-from ringfort.transport.records import LENGTH, MAX_BODY, MAX_PLAIN, MAX_RECORD, OVERHEAD, ROLL_OVER, Opener, Sealer
+from ringfort.identity.noise import rekey
+from ringfort.transport.ciphers import CIPHERS, AesGcm, Cipher, preferred
+from ringfort.transport.records import LENGTH, MAX_PLAIN, MAX_RECORD, ROLL_OVER, Opener, Sealer
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SEVERAL = [b"first", b"the second", b"", b"the fourth of them", b"fifth"]
 
 bodies = st.lists(st.binary(max_size=200), min_size=1, max_size=12)
 roll_overs = st.sampled_from([1, 2, 3, 5, ROLL_OVER])
+HERE = [CIPHERS[number] for number in sorted(preferred())]
+
+
+@pytest.fixture(params=HERE, ids=lambda cipher: cipher.name, scope="module", autouse=True)
+def cipher(request: pytest.FixtureRequest) -> Iterator[type[Cipher]]:
+    """Every test of this file holds for every cipher that this machine can do."""
+    global in_use  # noqa: PLW0603  # hypothesis' tests cannot take it as an argument of each example's helpers
+    in_use = request.param
+    yield in_use
+    in_use = AesGcm
+
+
+in_use: type[Cipher] = AesGcm
+
+
+def overhead() -> int:
+    return LENGTH.size + in_use.tag_bytes
 
 
 def seal(sealer: Sealer, data: bytes) -> bytes:
-    out = bytearray(b"\xaa" * (len(data) + OVERHEAD + 7))
+    out = bytearray(b"\xaa" * (len(data) + sealer.overhead + 7))
     end = sealer.seal(data, memoryview(out))
-    assert end == len(data) + OVERHEAD
+    assert end == len(data) + overhead() == len(data) + sealer.overhead
     assert out[end:] == b"\xaa" * 7, "it wrote beyond its record"
     return bytes(out[:end])
 
 
 def unseal(opener: Opener, record: bytes) -> bytes:
     length = opener.body_length(record)
-    into = bytearray(length - TAG_BYTES)
+    into = bytearray(length - in_use.tag_bytes)
     opener.open(record, memoryview(into))
     return bytes(into)
 
 
 def sealed_all(plain: list[bytes], key: bytes = KEY, **options: Any) -> list[bytes]:
-    sealer = Sealer(key, **options)
+    sealer = Sealer(key, in_use, **options)
     return [seal(sealer, data) for data in plain]
 
 
 def read_until_caught(records: list[bytes], key: bytes = KEY, **options: Any) -> list[bytes]:
     """What opens of `records` before one does not; fails if all open."""
-    opener, found = Opener(key, **options), list[bytes]()
+    opener, found = Opener(key, in_use, **options), list[bytes]()
     with pytest.raises(TamperedError):
         found.extend(unseal(opener, record) for record in records)
     return found
@@ -50,10 +69,10 @@ def read_until_caught(records: list[bytes], key: bytes = KEY, **options: Any) ->
 
 @given(bodies, roll_overs)
 def test_what_was_sealed_opens_in_order_also_across_new_keys(plain: list[bytes], roll_over: int) -> None:
-    opener = Opener(KEY, roll_over=roll_over)
+    opener = Opener(KEY, in_use, roll_over=roll_over)
     records = sealed_all(plain, roll_over=roll_over)
     assert [unseal(opener, record) for record in records] == plain
-    assert [len(record) for record in records] == [len(data) + OVERHEAD for data in plain]
+    assert [len(record) for record in records] == [len(data) + overhead() for data in plain]
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_PLAIN - 1, MAX_PLAIN])
@@ -61,7 +80,7 @@ def test_every_size_up_to_the_limit_has_a_record(size: int) -> None:
     data = os.urandom(size)
     [record] = sealed_all([data])
     assert len(record) <= MAX_RECORD
-    assert unseal(Opener(KEY), record) == data
+    assert unseal(Opener(KEY, in_use), record) == data
 
 
 def test_the_same_data_never_looks_the_same() -> None:
@@ -93,15 +112,15 @@ def test_any_flipped_bit_of_a_record_is_noticed() -> None:
             changed[place] ^= 1 << bit
             # The reader takes as many bytes as the length claims; a real one would wait for those of the next record.
             claimed = int.from_bytes(changed[:4], "little")
-            padded = bytes(changed) + b"\0" * min(max(0, LENGTH.size + claimed - len(changed)), MAX_BODY)
-            assert read_until_caught([padded[: LENGTH.size + min(claimed, MAX_BODY)]]) == []
+            padded = bytes(changed) + b"\0" * min(max(0, LENGTH.size + claimed - len(changed)), MAX_RECORD)
+            assert read_until_caught([padded[: LENGTH.size + min(claimed, MAX_RECORD)]]) == []
 
 
 def test_what_does_not_open_leaves_nothing_of_it_behind() -> None:
     [record] = sealed_all([b"words that an attacker may have chosen"])
-    into = bytearray(b"\x55" * (len(record) - OVERHEAD))
+    into = bytearray(b"\x55" * (len(record) - overhead()))
     with pytest.raises(TamperedError):
-        Opener(KEY).open(record[:-1] + bytes([record[-1] ^ 1]), memoryview(into))
+        Opener(KEY, in_use).open(record[:-1] + bytes([record[-1] ^ 1]), memoryview(into))
     assert into == bytes(len(into))
 
 
@@ -148,18 +167,35 @@ def test_a_record_that_was_cut_and_mended_is_noticed(plain: bytes, data: st.Data
 
 
 @settings(max_examples=300)
-@given(st.binary(min_size=OVERHEAD, max_size=300))
+@given(st.binary(min_size=40, max_size=300))
 def test_random_bytes_are_no_record(noise: bytes) -> None:
     assert read_until_caught([LENGTH.pack(len(noise) - LENGTH.size) + noise[LENGTH.size :]]) == []
     assert read_until_caught([noise[:4] + noise[4:][: int.from_bytes(noise[:4], "little")]]) == []
 
 
-@pytest.mark.parametrize("length", [0, 1, TAG_BYTES - 1, MAX_BODY + 1, 1 << 31, 2**32 - 1])
-def test_a_length_that_no_record_has_is_refused_before_anything_is_read(length: int) -> None:
-    with pytest.raises(TamperedError, match=str(length)):
-        Opener.body_length(LENGTH.pack(length))
+def test_a_length_that_no_record_has_is_refused_before_anything_is_read() -> None:
+    tag = in_use.tag_bytes
+    for length in (0, 1, tag - 1, tag + MAX_PLAIN + 1, 1 << 31, 2**32 - 1):
+        with pytest.raises(TamperedError, match=str(length)):
+            Opener(KEY, in_use).body_length(LENGTH.pack(length))
 
 
-@pytest.mark.parametrize("length", [TAG_BYTES, TAG_BYTES + 1, MAX_BODY])
-def test_a_length_that_a_record_may_have_is_told(length: int) -> None:
-    assert Opener.body_length(LENGTH.pack(length) + b"more") == length
+def test_a_length_that_a_record_may_have_is_told() -> None:
+    for length in (in_use.tag_bytes, in_use.tag_bytes + 1, in_use.tag_bytes + MAX_PLAIN):
+        assert Opener(KEY, in_use).body_length(LENGTH.pack(length) + b"more") == length
+
+
+def test_ciphers_do_not_understand_each_other() -> None:
+    """Not even by chance: they have different keys."""
+    for other in HERE:
+        if other is not in_use:
+            record = seal(Sealer(KEY, in_use), b"twenty bytes of text" * 3)
+            into = bytearray(len(record) - Opener(KEY, other).overhead)
+            with pytest.raises(TamperedError):
+                Opener(KEY, other).open(record, memoryview(into))
+
+
+def test_a_direction_takes_up_the_agreed_cipher_with_its_own_key() -> None:
+    plain = Sealer(KEY, AesGcm, roll_over=2)
+    assert plain.with_cipher(AesGcm) is plain
+    assert seal(plain.with_cipher(in_use), b"same") == seal(Sealer(KEY, in_use), b"same")

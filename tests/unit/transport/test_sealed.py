@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from ringfort.config import KIB, MIB
 from ringfort.errors import TamperedError
-from ringfort.transport.records import MAX_PLAIN, OVERHEAD, Opener, Sealer
+from ringfort.transport.ciphers import CIPHERS, preferred
+from ringfort.transport.records import MAX_PLAIN, Opener, Sealer
 from ringfort.transport.sealed import SealedStream
 
 THERE, BACK = bytes(32), bytes(range(32))
+CIPHER = CIPHERS[preferred()[0]]
 
 
 @contextmanager
@@ -30,7 +32,8 @@ def streams(send_buffer: int | None = None) -> Iterator[tuple[SealedStream, Seal
             sock.setblocking(False)
             if send_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-        yield SealedStream(one, Sealer(THERE), Opener(BACK)), SealedStream(other, Sealer(BACK), Opener(THERE))
+        here, there = (Sealer(THERE, CIPHER), Opener(BACK, CIPHER)), (Sealer(BACK, CIPHER), Opener(THERE, CIPHER))
+        yield SealedStream(one, *here), SealedStream(other, *there)
 
 
 @contextmanager
@@ -39,11 +42,11 @@ def raw_and_stream() -> Iterator[tuple[socket.socket, SealedStream]]:
     one, other = socket.socketpair()
     with one, other:
         other.setblocking(False)
-        yield one, SealedStream(other, Sealer(BACK), Opener(THERE))
+        yield one, SealedStream(other, Sealer(BACK, CIPHER), Opener(THERE, CIPHER))
 
 
 def record_of(sealer: Sealer, data: bytes) -> bytes:
-    out = bytearray(len(data) + OVERHEAD)
+    out = bytearray(len(data) + sealer.overhead)
     sealer.seal(data, memoryview(out))
     return bytes(out)
 
@@ -175,7 +178,7 @@ def test_records_that_were_read_together_are_pending_until_the_last_is_opened() 
 
 def test_half_a_record_is_not_pending() -> None:
     with raw_and_stream() as (raw, stream):
-        record = record_of(Sealer(THERE), b"a whole record")
+        record = record_of(Sealer(THERE, CIPHER), b"a whole record")
         for place in range(len(record)):
             assert read(stream, 100) is None
             assert not stream.has_pending
@@ -201,7 +204,7 @@ def test_a_header_and_a_small_payload_share_a_record() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 4, 10, 30])
 def test_an_end_is_an_end_also_inside_a_record_after_all_before_it_was_read(cut: int) -> None:
-    sealer = Sealer(THERE)
+    sealer = Sealer(THERE, CIPHER)
     with raw_and_stream() as (raw, stream):
         raw.sendall(record_of(sealer, b"whole") + record_of(sealer, b"not so whole")[:cut])
         raw.close()
@@ -218,7 +221,7 @@ def test_shutting_down_ends_one_direction_only() -> None:
 
 
 def tampered_streams() -> dict[str, bytes]:
-    sealer, theirs = Sealer(THERE), Sealer(BACK)
+    sealer, theirs = Sealer(THERE, CIPHER), Sealer(BACK, CIPHER)
     first, second, third = (record_of(sealer, word) for word in (b"first", b"second", b"third"))
     return {
         "flipped": first + second[:-1] + bytes([second[-1] ^ 1]) + third,
@@ -233,7 +236,7 @@ def tampered_streams() -> dict[str, bytes]:
 
 
 def _at(count: int) -> Sealer:
-    sealer = Sealer(THERE)
+    sealer = Sealer(THERE, CIPHER)
     for _ in range(count):
         record_of(sealer, b"")
     return sealer
