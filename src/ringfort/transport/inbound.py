@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
+
+from ringfort.config import KIB
 from ringfort.errors import AbortedError, ProtocolError, SizeMismatchError
 from ringfort.transport.frames import (
     CANCEL,
@@ -27,6 +30,8 @@ from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sin
 
 _READ_AHEAD = 2 * (HEADER_BYTES + MAX_CONTROL)
 """Bytes asked for while a header is expected: a small message comes with its header in one system call."""
+_BUFFER = max(_READ_AHEAD, 64 * KIB + HEADER_BYTES)
+"""Bytes of the buffer itself: a message that is received the short way (quick.py) fits with its header."""
 
 
 class Disagreement(NamedTuple):
@@ -64,7 +69,8 @@ class Inbound:
         self._scratch = scratch
         self._limit = limit
         self._epoch = epoch
-        self._buffer = memoryview(bytearray(_READ_AHEAD))
+        # np.empty takes no memory until it is written to: most links of a large group carry little.
+        self.buffer = memoryview(np.empty(_BUFFER, np.uint8))
         self._fill = 0
         self._sink: Sink | None = None  # where the payload of the frame being read goes
         self._left = 0  # bytes of that payload still to come
@@ -78,7 +84,7 @@ class Inbound:
     def want(self) -> memoryview:
         """Where the next bytes from the stream should be put."""
         if self._sink is None:
-            return self._buffer[self._fill :]
+            return self.buffer[self._fill : _READ_AHEAD]
         return self._sink.space(self._left, self._scratch)
 
     def took(self, count: int) -> None:
@@ -97,7 +103,7 @@ class Inbound:
             self._frame_ended(sink)
 
     def _parse(self) -> None:
-        buffer, at = self._buffer, 0
+        buffer, at = self.buffer, 0
         while self._fill - at >= HEADER_BYTES:
             header = parse(buffer, at)
             body = at + HEADER_BYTES
@@ -130,6 +136,22 @@ class Inbound:
             self._cancelled(key)
         else:
             self.events.append(Control(header, payload))
+
+    def is_idle_for(self, key: Key) -> bool:
+        """Nothing has been read of any frame that is not finished, and no message of `key` is here or awaited."""
+        return not (self._fill or self._sink or key in self._inbox or key in self._posted or key in self._open)
+
+    def took_whole(self, receive: Receive, data: memoryview) -> None:
+        """The whole message for `receive` was read into the buffer."""
+        self.messages += 1
+        self.bytes += receive.total
+        receive.take(data)
+        receive.done = True
+
+    def leave(self, count: int) -> None:
+        """`count` bytes were read into the buffer by one who expected something else. Raises as `took` does."""
+        self._fill = count
+        self._parse()
 
     # --- matching -------------------------------------------------------------------------------------------------
 

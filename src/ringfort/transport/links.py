@@ -133,13 +133,16 @@ class Links:
         except OSError as exc:
             self._broken(link, exc)
             return True
+        self._after_read(link)
+        return True
+
+    def _after_read(self, link: Link) -> None:
         if link.stream.has_pending:
             self._pending.add(link)
         elif self._pending:
             self._pending.discard(link)
-        if inbound.has_news:
+        if link.inbound.has_news:
             self._settle(link)
-        return True
 
     def _settle(self, link: Link) -> None:
         """Carries out what arrived frames ask for."""

@@ -154,6 +154,14 @@ class Receive(Sink):
         self.done = False
         self.error: DistributedError | None = None
 
+    def take(self, data: memoryview) -> None:
+        """All of the message at once."""
+        self.seen = self.total
+        if self.fold is None:
+            self.into[:] = data
+        elif self.total:
+            self.fold.apply(self.array, np.frombuffer(data, self.fold.dtype))
+
     def restart(self) -> None:
         """Forgets a message that its sender gave up on. Only without a fold: that cannot be undone."""
         self.seen = 0

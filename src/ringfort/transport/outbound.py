@@ -58,6 +58,19 @@ class Outbound:
         return bool(self._head) or bool(self._body) or bool(self._control) or self._choose() is not None
 
     @property
+    def is_idle(self) -> bool:
+        """Nothing waits to be written, not even for a GO."""
+        return not (self._queues or self._head or self._body or self._control)
+
+    def went(self, send: Send, frame: bytes, count: int) -> None:
+        """A whole message went out as one `frame` while this half was idle, or `count` bytes of it."""
+        self.messages += 1
+        self.bytes += send.size
+        send.begun = send.done = True
+        if count < len(frame):
+            self._head = memoryview(frame)[count:]
+
+    @property
     def has_control(self) -> bool:
         """A control frame has not gone out whole."""
         return bool(self._control) or (self._send is None and bool(self._head))

@@ -1,0 +1,74 @@
+"""The short way of a small message of a collective: one system call to send it, and what comes is compared as a whole
+with what must come. Whatever is out of the ordinary, in any way, is left to the engine's ordinary way, from where it
+stands.
+
+The ordinary way makes some fifty Python calls for a message, 20 of the 35 microseconds that it takes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfort.config import KIB
+from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
+from ringfort.transport.link import Job, Link
+from ringfort.transport.messages import Envelope
+from ringfort.transport.spin import Spin
+
+LARGEST = 64 * KIB
+"""Bytes of a message that goes this way: header and all, it fits one read of the receiving half's buffer."""
+
+
+def is_small(job: Job) -> bool:
+    """Whether `job` may go the short way: all of it small, and of a collective, whose headers are known beforehand."""
+    send, receive = job.send, job.receive
+    if send is not None and (send.size > LARGEST or send.wants_go or send.envelope.call == NO_CALL):
+        return False
+    return receive is None or (receive.total <= LARGEST and receive.envelope.call != NO_CALL)
+
+
+def send(job: Job, link: Link, epoch: int) -> bool:
+    """Sends `job.send` if nothing is before it; it is no longer part of the job then. Raises `OSError`."""
+    send = job.send
+    if send is None or not link.outbound.is_idle:
+        return False
+    frame = _head(send.envelope, send.size, epoch) + send.data
+    try:
+        count = link.stream.send(memoryview(frame))
+    except BlockingIOError:
+        count = 0
+    link.outbound.went(send, frame, count)
+    job.send = job.send_link = None
+    return True
+
+
+def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
+    """Receives `job.receive`. If it did not come whole, what came is with the ordinary way. Raises `OSError`."""
+    receive, inbound = job.receive, link.inbound
+    if receive is None or not inbound.is_idle_for(receive.key):
+        return False
+    head = _head(receive.envelope, receive.total, epoch)
+    buffer, total = inbound.buffer, HEADER_BYTES + receive.total
+    recv_into, tries, have = link.stream.recv_into, spin.budget, 0
+    while have < total:
+        try:
+            count = recv_into(buffer[have:total])
+        except BlockingIOError:
+            tries -= 1
+            if tries < 0:
+                break
+            os.sched_yield()
+            continue
+        have += count
+        if not count or (have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != head):
+            break  # the end, or something else: the ordinary way gives it its name
+    spin.tell(tries >= 0)
+    if have == total and bytes(buffer[:HEADER_BYTES]) == head:
+        inbound.took_whole(receive, buffer[HEADER_BYTES:total])
+        return True
+    inbound.leave(have)
+    return False
+
+
+def _head(envelope: Envelope, size: int, epoch: int) -> bytes:
+    return HEADER.pack(DATA, 0, size, epoch, envelope.channel, envelope.tag, envelope.operation, size, envelope.call)
