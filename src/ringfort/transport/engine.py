@@ -95,13 +95,8 @@ class Engine(Links):
         """Takes the short way and gives up the lead, or tells that the ordinary one must go on with what is left."""
         out, into = job.send_link, job.receive_link
         try:
-            if out is not None:
-                try:
-                    if not quick.send(job, out, self._epoch):
-                        return False
-                except OSError as exc:
-                    self._broken(out, exc)
-                    return False
+            if out is not None and not (out.outbound.is_idle and self._quick_send(job, out)):
+                return False
             if into is not None and not self._quick_receive(job, into):
                 return False
         except BaseException:
@@ -112,6 +107,20 @@ class Engine(Links):
         if self._arrivals and self._lead.acquire(blocking=False):
             self._release()
         return True
+
+    def _quick_send(self, job: Job, out: Link) -> bool:
+        try:
+            if quick.send(job, out, self._epoch):
+                return True
+        except OSError as exc:
+            self._broken(out, exc)
+            return False
+        # The rest of it is with the link; so the job must be too, and the other half be posted.
+        job.is_posted = True
+        self._jobs.append(job)
+        if job.receive is not None and job.receive_link is not None:
+            self._post_receive(job.receive, job.receive_link)
+        return False
 
     def _quick_receive(self, job: Job, into: Link) -> bool:
         try:

@@ -18,7 +18,7 @@ from ringfort.transport import notices
 from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement
 from ringfort.transport.link import Job, Link, MakeError
-from ringfort.transport.messages import CHUNK, Scratch
+from ringfort.transport.messages import CHUNK, Receive, Scratch
 from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
 from ringfort.transport.stream import Poller, Stream
 
@@ -74,9 +74,12 @@ class Links:
         if job.send is not None and job.send_link is not None:
             job.send_link.outbound.post(job.send)
         if job.receive is not None and job.receive_link is not None:
-            job.receive_link.inbound.post(job.receive)
-            if job.receive_link.inbound.has_news:
-                self._settle(job.receive_link)
+            self._post_receive(job.receive, job.receive_link)
+
+    def _post_receive(self, receive: Receive, link: Link) -> None:
+        link.inbound.post(receive)
+        if link.inbound.has_news:
+            self._settle(link)
 
     def _obstacle(self, job: Job) -> MakeError | None:
         """Why `job` cannot succeed any more, if so."""

@@ -63,12 +63,15 @@ class Outbound:
         return not (self._queues or self._head or self._body or self._control)
 
     def went(self, send: Send, frame: bytes, count: int) -> None:
-        """A whole message went out as one `frame` while this half was idle, or `count` bytes of it."""
+        """Of a message's only `frame`, `count` bytes were written while this half was idle; the rest is next."""
         self.messages += 1
         self.bytes += send.size
-        send.begun = send.done = True
-        if count < len(frame):
-            self._head = memoryview(frame)[count:]
+        send.begun, send.sent = True, send.size
+        if count == len(frame):
+            send.done = True
+            return
+        self.post(send)
+        self._send, self._head = send, memoryview(frame)[count:]
 
     @property
     def has_control(self) -> bool:

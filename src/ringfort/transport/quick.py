@@ -28,18 +28,18 @@ def is_small(job: Job) -> bool:
 
 
 def send(job: Job, link: Link, epoch: int) -> bool:
-    """Sends `job.send` if nothing is before it; it is no longer part of the job then. Raises `OSError`."""
+    """Sends `job.send`, which is no part of the job then. Raises `OSError`."""
     send = job.send
-    if send is None or not link.outbound.is_idle:
-        return False
+    assert send is not None
     frame = _head(send.envelope, send.size, epoch) + send.data
     try:
         count = link.stream.send(memoryview(frame))
     except BlockingIOError:
         count = 0
     link.outbound.went(send, frame, count)
-    job.send = job.send_link = None
-    return True
+    if send.done:
+        job.send = job.send_link = None
+    return send.done
 
 
 def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:

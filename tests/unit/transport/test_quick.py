@@ -1,0 +1,194 @@
+"""The short way of small messages: taken when all is as it should be, and left without a byte lost when it is not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ringfort.errors import CollectiveMismatchError, PeerLostError
+from ringfort.transport.engine import Engine
+from ringfort.transport.fold import Fold
+from ringfort.transport.frames import DATA, GO, HEADER, HEADER_BYTES, pack
+from ringfort.transport.inbound import Inbound
+from ringfort.transport.link import Job
+from ringfort.transport.messages import Envelope, Receive, Send
+from ringfort.transport.quick import LARGEST, is_small
+from ringfort.transport.spin import Spin
+from ringfort.transport.tcp import SocketPoller, SocketStream
+
+CALL, OTHER = b"a call of 16 byt", b"another of 16 by"
+SUM = Fold(np.dtype("<i4"), lambda into, span: np.add(into, span, out=into))
+
+
+class Rank:
+    """An engine with one peer, whose socket is in the test's hands."""
+
+    def __init__(self) -> None:
+        mine, self.peer = socket.socketpair()
+        mine.setblocking(False)
+        self.peer.setblocking(False)
+        self.engine = Engine(0, {1: SocketStream(mine)}, SocketPoller({1: mine}), inbox_bytes=1 << 20)
+        self.link = self.engine.links[1]
+        self.operation = 0
+
+    def envelope(self, call: bytes = CALL) -> Envelope:
+        return Envelope(0, 5, self.operation, call, frozenset({0, 1}), False, 5.0, self.engine.now() + 5)
+
+    def exchange(self, out: bytes, into: bytearray, fold: Fold | None = None) -> Job:
+        self.operation += 1
+        job = Job("exchange", 5.0, self.engine.now() + 5)
+        envelope = self.envelope()
+        job.send, job.send_link = Send(memoryview(out), envelope, wants_go=False), self.link
+        job.receive, job.receive_link = Receive(memoryview(into), envelope, fold), self.link
+        return job
+
+    def frame(self, data: bytes, *, operation: int = 1, call: bytes = CALL) -> bytes:
+        return HEADER.pack(DATA, 0, len(data), 0, 0, 5, operation, len(data), call) + data
+
+    def heard(self) -> bytes:
+        return self.peer.recv(1 << 20)
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.peer.close()
+    made.engine.close()
+
+
+@pytest.fixture
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[Receive]:
+    """The receives that went the ordinary way."""
+    found: list[Receive] = []
+    post = Inbound.post
+
+    def spy(self: Inbound, receive: Receive) -> None:
+        found.append(receive)
+        post(self, receive)
+
+    monkeypatch.setattr(Inbound, "post", spy)
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 4096, LARGEST])
+def test_a_small_exchange_goes_the_short_way_with_the_same_bytes_on_the_wire(
+    rank: Rank, ordinary: list[Receive], size: int
+) -> None:
+    theirs, into = bytes(index & 255 for index in range(size)), bytearray(size)
+    rank.peer.sendall(rank.frame(theirs))
+    rank.engine.run(rank.exchange(theirs[::-1], into))
+    assert into == theirs
+    assert rank.heard() == rank.frame(theirs[::-1])
+    assert ordinary == []
+    assert rank.engine.traffic() == (1, size, 1, size)
+
+
+def test_what_is_received_the_short_way_is_folded(rank: Rank, ordinary: list[Receive]) -> None:
+    into = bytearray(np.arange(4, dtype="<i4").tobytes())
+    rank.peer.sendall(rank.frame(np.full(4, 10, "<i4").tobytes()))
+    rank.engine.run(rank.exchange(b"1234", into, SUM))
+    assert np.frombuffer(into, "<i4").tolist() == [10, 11, 12, 13]
+    assert ordinary == []
+
+
+def test_a_message_that_comes_in_pieces_and_late_is_finished_the_ordinary_way(
+    rank: Rank, ordinary: list[Receive]
+) -> None:
+    """The first piece is there, the rest comes when the engine has stopped trying and sleeps."""
+    frame, into = rank.frame(b"0123456789"), bytearray(10)
+    rank.peer.sendall(frame[: HEADER_BYTES + 3])
+    wait = rank.engine._poller.wait
+
+    def deliver(deadline: float) -> object:
+        if frame:
+            rank.peer.sendall(frame[HEADER_BYTES + 3 :])
+        return wait(deadline)
+
+    rank.engine._poller.wait = deliver  # type: ignore[method-assign, assignment]
+    rank.engine.run(rank.exchange(b"x" * 10, into))
+    assert into == b"0123456789"
+    assert len(ordinary) == 1
+
+
+def test_other_frames_before_the_message_are_heeded(rank: Rank, ordinary: list[Receive]) -> None:
+    into = bytearray(3)
+    rank.peer.sendall(pack(GO, tag=9) + rank.frame(b"abc"))
+    rank.engine.run(rank.exchange(b"xyz", into))
+    assert into == b"abc"
+    assert len(ordinary) == 1
+
+
+def test_what_comes_behind_the_message_stays_for_the_next(rank: Rank, ordinary: list[Receive]) -> None:
+    first, second = bytearray(3), bytearray(4)
+    rank.peer.sendall(rank.frame(b"abc") + rank.frame(b"defg", operation=2))
+    rank.engine.run(rank.exchange(b"xyz", first))
+    rank.engine.run(rank.exchange(b"wxyz", second))
+    assert (first, second) == (b"abc", b"defg")
+    assert ordinary == []
+
+
+@pytest.mark.parametrize(("data", "call"), [(b"abc", OTHER), (b"abcd", CALL)])
+def test_another_call_or_size_is_a_disagreement_as_on_the_ordinary_way(rank: Rank, data: bytes, call: bytes) -> None:
+    rank.peer.sendall(rank.frame(data, call=call))
+    job = rank.exchange(b"xyz", bytearray(3))
+    if call == OTHER:
+        with pytest.raises(CollectiveMismatchError):
+            rank.engine.run(job)
+    else:
+        with pytest.raises(Exception, match="4"):
+            rank.engine.run(job)
+
+
+def test_the_end_of_the_link_has_its_name(rank: Rank) -> None:
+    rank.peer.close()
+    with pytest.raises(PeerLostError) as caught:
+        rank.engine.run(rank.exchange(b"xyz", bytearray(3)))
+    assert caught.value.peer == 1
+
+
+def test_a_frame_that_the_kernel_takes_in_part_goes_out_whole(rank: Rank) -> None:
+    """Before the call ends: nobody may come to write the rest later."""
+
+    class Narrow(SocketStream):
+        def send(self, data: memoryview, /) -> int:  # type: ignore[override]
+            return self._sock.send(data[:10])
+
+    narrow = Narrow.__new__(Narrow)
+    narrow._sock = rank.link.stream._sock  # type: ignore[attr-defined]
+    narrow.recv_into = narrow._sock.recv_into
+    rank.link.stream = narrow
+    into = bytearray(20)
+    rank.peer.sendall(rank.frame(b"y" * 20))
+    rank.engine.run(rank.exchange(b"x" * 20, into))
+    rank.peer.sendall(rank.frame(b"w" * 20, operation=2))
+    rank.engine.run(rank.exchange(b"z" * 20, into))
+    assert rank.heard() == rank.frame(b"x" * 20) + rank.frame(b"z" * 20, operation=2)
+    assert into == b"w" * 20
+
+
+def test_only_small_messages_of_collectives_go_the_short_way(rank: Rank) -> None:
+    def small(size: int, *, wants_go: bool = False, call: bytes = CALL) -> bool:
+        job = Job("send", 1.0, 1.0)
+        job.send = Send(memoryview(bytes(size)), rank.envelope(call), wants_go=wants_go)
+        return is_small(job)
+
+    assert small(LARGEST)
+    assert not small(LARGEST + 1)
+    assert not small(1, wants_go=True)
+    assert not small(1, call=bytes(16))
+
+
+def test_a_spin_that_pays_goes_on_and_one_that_does_not_ends_soon() -> None:
+    spin = Spin()
+    most = spin.budget
+    for _ in range(50):
+        spin.tell(paid=False)
+    least = spin.budget
+    assert 0 < least < most / 10
+    for _ in range(50):
+        spin.tell(paid=True)
+    assert spin.budget == most
