@@ -35,7 +35,8 @@ class Step(NamedTuple):
     fold: bool = False
     """Whether what arrives is reduced into `x[into]` or replaces it."""
     finish: Span | None = None
-    """After this step this span holds the whole reduction, here and nowhere else: apply the op's closing scale."""
+    """After this step `into`, which this then is, holds the whole reduction, here and nowhere else: the op's closing
+    scale is due."""
 
 
 def split(count: int, parts: int) -> list[Span]:

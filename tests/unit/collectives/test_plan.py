@@ -118,6 +118,8 @@ class Network:
         if self.sending[rank] or self.receiving[rank]:
             return False
         if step.finish is not None:
+            assert step.fold
+            assert step.finish == step.into
             self._finish(rank, step.finish)
         self.current[rank] = next(self.plans[rank], None)
         self._enter(rank)
