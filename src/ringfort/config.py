@@ -37,6 +37,7 @@ class Shape(Enum):
     TREE = 2
     DIRECT = 3
     HALVING_DOUBLING = 4
+    HIERARCHICAL = 5
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Strategy:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a command line: `auto`, `ring`, `tree`, `tree(4)`, `direct`, `halving-doubling`."""
+        """From a command line: `auto`, `ring`, `tree`, `tree(4)`, `direct`, `halving-doubling`, `hierarchical`."""
         name, _, arity = text.strip().lower().rstrip(")").partition("(")
         try:
             return cls(Shape[name.replace("-", "_").upper()], int(arity or 2))
@@ -83,6 +84,8 @@ class AllReduceStrategy(Strategy):
     TREE: ClassVar[AllReduceStrategy]
     DIRECT: ClassVar[AllReduceStrategy]
     HALVING_DOUBLING: ClassVar[AllReduceStrategy]
+    HIERARCHICAL: ClassVar[AllReduceStrategy]
+    """Inside each host first, then between hosts: each byte crosses the network once each way."""
 
 
 class _RootedStrategy(Strategy):

@@ -60,6 +60,8 @@ def _all_reduce_steps(backend: Backend, strategy: Strategy, flat: Array) -> Iter
         return plan.ring_all_reduce(rank, n, flat.size)
     if strategy.shape is Shape.HALVING_DOUBLING:
         return plan.halving_doubling_all_reduce(rank, n, flat.size)
+    if strategy.shape is Shape.HIERARCHICAL:
+        return plan.hierarchical_all_reduce(rank, backend.hosts, flat.size)
     return plan.tree_all_reduce(rank, n, flat.size, strategy.arity, block_of(flat))
 
 
