@@ -197,7 +197,7 @@ def _fold(op: ReduceOp, kind: ElementType) -> Fold:
     half = _HALVES.get(kind.name)
     if half is not None:
         return Fold(kind.storage, _half_fold(half, ufunc))
-    return Fold(kind.storage, _float_fold(ufunc) if kind.kind in "fc" else _exact_fold(ufunc))
+    return Fold(kind.storage, _float_fold(ufunc) if kind.kind in "fc" else _exact_fold(ufunc), ufunc)
 
 
 def closing_fold(op: Op, kind: ElementType, world_size: int) -> Fold:

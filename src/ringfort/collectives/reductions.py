@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, kernels, plan
+from ringfort.collectives import auto, calls, kernels, plan, shared
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import ElementType
@@ -33,14 +33,25 @@ def all_reduce(
     view = as_view(x, "x", writable=True)
     fold = kernels.fold(op, view.kind)
     config, n = backend.config.collective, backend.world_size
-    chosen = _resolve(strategy, AllReduceStrategy) or auto.choose_all_reduce(config, n, view.flat.nbytes)
-    call = _call(Collective.ALL_REDUCE, view, op, chosen)
+    asked = _resolve(strategy, AllReduceStrategy)
+    chosen = asked or auto.choose_all_reduce(config, n, view.flat.nbytes)
+    may_share = asked is None and config.all_reduce.shape is Shape.AUTO and backend.shares_memory
+    call = _call(Collective.ALL_REDUCE, view, op, None if may_share else chosen)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         flat, kind = view.flat, view.kind
         envelope = backend.envelope(call, timeout)
-        if n == 1:
+        board = backend.board(envelope) if may_share else None
+        if board is not None:
+            kernels.scale_before(op, kind, flat)
+            folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
+            with board:
+                shared.all_reduce(board, flat, folding, envelope)
+            # Not bfloat16, which looks like uint16 there.
+            if flat.nbytes <= shared.SMALL_BYTES and isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
+                shared.remember(backend, board, call, op, flat, folding)
+        elif n == 1:
             kernels.scale_before(op, kind, flat)
         elif chosen.shape is Shape.DIRECT:
             _direct_all_reduce(backend, flat, kind, op, fold, envelope)
