@@ -124,7 +124,7 @@ class MemcpyEngine(SocketsEngine):
     name: ClassVar[str] = "memcpy"
     about: ClassVar[str] = (
         "the limit of shared memory: 2(n-1)/n of the array copied into memory that ranks share, and as much out of the "
-        "neighbour's, in blocks that stay in the cache, not added and waiting for nobody"
+        "neighbour's, 512 KiB at a time, not added and waiting for nobody"
     )
 
     def setup(self, seat: Seat) -> None:
