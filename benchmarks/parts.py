@@ -11,7 +11,7 @@ from ringfort.bench.results import OURS, Report, Row
 from ringfort.bench.show import duration, size
 
 HEADERS = 1514 / 1448
-"""Bytes on the line for a byte of payload, as the shaper counts: a full frame with Ethernet, IP, TCP and time stamps."""
+"""Bytes on the line for a byte of payload, as the shaper counts: a full frame of Ethernet, IP, TCP and time stamps."""
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
@@ -48,7 +48,8 @@ def hosts_part(report: Report, rate: float, burst: int) -> Iterable[str]:
     yield from table(["bytes", *(f"`{name}`" for name in engines)], rows)
     yield (
         "Part of the line's rate at the largest size. A full frame has 1514 bytes for 1448 of payload, so payload "
-        f"alone cannot pass {1 / HEADERS:.3f}. The {burst >> 10} KiB that the shaper lets through at once are taken off.\n"
+        f"alone cannot pass {1 / HEADERS:.3f}. The {burst >> 10} KiB that the shaper lets through at once are taken "
+        "off.\n"
     )
     last = report.rows[-1]
     shares = {name: payload_share(last, name, rate, burst) for name in engines if name in last.timings}
