@@ -14,6 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # A stamp is touched when its installation has ended well, so a broken one is tried again.
 CORE := $(VENV)/.core.stamp
 DEV := $(VENV)/.dev.stamp
+BENCH := $(VENV)/.bench.stamp
 
 .PHONY: help demo test stress lint format bench docs clean
 .DEFAULT_GOAL := help
@@ -39,15 +40,15 @@ format: $(DEV) ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(DEV) ## collectives against Gloo, on this machine
-	$(BIN)/ringfort bench $(ARGS)
+bench: $(BENCH) ## all-reduce against everybody's, on this machine; writes docs/performance.md (ARGS=--quick)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(CORE) ## links, anchors and commands in the documents
 	$(BIN)/python scripts/check_docs.py
 
 clean: ## remove everything that make and the tools have made, .venv too
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -56,4 +57,8 @@ $(CORE): pyproject.toml
 
 $(DEV): $(CORE)
 	$(PIP) --editable ".[dev]" $(TORCH)
+	@touch $@
+
+$(BENCH): $(DEV)
+	$(PIP) --editable ".[bench]" $(TORCH)
 	@touch $@

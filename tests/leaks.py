@@ -96,6 +96,13 @@ def _has_children() -> bool:
 
 
 def _shared_memory() -> Iterator[tuple[tuple[str, int | str], str]]:
+    for entry in DESCRIPTORS.iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if "memfd:ringfort" in target:
+            yield ("shared memory", f"{entry.name}/{entry.stat().st_ino}"), f"shared memory (descriptor {entry.name})"
     if SHARED_MEMORY.is_dir():
         for entry in SHARED_MEMORY.glob("ringfort*"):
             yield ("shared memory", entry.name), f"shared memory {entry}"

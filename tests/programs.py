@@ -67,7 +67,7 @@ def calls(draw: st.DrawFn, world_size: int) -> Call:
         draw(counts),
         draw(st.integers(0, size - 1)),
         draw(st.sampled_from(ops_for(kind))),
-        draw(st.sampled_from(["auto", "ring", "tree", "tree(3)", "direct", "halving_doubling"])),
+        draw(st.sampled_from(["auto", "ring", "tree", "tree(3)", "direct", "halving_doubling", "hierarchical"])),
         members,
         draw(st.integers(0, 2**32 - 1)),
         draw(st.booleans()),
@@ -160,7 +160,7 @@ def _all_reduce(ctx: DistributedContext, call: Call) -> np.ndarray[Any, Any]:
 
 
 def _rooted_strategy(kind: Callable[[str], Any], call: Call) -> Any:
-    return kind("auto" if call.strategy == "halving_doubling" else call.strategy)
+    return kind("auto" if call.strategy in ("halving_doubling", "hierarchical") else call.strategy)
 
 
 def _reduce(ctx: DistributedContext, call: Call) -> None:

@@ -37,6 +37,7 @@ class Shape(Enum):
     TREE = 2
     DIRECT = 3
     HALVING_DOUBLING = 4
+    HIERARCHICAL = 5
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Strategy:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a command line: `auto`, `ring`, `tree`, `tree(4)`, `direct`, `halving-doubling`."""
+        """From a command line: `auto`, `ring`, `tree`, `tree(4)`, `direct`, `halving-doubling`, `hierarchical`."""
         name, _, arity = text.strip().lower().rstrip(")").partition("(")
         try:
             return cls(Shape[name.replace("-", "_").upper()], int(arity or 2))
@@ -83,6 +84,8 @@ class AllReduceStrategy(Strategy):
     TREE: ClassVar[AllReduceStrategy]
     DIRECT: ClassVar[AllReduceStrategy]
     HALVING_DOUBLING: ClassVar[AllReduceStrategy]
+    HIERARCHICAL: ClassVar[AllReduceStrategy]
+    """Inside each host first, then between hosts: each byte crosses the network once each way."""
 
 
 class _RootedStrategy(Strategy):
@@ -141,6 +144,9 @@ class DistributedConfig:
     """Seconds that bound the forming of the group and every call that is given no timeout of its own."""
     encryption: Literal["on", "off"] = "on"
     """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring."""
+    shared_memory: Literal["on", "off"] = "on"
+    """Whether to move data through memory between ranks of one host where both sides are willing and can. Off for
+    measuring, and where even that memory may not hold what is sent."""
     inbox_bytes: int = 64 * MIB
     """How much a peer may send ahead of a receive, in all, before a receive of something else gives up."""
     max_object_bytes: int = GIB
@@ -149,8 +155,9 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
-        if self.encryption not in ("on", "off"):
-            raise ConfigError("encryption", self.encryption, "must be on or off")
+        for name in ("encryption", "shared_memory"):
+            if getattr(self, name) not in ("on", "off"):
+                raise ConfigError(name, getattr(self, name), "must be on or off")
         for name in ("inbox_bytes", "max_object_bytes"):
             if getattr(self, name) < MIB:
                 raise ConfigError(name, getattr(self, name), "must be at least 1 MiB (1048576)")
@@ -186,6 +193,8 @@ class Environment:
     """The name of the cluster whose secret is used; `default` if it is not said."""
     encryption: str | None = None
     """`on` or `off`."""
+    shared_memory: str | None = None
+    """`on` or `off`."""
 
     # The first variable that is set wins. torchrun's names come first: they are what people type by hand.
     SOURCES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -199,11 +208,13 @@ class Environment:
         "key": ("RINGFORT_KEY",),
         "cluster": ("RINGFORT_CLUSTER",),
         "encryption": ("RINGFORT_ENCRYPTION",),
+        "shared_memory": ("RINGFORT_SHM",),
     }
 
     def __post_init__(self) -> None:
-        if self.encryption not in (None, "on", "off"):
-            raise ConfigError("RINGFORT_ENCRYPTION", self.encryption, "must be on or off")
+        for name in ("encryption", "shared_memory"):
+            if getattr(self, name) not in (None, "on", "off"):
+                raise ConfigError(self.SOURCES[name][0], getattr(self, name), "must be on or off")
 
     @property
     def home_folder(self) -> Path:

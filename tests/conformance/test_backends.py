@@ -22,7 +22,7 @@ from ringfort.testing import (
     sub_group_of,
     tcp_group,
 )
-from ringfort.testing.groups import closing_all, without_encryption
+from ringfort.testing.groups import closing_all, without_encryption, without_shared_memory
 from ringfort.transport.fold import Fold
 
 if TYPE_CHECKING:
@@ -64,16 +64,16 @@ def plain_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
     "plain": plain_group,
-    "tcp": tcp_group,
-    "tcp without encryption": without_encryption(tcp_group),
-    "ring": ring_group,
+    "tcp": without_shared_memory(tcp_group),
+    "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
+    "ring with shared memory": ring_group,
     "sub of simulated": sub_group_of(simulated_group),
-    "sub of tcp": sub_group_of(tcp_group),
+    "sub of tcp with shared memory": sub_group_of(tcp_group),
 }
 
 PROCESSES = {
-    "tcp": "ringfort.testing.processes:make_tcp",
-    "ring": "ringfort.testing.processes:make_ring",
+    "tcp with shared memory": "ringfort.testing.processes:make_tcp",
+    "ring without shared memory": "ringfort.testing.processes:make_ring_without_shared_memory",
 }
 
 

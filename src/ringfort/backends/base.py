@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
+from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
 from ringfort.transport.messages import Envelope
 
@@ -48,6 +49,8 @@ class Backend(ABC):
     """
 
     config: DistributedConfig
+    shared: Board | None = None
+    """What `board` has found, for those in a hurry."""
 
     def __init__(self, rank: int, world_size: int, config: DistributedConfig) -> None:
         self.rank = rank
@@ -127,6 +130,13 @@ class Backend(ABC):
     def barrier(self, *, timeout: float | None = None) -> None:
         """Returns when every rank of the group has called it. Rounds of empty messages at doubling distances."""
         call = self.envelope(BARRIER_CALL, timeout)
+        board = self.board(call) if self.shares_memory else None
+        if board is not None:
+            with board:
+                board.sign(call)
+                board.publish()
+                board.wait_signed(call)
+            return
         distance = 1
         while distance < self.world_size:
             dst, src = (self.rank + distance) % self.world_size, (self.rank - distance) % self.world_size
@@ -159,11 +169,28 @@ class Backend(ABC):
         rank has a host of its own."""
         return tuple(range(self.world_size))
 
+    def board(self, envelope: Envelope) -> Board | None:
+        """The memory that the ranks of this group share, if they do. Called by all of them, in a collective: the first
+        time, they make it together."""
+        return None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether there may be a `board`: the same at every rank."""
+        return False
+
     def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
         """The envelope of the messages of the group's next collective, which `timeout` bounds as a whole."""
+        return self.envelope_of(self.next_operation(), call, timeout)
+
+    def next_operation(self) -> int:
+        """The number of the group's next collective."""
         with self._lock:
             self._operations += 1
-            operation = self._operations
+            return self._operations
+
+    def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
+        """`envelope` for a collective that has its number."""
         seconds = self.check_timeout(timeout)
         return Envelope(
             self.channel, COLLECTIVE_TAG, operation, call, self._member_set, False, seconds, self.now() + seconds

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ringfort.backends.base import Backend, Tag, Traffic, as_bytes
+from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidArgumentError
+from ringfort.transport.board import Board
 from ringfort.transport.engine import Engine, Job
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import WINDOW
-from ringfort.transport.messages import Receive, Send
+from ringfort.transport.machine import Machine, hosts_of
+from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
 
 if TYPE_CHECKING:
@@ -35,11 +38,15 @@ class MeshBackend(Backend):
         config: DistributedConfig,
         streams: dict[int, Stream],
         poller: Poller,
-        hosts: tuple[int, ...] | None = None,
+        machines: Mapping[int, Machine] | None = None,
     ) -> None:
         super().__init__(rank, world_size, config)
-        self._hosts = hosts or tuple(range(world_size))
+        machines = machines or dict.fromkeys(range(world_size), Machine())
+        self._hosts = hosts_of(machines)
+        self._machines = machines
         self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, describe=_describe)
+        self._all_boards: list[Boards] = []
+        self._boards = self.boards_for(self)
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")
@@ -77,6 +84,26 @@ class MeshBackend(Backend):
     def hosts(self) -> tuple[int, ...]:
         return self._hosts
 
+    def boards_for(self, group: Backend) -> Boards:
+        """The way of `group`, which is this one or a sub-group of it, to a board."""
+        machines = [self._machines[member] for member in group.members]
+        is_possible = (
+            len(machines) > 1
+            and len({self._hosts[member] for member in group.members}) == 1
+            and all(machine.shares and machine.is_ordered for machine in machines)
+        )
+        neighbours = self._hosts.count(self._hosts[self.rank])
+        boards = Boards(group, self._engine, is_possible=is_possible, neighbours=neighbours)
+        self._all_boards.append(boards)
+        return boards
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._boards.is_possible
+
+    def board(self, envelope: Envelope) -> Board | None:
+        return self._boards.get(envelope)
+
     def now(self) -> float:
         return self._engine.now()
 
@@ -104,6 +131,8 @@ class MeshBackend(Backend):
 
     def close(self) -> None:
         self._engine.close()
+        for boards in self._all_boards:
+            boards.close()
 
     def traffic(self) -> Traffic:
         return Traffic(*self._engine.traffic())

@@ -47,7 +47,7 @@ class RingBackend(MeshBackend):
                 raise
             finally:
                 door.close()
-        super().__init__(rank, world_size, config, *links_over(rank, channels))
+        super().__init__(rank, world_size, config, *links_over(rank, channels, config))
 
 
 def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ringfort.backends.mesh import MeshBackend
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidWorldSizeError
-from ringfort.transport.machine import check_hosts
+from ringfort.transport.machine import Machine, check_hosts
 from ringfort.transport.memory import Clock, MemoryPoller, MemoryStream, Pipe, RealClock
 from ringfort.transport.stream import Stream
 
@@ -28,7 +28,8 @@ class SimulatedBackend(MeshBackend):
         hosts: tuple[int, ...] | None = None,
     ) -> None:
         streams: dict[int, Stream] = dict(poller.streams)
-        super().__init__(rank, world_size, config, streams, poller, hosts)
+        machines = {r: Machine(b"%d" % host) for r, host in enumerate(hosts or range(world_size))}
+        super().__init__(rank, world_size, config, streams, poller, machines)
         self._streams = poller.streams
 
     @classmethod

@@ -7,8 +7,11 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from ringfort.backends.base import Backend, Tag, Traffic
+from ringfort.backends.mesh import MeshBackend
 from ringfort.errors import InvalidArgumentError, InvalidRankError
+from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
+from ringfort.transport.messages import Envelope
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,6 +45,7 @@ class SubBackend(Backend):
         self._outermost: Backend = parent._outermost if isinstance(parent, SubBackend) else parent
         self._members = tuple(parent.members[member] for member in locals_)
         self._member_set = frozenset(self._members)
+        self._boards = self._outermost.boards_for(self) if isinstance(self._outermost, MeshBackend) else None
         self._channel = _channel(parent.channel, self._members, parent.count_sub_group(locals_))
 
     @property
@@ -57,6 +61,13 @@ class SubBackend(Backend):
         outer = self._outermost.hosts
         first: dict[int, int] = {}
         return tuple(first.setdefault(outer[member], rank) for rank, member in enumerate(self._members))
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._boards is not None and self._boards.is_possible
+
+    def board(self, envelope: Envelope) -> Board | None:
+        return None if self._boards is None else self._boards.get(envelope)
 
     def to_global(self, rank: int) -> int:
         """The parent's rank of this group's `rank`. Raises `InvalidRankError`."""

@@ -13,7 +13,7 @@ from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.machine import hosts_of, this_machine
+from ringfort.transport.machine import Machine, this_machine
 from ringfort.transport.stream import Stream
 
 _log = logging.getLogger(__name__)
@@ -57,12 +57,17 @@ class TcpBackend(MeshBackend):
                 channels = host_group(listener, world_size, terms)
             else:
                 channels = join_group(rank, world_size, host, port, terms)
-        super().__init__(rank, world_size, config, *links_over(rank, channels))
+        super().__init__(rank, world_size, config, *links_over(rank, channels, config))
 
 
 def terms_for(config: DistributedConfig, credentials: Credentials | None) -> Terms:
     """The terms on which `config` lets a group form, from now on."""
-    return Terms.begin(config.timeout, credentials_for(config, credentials), this_machine(shares=False))
+    return Terms.begin(config.timeout, credentials_for(config, credentials), machine_for(config))
+
+
+def machine_for(config: DistributedConfig) -> Machine:
+    """What this process says of its machine."""
+    return this_machine(shares=config.shared_memory == "on")
 
 
 def credentials_for(config: DistributedConfig, given: Credentials | None) -> Credentials | None:
@@ -78,12 +83,14 @@ def _say_once() -> None:
     _log.warning("encryption is off: whoever is on the network can read and change what the ranks say")
 
 
-def links_over(rank: int, channels: Channels) -> tuple[dict[int, Stream], tcp.SocketPoller, tuple[int, ...]]:
-    """Streams and their poller over open channels, and who is on which host."""
-    streams = {peer: channel.stream() for peer, channel in sorted(channels.items())}
+def links_over(
+    rank: int, channels: Channels, config: DistributedConfig
+) -> tuple[dict[int, Stream], tcp.SocketPoller, dict[int, Machine]]:
+    """Streams and their poller over open channels, and on which machine each rank is."""
     machines = {peer: channel.machine for peer, channel in channels.items()}
-    machines[rank] = this_machine(shares=False)
-    return streams, tcp.SocketPoller({peer: channel.sock for peer, channel in channels.items()}), hosts_of(machines)
+    machines[rank] = machine_for(config)
+    streams = {peer: channel.stream() for peer, channel in sorted(channels.items())}
+    return streams, tcp.SocketPoller({peer: channel.sock for peer, channel in channels.items()}), machines
 
 
 def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:

@@ -49,12 +49,12 @@ DTYPES = {
 
 SIZES = "4,4K,64K,1M,16M,64M,256M"
 RANKS = "2,4"
-MIN_TIME = 1.5
-"""Seconds of calls per engine and size, if that is more than `MIN_REPEATS` calls: the default run ends in 4 minutes."""
-MIN_REPEATS = 8
-"""Calls per engine and size at the least: below that a median says little."""
-MAX_REPEATS = 2000
-"""Calls per engine and size at the most: tiny messages have long settled by then."""
+MIN_TIME = 1.0
+"""Seconds of calls per engine and size, if that is more than `MIN_ROUNDS`: the default run ends in 3 minutes."""
+MIN_ROUNDS = 7
+"""Turns of each engine at a size at the least: below that a median says little."""
+MAX_ROUNDS = 40
+"""At the most."""
 LARGEST = 64 * GIB
 """Bytes. Beyond any buffer that several ranks of one machine can hold; catches a slip of the suffix."""
 
@@ -73,11 +73,13 @@ class Options:
     """Calls per engine and size; None means as many as fit in `min_time`."""
     min_time: float = MIN_TIME
     encryption: str = "on"
+    shared_memory: str = "on"
 
     def __post_init__(self) -> None:
         _check_choice("op", self.op, OPS)
         _check_choice("dtype", self.dtype, tuple(DTYPES))
-        _check_choice("encryption", self.encryption, ("on", "off"))
+        for name in ("encryption", "shared_memory"):
+            _check_choice(name, getattr(self, name), ("on", "off"))
         if self.op in STRATEGIES:
             STRATEGIES[self.op].parse(self.strategy)
         elif self.strategy != "auto":

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ringfort.bench.options import Options
@@ -24,13 +25,16 @@ class Timing:
     median_us: float
     p10_us: float
     p90_us: float
+    rounds_us: Sequence[float] = ()
+    """The median of each of its turns, to be set beside another engine's turn of the same round."""
 
     @classmethod
-    def of(cls, ranks: Sequence[Sequence[int]]) -> Timing:
-        """From the nanoseconds of every call on every rank."""
-        slowest = np.max(np.array(ranks, dtype=np.int64), axis=0) / 1e3
-        p10, median, p90 = (float(value) for value in np.percentile(slowest, [10, 50, 90]))
-        return cls(len(slowest), median, p10, p90)
+    def of(cls, rounds: Sequence[Sequence[Sequence[int]]]) -> Timing:
+        """From the nanoseconds of every call of every rank in every round."""
+        slowest = [np.max(np.array(ranks, dtype=np.int64), axis=0) / 1e3 for ranks in rounds]
+        calls = np.concatenate(slowest)
+        p10, median, p90 = (float(value) for value in np.percentile(calls, [10, 50, 90]))
+        return cls(len(calls), median, p10, p90, [round(float(np.median(turn)), 3) for turn in slowest])
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,21 @@ class Row:
     bytes: int
     timings: Mapping[str, Timing]
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Engines that have no such operation, and what they said."""
+    """Engines that have no such operation or failed, and what was said."""
 
-    def ratio(self, engine: str) -> float | None:
-        """How many times as long `engine` took as we did."""
-        timing = self.timings.get(engine)
-        return None if timing is None else timing.median_us / self.timings[OURS].median_us
+    def ratio(self, engine: str, ours: str = OURS) -> float | None:
+        """How many times as long `engine` took as `ours` did; None if one of them was not measured."""
+        theirs, base = self.timings.get(engine), self.timings.get(ours)
+        return None if theirs is None or base is None else theirs.median_us / base.median_us
+
+    def ratio_spread(self, engine: str, ours: str = OURS) -> tuple[float, float] | None:
+        """The 10th and 90th percentile of the ratio over the rounds, in each of which both had their turn."""
+        theirs, base = self.timings.get(engine), self.timings.get(ours)
+        if theirs is None or base is None or not theirs.rounds_us or not base.rounds_us:
+            return None
+        ratios = [other / mine for other, mine in zip(theirs.rounds_us, base.rounds_us, strict=False)]
+        low, high = (float(value) for value in np.percentile(ratios, [10, 90]))
+        return low, high
 
     def gigabytes_per_second(self, engine: str = OURS) -> float:
         """Of the largest buffer on a rank, whatever the operation moved to do it (1 GB is 1e9 bytes)."""
@@ -76,14 +89,23 @@ class Report:
     machine: Mapping[str, Any]
     rows: Sequence[Row]
 
-    def geometric_means(self, engine: str) -> dict[str, float]:
-        """The geometric mean of the ratios to `engine`: for each world size by name, and `all`."""
+    def geometric_means(self, engine: str, ours: str = OURS) -> dict[str, float]:
+        """The geometric mean of the ratios of `engine` to `ours`: for each world size by name, and `all`."""
         sizes = sorted({row.ranks for row in self.rows})
         groups = {str(ranks): [row for row in self.rows if row.ranks == ranks] for ranks in sizes}
         groups["all"] = list(self.rows)
-        ratios = {name: [row.ratio(engine) for row in rows] for name, rows in groups.items()}
+        ratios = {name: [row.ratio(engine, ours) for row in rows] for name, rows in groups.items()}
         known = {name: [value for value in values if value is not None] for name, values in ratios.items()}
         return {name: geometric_mean(values) for name, values in known.items() if values}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Report:
+        """What `to_dict` made, also after a way through JSON."""
+        rows = [
+            Row(row["ranks"], row["bytes"], msgspec.convert(row["engines"], dict[str, Timing]), row["skipped"])
+            for row in given["rows"]
+        ]
+        return cls(msgspec.convert(given["options"], Options), given["machine"], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for `json.dumps`."""

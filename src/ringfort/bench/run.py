@@ -1,20 +1,26 @@
-"""A benchmark run: for each world size, local ranks that hold every engine; their times gathered into a report."""
+"""A benchmark run: for each world size, the processes of every engine; their times gathered into a report."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ringfort.bench.engines import ENGINES, RingfortEngine
+import psutil
+
+from ringfort.bench.crew import Crew, CrewFailedError
+from ringfort.bench.engines import ENGINES
+from ringfort.bench.engines.base import Host, Plan
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import element_type
-from ringfort.bench.results import Report, Row, Timing
-from ringfort.local import LocalRanks, Message
+from ringfort.bench.results import OURS, Report, Row
+from ringfort.bench.turns import Turns, is_ours
 
-WORKER = "ringfort.bench.worker"
+MEMORY_FOLDER = Path("/dev/shm")
+"""Linux's folder in memory: what engines share there never waits for a disk."""
 
 
 class Step(NamedTuple):
@@ -28,58 +34,56 @@ class Step(NamedTuple):
     """What was measured, when the case is done."""
 
 
-def run_bench(options: Options, on_step: Callable[[Step], None]) -> Report:
-    """Measure everything in `options`. Raises `RankFailedError` when a rank ends badly; leaves no process behind."""
+def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence[Host] | None = None) -> Report:
+    """Measure everything in `options`, on `hosts` in turn; on this one if none are given.
+
+    Raises `CrewFailedError` when one of our ranks ends badly; leaves no process behind.
+    """
     element_type(options.dtype)  # fail before any process starts
-    names = (RingfortEngine.name, *options.against)
-    machine = describe_machine(["numpy", *(ENGINES[name].package for name in names)])
-    variables = {key: value for name in names for key, value in ENGINES[name].variables().items()}
+    names = (OURS, *options.against)
+    packages = dict.fromkeys(["numpy", *(package for name in names for package in ENGINES[name].packages)])
+    machine = describe_machine(packages)
     total = sum(len(options.cases(ranks)) for ranks in options.ranks)
     rows: list[Row] = []
     for ranks in options.ranks:
-        collected = Collector(options.cases(ranks), ranks)
-        with TemporaryDirectory(prefix="ringfort-bench-") as scratch:
-            on_step(Step(len(rows), total, collected.case, None))
-            with LocalRanks(WORKER, ranks, [options.to_json(), scratch], variables=variables) as group:
-                for rank, message in group.messages():
-                    row = collected.take(rank, message)
-                    if row is not None:
-                        rows.append(row)
-                    on_step(Step(len(rows) + collected.part, total, collected.case, row))
+        cases = options.cases(ranks)
+        on_step(Step(len(rows), total, cases[0], None))
+        with all_crews(options, ranks, hosts or [loopback()]) as turns:
+            for index, case in enumerate(cases):
+                done = len(rows)
+
+                def on_part(part: float, done: int = done, case: Case = case) -> None:
+                    on_step(Step(done + part, total, case, None))
+
+                rows.append(turns.measure(index, case, on_part))
+                on_step(Step(len(rows), total, case, rows[-1]))
+            turns.end()
     return Report(options, machine, rows)
 
 
-class Collector:
-    """Puts together what the ranks of one group report about each case."""
+@contextmanager
+def all_crews(options: Options, ranks: int, hosts: Sequence[Host]) -> Generator[Turns, None, None]:
+    """Every engine's processes, one engine after the other. One that does not start is left out, unless it is ours."""
+    crews: dict[str, Crew] = {}
+    lost: dict[str, str] = {}
+    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="ringfort-bench-", dir=memory)))
+        for name in (OURS, *options.against):
+            folder = scratch / name
+            folder.mkdir()
+            try:
+                crews[name] = stack.enter_context(Crew(name, Plan(ranks, folder, hosts), options))
+            except CrewFailedError as exc:
+                if is_ours(name):
+                    raise
+                lost[name] = " ".join(str(exc).split())
+        yield Turns(crews, lost, options)
 
-    def __init__(self, cases: Sequence[Case], ranks: int) -> None:
-        self._cases = cases
-        self._ranks = ranks
-        self._done = 0
-        self._skipped: defaultdict[int, dict[str, str]] = defaultdict(dict)
-        self._times: defaultdict[int, list[dict[str, list[int]]]] = defaultdict(list)
-        self.part = 0.0
-        """Of the case under way, how much is done."""
 
-    @property
-    def case(self) -> Case:
-        """The one under way, or the last."""
-        return self._cases[min(self._done, len(self._cases) - 1)]
-
-    def take(self, rank: int, message: Message) -> Row | None:
-        """A rank's message; returns the row that it completes, if any."""
-        del rank  # a row takes the slowest rank of each call, whichever it was
-        nbytes = int(message["bytes"])
-        if message["kind"] == "progress":
-            self.part = float(message["done"]) if nbytes == self.case.nbytes else self.part
-        elif message["kind"] == "skipped":
-            self._skipped[nbytes][message["engine"]] = message["why"]
-        else:
-            reports = self._times[nbytes]
-            reports.append(message["nanoseconds"])
-            if len(reports) == self._ranks:
-                self._done += 1
-                self.part = 0.0
-                timings = {name: Timing.of([report[name] for report in reports]) for name in reports[0]}
-                return Row(self._ranks, nbytes, timings, self._skipped[nbytes])
-        return None
+def loopback() -> Host:
+    """This host, by its loopback interface."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return Host((), "127.0.0.1", interface)
+    return Host((), "127.0.0.1", "")

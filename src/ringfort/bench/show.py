@@ -12,6 +12,9 @@ from rich.table import Table
 from ringfort.bench.results import OURS, Report, Row, Timing
 from ringfort.bench.run import Step
 
+WIDE = 2
+"""So many other engines stand beside us; with more, each has a line of its own, so that the table fits a terminal."""
+
 
 class Watcher:
     """Shows how far a run is: a bar on a terminal, one line a case elsewhere."""
@@ -71,33 +74,59 @@ def _table(report: Report) -> Table:
     options = report.options
     way = "" if options.strategy == "auto" else f", {options.strategy}"
     way += ", encrypted" if options.encryption == "on" else ", encryption off"
+    way += "" if options.shared_memory == "on" else ", shared memory off"
     title = f"{options.op} of {options.dtype}{way}: median, 10th to 90th percentile"
     table = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1)
     )
-    heads = ["ranks", "size", OURS, "10-90%", "GB/s"]
-    for engine in options.against:
-        heads += [engine, "10-90%", "ratio"]
-    for head in heads:
+    wide = len(options.against) <= WIDE
+    for head in (
+        _wide_heads(options.against) if wide else ["ranks", "size", "engine", "time", "10-90%", "GB/s", "ratio"]
+    ):
         table.add_column(head, justify="right", no_wrap=True)
     for index, row in enumerate(report.rows):
         last = index + 1 == len(report.rows) or report.rows[index + 1].ranks != row.ranks
-        table.add_row(*_cells(row, options.against), end_section=last)
+        if wide:
+            table.add_row(*_wide_cells(row, options.against), end_section=last)
+            continue
+        for engine in row.timings:
+            table.add_row(*_long_cells(row, engine), end_section=engine == list(row.timings)[-1])
     return table
 
 
-def _cells(row: Row, against: tuple[str, ...]) -> list[str]:
+def _wide_heads(against: tuple[str, ...]) -> list[str]:
+    return ["ranks", "size", OURS, "10-90%", "GB/s", *(head for name in against for head in (name, "10-90%", "ratio"))]
+
+
+def _wide_cells(row: Row, against: tuple[str, ...]) -> list[str]:
+    """A case's line, with the other engines beside us."""
     ours = row.timings[OURS]
-    speed = f"{row.gigabytes_per_second():.2f}" if row.bytes else "-"
-    cells = [str(row.ranks), size(row.bytes), duration(ours.median_us), _spread(ours), speed]
+    cells = [str(row.ranks), size(row.bytes), duration(ours.median_us), _spread(ours), _speed(row, OURS)]
     for engine in against:
-        timing, ratio = row.timings.get(engine), row.ratio(engine)
-        if timing is None or ratio is None:
+        timing = row.timings.get(engine)
+        if timing is None:
             cells += ["-", "-", "-"]
         else:
-            colour = "green" if ratio >= 1 else "red"
-            cells += [duration(timing.median_us), _spread(timing), f"[{colour}]{ratio:.2f}[/]"]
+            cells += [duration(timing.median_us), _spread(timing), _ratio(row, engine)]
     return cells
+
+
+def _long_cells(row: Row, engine: str) -> list[str]:
+    """A case's line of one engine."""
+    timing = row.timings[engine]
+    where = [str(row.ranks), size(row.bytes)] if engine == OURS else ["", ""]
+    ratio = "" if engine == OURS else _ratio(row, engine)
+    return [*where, engine, duration(timing.median_us), _spread(timing), _speed(row, engine), ratio]
+
+
+def _speed(row: Row, engine: str) -> str:
+    return f"{row.gigabytes_per_second(engine):.2f}" if row.bytes else "-"
+
+
+def _ratio(row: Row, engine: str) -> str:
+    ratio = row.ratio(engine)
+    assert ratio is not None  # it was measured
+    return f"[{'green' if ratio >= 1 else 'red'}]{ratio:.2f}[/]"
 
 
 def _skips(report: Report) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""One rank of the benchmark: `python -m ringfort.bench.worker OPTIONS FOLDER` times every call and reports the times.
+"""One rank of one engine: `python -m ringfort.bench.worker ADDRESS ENGINE OPTIONS FOLDER` does as the parent says.
 
-All engines live in the same process and take turns, a burst of calls each, in alternating order: what disturbs the
-machine disturbs them alike. Nothing but the operation itself lies between two calls of a burst.
+The parent lets the engines take turns, a burst of calls each. Between its turns a rank sleeps on the wire to the
+parent. Nothing but the operation itself lies between two calls of a burst.
 """
 
 from __future__ import annotations
@@ -9,127 +9,129 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-import ringfort
-from ringfort.bench.engines import ENGINES, Bound, Engine, RingfortEngine
-from ringfort.bench.options import MAX_REPEATS, MIN_REPEATS, Case, Options
+from ringfort.bench.engines import ENGINES
+from ringfort.bench.engines.base import Bound, Engine, Seat
+from ringfort.bench.engines.ours import RingfortEngine
+from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import Array, WrongResultError, fill, first_difference, new_source
-from ringfort.collectives.ops import ReduceOp
-from ringfort.context import DistributedContext
+from ringfort.bench.wire import Message, Wire, end_with
+from ringfort.config import Environment
 from ringfort.errors import DistributedError
-from ringfort.local import report
-
-BURST_SECONDS = 0.02
-"""Of one engine before the other's turn: long beside the barrier between, short beside what drifts on a machine."""
-MAX_BURST = 50
-WARM_UP = 3
-"""Calls before any counts: sockets' windows grow, pages are touched, caches fill. The last one is the estimate."""
-REPORT_SECONDS = 0.2
+from ringfort.local import EXIT_LOST_PEER
 
 
-def prepare(ctx: DistributedContext, engine: Engine, case: Case, given: Array | None, strategy: str) -> Bound | None:
-    """The engine bound to `case`, its result checked once; None if the engine has no such operation.
+class UnsupportedError(Exception):
+    """The engine has no such operation. The message is the engine's own first line."""
 
-    Raises `WrongResultError` if it gives a wrong result.
+
+def prepare(engine: Engine, rank: int, case: Case, source: Array | None) -> Bound:
+    """The engine bound to `case`, its result checked once.
+
+    Raises `UnsupportedError` if the engine has no such operation, `WrongResultError` if it gives a wrong result.
     """
-    if given is not None:
-        fill(given, ctx.rank)
+    if source is not None:
+        fill(source, rank)
     try:
-        bound = engine.bind(case, strategy, given)
+        bound = engine.bind(case, source)
         bound.run()
     except DistributedError:
         raise
     except Exception as exc:
         if isinstance(engine, RingfortEngine):
             raise
-        if ctx.is_master:
-            why = next(iter(str(exc).splitlines()), type(exc).__name__)
-            report(kind="skipped", engine=engine.name, bytes=case.nbytes, why=why)
-        return None
+        raise UnsupportedError(next(iter(str(exc).splitlines()), type(exc).__name__)) from exc
     result = bound.result()
-    wrong = None if result is None else first_difference(case, ctx.rank, result)
+    wrong = None if result is None else first_difference(case, rank, result)
     if wrong is not None:
-        raise WrongResultError(engine.name, case, ctx.rank, wrong)
+        raise WrongResultError(engine.name, case, rank, wrong)
+    if source is not None:
+        source.fill(0)  # so that sums of sums neither overflow nor become NaN, whose arithmetic may take longer
     return bound
 
 
-def estimate(ctx: DistributedContext, bounds: Sequence[Bound]) -> list[float]:
-    """Seconds that one call of each takes, the slowest rank's; the same on every rank."""
-    taken: list[float] = []
-    for bound in bounds:
-        ctx.barrier()
-        start = 0.0
-        for _ in range(WARM_UP):
-            start = time.perf_counter()
-            bound.run()
-        taken.append(time.perf_counter() - start)
-    return [float(seconds) for seconds in ctx.all_reduce(np.array(taken), ReduceOp.MAX)]
+def warm_up(bound: Bound, calls: int) -> float:
+    """Seconds that the last of `calls` calls took."""
+    taken = 0.0
+    for _ in range(calls):
+        start = time.perf_counter()
+        bound.run()
+        taken = time.perf_counter() - start
+    return taken
 
 
-def schedule(seconds: Sequence[float], options: Options) -> list[int]:
-    """How many calls each burst has, given how long a call of each engine takes."""
-    longest = max(seconds)
-    repeats = options.repeat
-    if repeats is None:
-        repeats = min(max(MIN_REPEATS, int(options.min_time * len(seconds) / sum(seconds))), MAX_REPEATS)
-    burst = min(max(1, int(BURST_SECONDS / longest)), MAX_BURST)
-    whole, rest = divmod(repeats, burst)
-    return [burst] * whole + ([rest] if rest else [])
+def burst(engine: Engine, bound: Bound, calls: int) -> list[int]:
+    """Nanoseconds of each of `calls` calls."""
+    clock, run = time.perf_counter_ns, bound.run
+    taken: list[int] = []
+    engine.barrier()
+    for _ in range(calls):
+        start = clock()
+        run()
+        taken.append(clock() - start)
+    return taken
 
 
-def measure(ctx: DistributedContext, case: Case, bounds: dict[str, Bound], options: Options) -> dict[str, list[int]]:
-    """Nanoseconds of every call of every engine on this rank."""
-    bursts = schedule(estimate(ctx, list(bounds.values())), options)
-    times: dict[str, list[int]] = {name: [] for name in bounds}
-    clock = time.perf_counter_ns
-    last_report = time.monotonic()
-    for turn, burst in enumerate(bursts):
-        order = list(bounds) if turn % 2 == 0 else list(reversed(bounds))
-        for name in order:
-            run, taken = bounds[name].run, times[name]
-            ctx.barrier()
-            for _ in range(burst):
-                start = clock()
-                run()
-                taken.append(clock() - start)
-        if ctx.is_master and time.monotonic() - last_report > REPORT_SECONDS:
-            last_report = time.monotonic()
-            report(kind="progress", bytes=case.nbytes, done=(turn + 1) / len(bursts))
-    return times
+class Server:
+    """Answers the parent's commands."""
+
+    def __init__(self, engine: Engine, seat: Seat) -> None:
+        self._engine = engine
+        self._seat = seat
+        self._cases: list[Case] = seat.options.cases(seat.world_size)
+        self._bound: Bound | None = None
+
+    def answer(self, command: Message) -> Message:
+        """Do what `command` says."""
+        match command["do"]:
+            case "join":
+                self._engine.setup(self._seat)
+            case "prepare":
+                return self._prepare(self._cases[int(command["case"])])
+            case "warm":
+                assert self._bound is not None
+                return {"seconds": warm_up(self._bound, command["calls"])}
+            case "burst":
+                assert self._bound is not None
+                return {"nanoseconds": burst(self._engine, self._bound, command["calls"])}
+            case "drop":
+                self._bound = None  # and with it the buffers
+                gc.collect()
+            case _:
+                self._engine.teardown()
+        return {}
+
+    def _prepare(self, case: Case) -> Message:
+        try:
+            rank = self._seat.rank
+            self._bound = prepare(self._engine, rank, case, new_source(case, rank))
+        except UnsupportedError as exc:
+            return {"skipped": str(exc)}
+        return {"seconds": warm_up(self._bound, 1)}
 
 
-def run_case(ctx: DistributedContext, engines: Sequence[Engine], case: Case, options: Options) -> dict[str, list[int]]:
-    """Check every engine once, then time those that have the operation, all on the same buffer."""
-    given = new_source(case, ctx.rank)
-    bounds: dict[str, Bound] = {}
-    for engine in engines:
-        bound = prepare(ctx, engine, case, given, options.strategy)
-        if bound is not None:
-            bounds[engine.name] = bound
-    if given is not None:
-        given.fill(0)  # so that sums of sums neither overflow nor become NaN, whose arithmetic may take longer
-    return measure(ctx, case, bounds, options)
+def run(address: str, name: str, options: Options, folder: Path) -> None:
+    """Serve until the parent hangs up."""
+    told = Environment.from_mapping()
+    assert told.rank is not None
+    assert told.world_size is not None
+    wire = Wire.connect(folder / "control")
+    end_with(wire, EXIT_LOST_PEER)
 
+    def share(text: str) -> list[str]:
+        wire.send({"share": text})
+        return [str(item) for item in wire.read()["all"]]
 
-def run(options: Options, scratch: Path) -> None:
-    """Measure every case, and report its times."""
-    with ringfort.init(encryption=options.encryption) as ctx:
-        engines = [ENGINES[name]() for name in (RingfortEngine.name, *options.against)]
-        for engine in engines:
-            engine.setup(ctx, scratch)
-        gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
-        for case in options.cases(ctx.world_size):
-            times = run_case(ctx, engines, case, options)
-            report(kind="times", bytes=case.nbytes, nanoseconds=times)
-            gc.collect()
-        ctx.barrier()
-        for engine in reversed(engines):
-            engine.teardown()
+    server = Server(ENGINES[name](), Seat(told.rank, told.world_size, address, folder, share, options))
+    gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
+    wire.send({"rank": told.rank})
+    try:
+        while True:
+            wire.send(server.answer(wire.read()))
+    except EOFError:
+        return
 
 
 if __name__ == "__main__":
-    run(Options.from_json(sys.argv[1]), Path(sys.argv[2]))
+    run(sys.argv[1], sys.argv[2], Options.from_json(sys.argv[3]), Path(sys.argv[4]))

@@ -30,9 +30,13 @@ def bench(
     ] = "auto",
     against: Annotated[
         str | None,
-        typer.Option(help="Other engines: gloo, plain (encryption off), none.  [default: gloo if installed]"),
+        typer.Option(
+            help="Other engines, with commas: tcp, plain (TCP, encryption off), gloo, openmpi-tcp, openmpi-shm, "
+            "mpich-tcp, mpich-shm, mlx, sockets and memcpy (the limits); all, none.  [default: gloo if installed]"
+        ),
     ] = None,
     encryption: Annotated[str, typer.Option(help="on or off.")] = "on",
+    shared_memory: Annotated[str, typer.Option(help="on or off, between ranks of one host.")] = "on",
     repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
     min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
     json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
@@ -47,16 +51,18 @@ def bench(
         from ringfort.bench.run import run_bench
         from ringfort.bench.show import Watcher, print_report
 
+        choice = choose_engines(against)
         options = Options(
             op=op,
             sizes=parse_sizes(sizes),
             ranks=parse_ranks(ranks),
             dtype=dtype,
             strategy=strategy,
-            against=choose_engines(against),
+            against=choice.names,
             repeat=repeat,
             min_time=min_time,
             encryption=encryption,
+            shared_memory=shared_memory,
         )
         if plot is not None:
             check_plot(plot, op)
@@ -64,6 +70,8 @@ def bench(
         if json_ not in (None, STDOUT):
             _check_writable("json", Path(json_))
         progress = Console(stderr=True)
+        for name, how in choice.missing.items():
+            progress.print(f"{name} is left out, it is not installed: {how}", highlight=False, markup=False)
         watcher = Watcher(progress)
         with watcher.shown():
             report = run_bench(options, watcher.step)

@@ -1,7 +1,7 @@
 """Element types, and the arithmetic of each reduction on them.
 
 Integers wrap on overflow and floats follow IEEE 754, both silently: a warning on one rank of many helps nobody. The sum
-of bools is their OR and the product their AND. 16-bit floats are computed in float32 and rounded once, to nearest even.
+of bools is their OR and the product their AND. 16-bit floats have a module of their own, `halves`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringfort.collectives import halves
+from ringfort.collectives.halves import Half
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
 from ringfort.transport.fold import Array, Fold
 
-BLOCK: Final = 16384
+BLOCK: Final = halves.BLOCK
 """Elements that are widened at a time: scratch of 128 KiB, which stays in the L2 cache."""
 
 # --- element types ----------------------------------------------------------------------------------------------------
@@ -60,6 +62,7 @@ _BY_NAME: Final = {kind.name: kind for kind in ELEMENT_TYPES}
 _BY_CODE: Final = {kind.code: kind for kind in ELEMENT_TYPES}
 _BY_LAYOUT: Final = {(kind.kind, kind.itemsize): kind for kind in ELEMENT_TYPES if kind.name != "bfloat16"}
 _BFLOAT16: Final = _BY_NAME["bfloat16"]
+_HALVES: Final = {half.name: half for half in (halves.FLOAT16, halves.BFLOAT16)}
 
 
 def element_type(dtype: np.dtype[Any], *, name: str = "dtype") -> ElementType:
@@ -132,11 +135,6 @@ def needs_scale_before(op: Op) -> bool:
     return isinstance(op, PremulSum)
 
 
-def needs_scale_after(op: Op) -> bool:
-    """Whether one rank must `scale_after` each element once its reduction is whole."""
-    return op is ReduceOp.MEAN
-
-
 def _reduction(op: object) -> ReduceOp:
     if isinstance(op, PremulSum):
         return ReduceOp.PREMUL_SUM
@@ -196,9 +194,36 @@ def fold(op: Op, kind: ElementType) -> Fold:
 def _fold(op: ReduceOp, kind: ElementType) -> Fold:
     _check_meaning(op, kind)
     ufunc = _UFUNCS[op]
-    if kind is _BFLOAT16:
-        return Fold(kind.storage, _bfloat16_fold(ufunc))
-    return Fold(kind.storage, _float_fold(ufunc) if kind.kind in "fc" else _exact_fold(ufunc))
+    half = _HALVES.get(kind.name)
+    if half is not None:
+        return Fold(kind.storage, _half_fold(half, ufunc))
+    return Fold(kind.storage, _float_fold(ufunc) if kind.kind in "fc" else _exact_fold(ufunc), ufunc)
+
+
+def closing_fold(op: Op, kind: ElementType, world_size: int) -> Fold:
+    """The fold of the last step: for MEAN it also `scale_after`s each span, while that is in the cache."""
+    plain = fold(op, kind)
+    if op is not ReduceOp.MEAN:
+        return plain
+
+    def apply(into: Array, span: Array) -> None:
+        plain.apply(into, span)
+        scale_after(op, kind, into, world_size)
+
+    return Fold(plain.dtype, apply)
+
+
+def opening_fold(op: Op, kind: ElementType) -> Fold:
+    """The fold of a span that was not touched before: for PREMUL_SUM it first `scale_before`s it, as above."""
+    plain = fold(op, kind)
+    if not isinstance(op, PremulSum):
+        return plain
+
+    def apply(into: Array, span: Array) -> None:
+        scale_before(op, kind, into)
+        plain.apply(into, span)
+
+    return Fold(plain.dtype, apply)
 
 
 def _exact_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
@@ -209,7 +234,6 @@ def _exact_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
 
 
 def _float_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
-    # For float16 too: NumPy's own loops compute it in float32 and round once, and doing it here is no faster.
     def apply(into: Array, span: Array) -> None:
         with np.errstate(all="ignore"):
             ufunc(into, span, out=into)
@@ -217,38 +241,11 @@ def _float_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
     return apply
 
 
-def _bfloat16_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
+def _half_fold(half: Half, ufunc: np.ufunc) -> Callable[[Array, Array], object]:
     def apply(into: Array, span: Array) -> None:
-        with np.errstate(all="ignore"):
-            for start in range(0, into.size, BLOCK):
-                block = into[start : start + BLOCK]
-                wide = _widen(block)
-                ufunc(wide, _widen(span[start : start + BLOCK]), out=wide)
-                _narrow(wide, block)
+        halves.fold(half, ufunc, into, span)
 
     return apply
-
-
-def _widen(block: Array) -> Array:
-    """bfloat16 bits as float32: a bfloat16 is the upper half of the float32 of the same value."""
-    bits = block.astype(np.uint32)
-    bits <<= 16
-    return bits.view(np.float32)
-
-
-def _narrow(wide: Array, block: Array) -> None:
-    """float32 into bfloat16 bits, rounded to nearest even. Overwrites `wide`.
-
-    Adding to the bits carries into the exponent just as rounding up must, up to infinity. It cannot carry a NaN into
-    another number: the NaNs of arithmetic on widened values have payloads that end in 16 zeros.
-    """
-    bits = wide.view(np.uint32)
-    odd = bits >> 16
-    odd &= 1
-    bits += odd
-    bits += 0x7FFF
-    bits >>= 16
-    block[...] = bits
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------
@@ -262,7 +259,7 @@ def scale_before(op: Op, kind: ElementType, array: Array) -> None:
     if kind.kind in "iu":
         array *= kind.storage.type(factor)
     else:
-        # A NaN is replaced by the plain one, whose payload `_narrow` can take.
+        # A NaN is replaced by the plain one, whose payload survives rounding to 16 bits.
         _scale_floats(np.multiply, kind, array, nan if isnan(factor) else factor)
 
 
@@ -280,20 +277,15 @@ def scale_after(op: Op, kind: ElementType, array: Array, world_size: int) -> Non
 
 
 def _scale_floats(ufunc: np.ufunc, kind: ElementType, array: Array, by: float) -> None:
+    half = _HALVES.get(kind.name)
+    if half is not None:
+        halves.scale(half, ufunc, array, by)
+        return
     with np.errstate(all="ignore"):
-        if kind is _BFLOAT16:
-            for start in range(0, array.size, BLOCK):
-                block = array[start : start + BLOCK]
-                wide = _widen(block)
-                ufunc(wide, np.float32(by), out=wide)
-                _narrow(wide, block)
-        elif kind.name == "float16":
-            ufunc(array, np.float32(by), out=array, dtype=np.float32, casting="same_kind")
-        else:
-            # Complex as pairs of floats: a complex product would turn inf + 1j into inf + nanj.
-            part = np.dtype(f"<f{kind.itemsize // 2}") if kind.kind == "c" else kind.storage
-            parts = array.view(part)
-            ufunc(parts, part.type(by), out=parts)
+        # Complex as pairs of floats: a complex product would turn inf + 1j into inf + nanj.
+        part = np.dtype(f"<f{kind.itemsize // 2}") if kind.kind == "c" else kind.storage
+        parts = array.view(part)
+        ufunc(parts, part.type(by), out=parts)
 
 
 def _divide_integers(kind: ElementType, array: Array, by: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, plan
+from ringfort.collectives import auto, calls, plan, shared
 from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import by_code
@@ -36,14 +36,22 @@ def broadcast(
     if strategy is not None and not isinstance(strategy, BroadcastStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError("strategy", strategy, "must be a BroadcastStrategy, such as BroadcastStrategy.RING")
     if strategy is None or strategy.shape is Shape.AUTO:
-        strategy = auto.choose_broadcast(backend.config.collective, n, view.flat.nbytes)
-    chosen = strategy
-    call = calls.encode(Collective.BROADCAST, kind=view.kind.code, count=view.flat.size, root=root, strategy=chosen)
+        strategy = None
+    config = backend.config.collective
+    may_share = strategy is None and config.broadcast.shape is Shape.AUTO and backend.shares_memory
+    chosen = strategy or auto.choose_broadcast(config, n, view.flat.nbytes)
+    told = None if may_share else chosen
+    call = calls.encode(Collective.BROADCAST, kind=view.kind.code, count=view.flat.size, root=root, strategy=told)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
-        spread(backend, view, root, fan_out(chosen, n), envelope)
+        board = backend.board(envelope) if may_share else None
+        if board is not None:
+            with board:
+                shared.broadcast(board, view.flat, root, envelope)
+        else:
+            spread(backend, view, root, fan_out(chosen, n), envelope)
         return x if rank == root else view.finish()
 
     return Operation("broadcast", view.flat.nbytes, run)
@@ -66,6 +74,11 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
         result = view.new((n, *view.shape))
+        board = backend.board(envelope) if backend.shares_memory else None
+        if board is not None:
+            with board:
+                shared.all_gather(board, view.flat, [result.part(r) for r in range(n)], envelope)
+            return result.finish()
         result.part(rank)[...] = view.flat
         run_steps(backend, plan.ring_all_gather(rank, n), Memory(result.flat, unit=view.flat.nbytes), envelope)
         return result.finish()

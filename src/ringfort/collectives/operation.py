@@ -40,14 +40,14 @@ def run_steps(
     memory: Memory,
     envelope: Envelope,
     *,
-    fold: Fold | None = None,
-    finish: Callable[[Span], None] | None = None,
+    fold: Callable[[Step], Fold | None] | None = None,
     first: Envelope | None = None,
 ) -> None:
-    """Carries out a plan. `first` is the envelope of the first message to each peer, where that is another one."""
+    """Carries out a plan. `fold` is asked before each step how what arrives is reduced; `first` is the envelope of the
+    first message to each peer, where that is another one."""
     met: set[int] = set()
     for step in steps:
-        reduce = fold if step.fold else None
+        reduce = None if fold is None else fold(step)
         tag = envelope
         if first is not None and step.dst is not None and step.dst not in met:
             met.add(step.dst)
@@ -58,8 +58,6 @@ def run_steps(
             backend.send(memory[step.out], step.dst, tag=tag)  # pyright: ignore[reportArgumentType]
         else:
             backend.exchange(memory[step.out], step.dst, memory[step.into], step.src, reduce=reduce, tag=tag)  # pyright: ignore[reportArgumentType]
-        if finish is not None and step.finish is not None:
-            finish(step.finish)
 
 
 def check_root(backend: Backend, root: int) -> None:

@@ -35,7 +35,8 @@ class Step(NamedTuple):
     fold: bool = False
     """Whether what arrives is reduced into `x[into]` or replaces it."""
     finish: Span | None = None
-    """After this step this span holds the whole reduction, here and nowhere else: apply the op's closing scale."""
+    """After this step `into`, which this then is, holds the whole reduction, here and nowhere else: the op's closing
+    scale is due."""
 
 
 def split(count: int, parts: int) -> list[Span]:
@@ -129,6 +130,53 @@ def doubling_all_reduce(rank: int, world_size: int) -> tuple[int | None, tuple[i
         return rank - core, ()
     helped = rank + core if rank + core < world_size else None
     return helped, tuple(rank ^ (1 << bit) for bit in range(core.bit_length() - 1))
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tuple[Step, ...]:
+    """Reduce inside each host, ring between hosts, and spread inside each host, in place.
+
+    `hosts` names for each rank the lowest on its host. The data is cut into lanes, as many as the smallest host has
+    ranks: the i-th rank of every host collects lane i from its neighbours, and rings it with the i-th of the others. So
+    each byte crosses to another host as often as with one leader a host, and no rank does it all.
+    """
+    _check_place(rank, len(hosts))
+    groups = [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
+    at = next(place for place, group in enumerate(groups) if rank in group)
+    group = groups[at]
+    lanes = split(count, min(map(len, groups)))
+    own = group.index(rank)
+    holds = own < len(lanes)
+    meetings = [((own + k) % len(group), (own - k) % len(group)) for k in range(1, len(group))]
+    steps: list[Step] = []
+    for turn, (to, of) in enumerate(meetings, start=2):
+        is_last = turn == len(group) and len(groups) == 1
+        dst, out = (group[to], lanes[to]) if to < len(lanes) else (None, None)
+        src, into = (group[of], lanes[own]) if holds else (None, None)
+        steps.append(Step(dst, out, src, into, holds, into if is_last else None))
+    if holds:
+        start, stop = lanes[own]
+        ring = [members[own] for members in groups]
+        steps.extend(_moved(step, ring, start) for step in ring_all_reduce(at, len(groups), stop - start))
+    for to, of in meetings:
+        dst, out = (group[to], lanes[own]) if holds else (None, None)
+        src, into = (group[of], lanes[of]) if of < len(lanes) else (None, None)
+        steps.append(Step(dst, out, src, into))
+    return tuple(step for step in steps if step.dst is not None or step.src is not None)
+
+
+def _moved(step: Step, members: list[int], start: int) -> Step:
+    """A step of a plan for some ranks and a part of the data, as one of the whole."""
+
+    def span(part: Span | None) -> Span | None:
+        return None if part is None else (part[0] + start, part[1] + start)
+
+    dst = None if step.dst is None else members[step.dst]
+    src = None if step.src is None else members[step.src]
+    return Step(dst, span(step.out), src, span(step.into), step.fold, span(step.finish))
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------

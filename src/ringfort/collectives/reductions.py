@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, kernels, plan
+from ringfort.collectives import auto, calls, kernels, plan, shared
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import ElementType
@@ -33,29 +33,33 @@ def all_reduce(
     view = as_view(x, "x", writable=True)
     fold = kernels.fold(op, view.kind)
     config, n = backend.config.collective, backend.world_size
-    chosen = _resolve(strategy, AllReduceStrategy) or auto.choose_all_reduce(config, n, view.flat.nbytes)
-    call = _call(Collective.ALL_REDUCE, view, op, chosen)
+    asked = _resolve(strategy, AllReduceStrategy)
+    chosen = asked or auto.choose_all_reduce(config, n, view.flat.nbytes)
+    may_share = asked is None and config.all_reduce.shape is Shape.AUTO and backend.shares_memory
+    call = _call(Collective.ALL_REDUCE, view, op, None if may_share else chosen)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         flat, kind = view.flat, view.kind
         envelope = backend.envelope(call, timeout)
-        kernels.scale_before(op, kind, flat)
-        if n == 1:
-            return view.finish()
-        if chosen.shape is Shape.DIRECT:
+        board = backend.board(envelope) if may_share else None
+        if board is not None:
+            kernels.scale_before(op, kind, flat)
+            folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
+            with board:
+                shared.all_reduce(board, flat, folding, envelope)
+            # Not bfloat16, which looks like uint16 there.
+            if flat.nbytes <= shared.SMALL_BYTES and isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
+                shared.remember(backend, board, call, op, flat, folding)
+        elif n == 1:
+            kernels.scale_before(op, kind, flat)
+        elif chosen.shape is Shape.DIRECT:
             _direct_all_reduce(backend, flat, kind, op, fold, envelope)
-            return view.finish()
-        if chosen.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
+        elif chosen.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
             _doubling_all_reduce(backend, flat, kind, op, fold, envelope)
-            return view.finish()
-
-        def finish(span: Span) -> None:
-            kernels.scale_after(op, kind, flat[span[0] : span[1]], n)
-
-        closing = finish if kernels.needs_scale_after(op) else None
-        steps = _all_reduce_steps(backend, chosen, flat)
-        run_steps(backend, steps, Memory(flat), envelope, fold=fold, finish=closing)
+        else:
+            steps = _all_reduce_steps(backend, chosen, flat)
+            run_steps(backend, steps, Memory(flat), envelope, fold=_Folds(op, kind, flat, n))
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)
@@ -67,7 +71,51 @@ def _all_reduce_steps(backend: Backend, strategy: Strategy, flat: Array) -> Iter
         return plan.ring_all_reduce(rank, n, flat.size)
     if strategy.shape is Shape.HALVING_DOUBLING:
         return plan.halving_doubling_all_reduce(rank, n, flat.size)
+    if strategy.shape is Shape.HIERARCHICAL:
+        return plan.hierarchical_all_reduce(rank, backend.hosts, flat.size)
     return plan.tree_all_reduce(rank, n, flat.size, strategy.arity, block_of(flat))
+
+
+class _Folds:
+    """Which fold a step needs. What the op scales is scaled on the way, while it is in the cache: a PREMUL_SUM's
+    elements when they are first sent or folded into, a MEAN's when they are whole."""
+
+    def __init__(self, op: Op, kind: ElementType, flat: Array, world_size: int) -> None:
+        self._op, self._kind, self._flat = op, kind, flat
+        self._plain = kernels.fold(op, kind)
+        self._closing = kernels.closing_fold(op, kind, world_size)
+        self._opening = kernels.opening_fold(op, kind)
+        self._untouched: list[Span] = [(0, flat.size)] if kernels.needs_scale_before(op) and flat.size else []
+
+    def __call__(self, step: plan.Step) -> Fold | None:
+        if self._untouched and step.out is not None:
+            self._scale(self._touch(step.out))
+        if not step.fold or step.into is None:
+            return None
+        if self._untouched:
+            fresh = self._touch(step.into)
+            if fresh == [step.into]:
+                return self._opening
+            self._scale(fresh)
+        return self._plain if step.finish is None else self._closing
+
+    def _touch(self, span: Span) -> list[Span]:
+        """What of `span` was untouched until now."""
+        fresh: list[Span] = []
+        left: list[Span] = []
+        for start, stop in self._untouched:
+            low, high = max(start, span[0]), min(stop, span[1])
+            if low >= high:
+                left.append((start, stop))
+                continue
+            fresh.append((low, high))
+            left.extend(rest for rest in ((start, low), (high, stop)) if rest[0] < rest[1])
+        self._untouched = left
+        return fresh
+
+    def _scale(self, spans: list[Span]) -> None:
+        for start, stop in spans:
+            kernels.scale_before(self._op, self._kind, self._flat[start:stop])
 
 
 def _direct_all_reduce(
@@ -80,6 +128,7 @@ def _direct_all_reduce(
     total = np.empty(min(block, flat.size), flat.dtype)
     for start in range(0, max(flat.size, 1), block):
         own = flat[start : start + block]
+        kernels.scale_before(op, kind, own)
         into = total[: own.size]
         if n == 2:
             other = 1 - rank
@@ -108,6 +157,7 @@ def _doubling_all_reduce(
 ) -> None:
     """Partners exchange all they have, at doubling distances. As above, the lower rank's elements come first."""
     rank, n = backend.rank, backend.world_size
+    kernels.scale_before(op, kind, flat)
     helper, partners = plan.doubling_all_reduce(rank, n)
     if helper is not None and not partners:
         backend.send(flat, helper, tag=envelope)
@@ -153,13 +203,15 @@ def reduce(
         block = block_of(flat)
         arity = fan_out(chosen, n)
         steps = plan.tree_reduce(rank, n, root, flat.size, arity, block)
-        if rank == root:
+        if n == 1:
             kernels.scale_before(op, kind, flat)
-            run_steps(backend, steps, Memory(flat), envelope, fold=fold)
-            kernels.scale_after(op, kind, flat, n)
+        elif rank == root:
+            run_steps(backend, steps, Memory(flat), envelope, fold=_Folds(op, kind, flat, n))
+        if rank == root:
             return view.finish()
         steps = _Staged(flat, kind, op, block, steps)
-        run_steps(backend, steps, steps.memory, envelope, fold=fold, first=envelope._replace(sync=True))
+        first = envelope._replace(sync=True)
+        run_steps(backend, steps, steps.memory, envelope, fold=lambda step: fold if step.fold else None, first=first)
         return x
 
     return Operation("reduce", view.flat.nbytes, run)
@@ -199,7 +251,7 @@ def reduce_scatter(backend: Backend, x: Any, op: Op = ReduceOp.SUM, *, timeout: 
     rank, n = backend.rank, backend.world_size
     view = as_view(x, "x")
     check_parts(view, n)
-    fold = kernels.fold(op, view.kind)
+    kernels.fold(op, view.kind)  # raises where they do not fit
     call = _call(Collective.REDUCE_SCATTER, view, op)
     backend.check_timeout(timeout)
 
@@ -208,19 +260,22 @@ def reduce_scatter(backend: Backend, x: Any, op: Op = ReduceOp.SUM, *, timeout: 
         result = view.new(view.shape[1:])
         flat, kind = result.flat, view.kind
         flat[...] = view.part(rank)
-        kernels.scale_before(op, kind, flat)
+        if n == 1:
+            kernels.scale_before(op, kind, flat)
+        folds = _Folds(op, kind, flat, n)
         # What a rank sends must be scaled too, and `x` kept: then block by block, through a copy.
         scaled = kernels.needs_scale_before(op)
         block = block_of(flat) if scaled else max(flat.size, 1)
-        for dst, src in plan.exchange_order(rank, n):
+        for turn, (dst, src) in enumerate(plan.exchange_order(rank, n), start=2):
             part = view.part(dst)
             for start in range(0, max(flat.size, 1), block):
                 out = part[start : start + block]
                 if scaled:
                     out = out.copy()
                     kernels.scale_before(op, kind, out)
-                backend.exchange(out, dst, flat[start : start + block], src, reduce=fold, tag=envelope)
-        kernels.scale_after(op, kind, flat, n)
+                span = start, start + out.size
+                reduce = folds(plan.Step(None, None, src, span, True, span if turn == n else None))
+                backend.exchange(out, dst, flat[span[0] : span[1]], src, reduce=reduce, tag=envelope)
         return result.finish()
 
     return Operation("reduce_scatter", view.flat.nbytes, run)

@@ -83,19 +83,27 @@ class Runner:
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
-        with self._lock:
-            direct = not self._is_busy and not self._queue
-            if direct:
-                self._is_busy = True
-        if not direct:
+        if not self.begin():
             return self.submit(what, action).wait()
         try:
             return action()
         finally:
-            with self._lock:
-                self._is_busy = False
-                if self._queue:
-                    self._arrived.notify_all()
+            self.end()
+
+    def begin(self) -> bool:
+        """Whether the caller may run something at once, in its own thread; then it must call `end` afterwards."""
+        with self._lock:
+            is_free = not self._is_busy and not self._queue
+            if is_free:
+                self._is_busy = True
+            return is_free
+
+    def end(self) -> None:
+        """What `begin` allowed is over."""
+        with self._lock:
+            self._is_busy = False
+            if self._queue:
+                self._arrived.notify_all()
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
         """Queues `action` and returns at once."""

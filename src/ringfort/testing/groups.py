@@ -99,6 +99,11 @@ def without_encryption(factory: GroupFactory) -> GroupFactory:
     return lambda world_size, config: factory(world_size, replace(config, encryption="off"))
 
 
+def without_shared_memory(factory: GroupFactory) -> GroupFactory:
+    """The same groups, with all that they say on the network."""
+    return lambda world_size, config: factory(world_size, replace(config, shared_memory="off"))
+
+
 def passing_credentials() -> Credentials:
     """An identity and a cluster that nobody has seen before and that leave nothing on disk."""
     return Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("testing"))

@@ -49,6 +49,12 @@ def make_ring(rank: int, addresses: Sequence[str]) -> Backend:
     return RingBackend(DistributedConfig(nodes=addresses, rank=rank, timeout=CHECK_TIMEOUT))
 
 
+def make_ring_without_shared_memory(rank: int, addresses: Sequence[str]) -> Backend:
+    """The same, with all that it says on the network."""
+    config = DistributedConfig(nodes=addresses, rank=rank, timeout=CHECK_TIMEOUT, shared_memory="off")
+    return RingBackend(config)
+
+
 class ProcessRanks:
     """Processes that run checks, one a rank. One that a check has killed is replaced when it is needed again."""
 

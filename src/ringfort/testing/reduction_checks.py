@@ -18,6 +18,7 @@ ALL_REDUCE = (
     AllReduceStrategy.tree(3),
     AllReduceStrategy.DIRECT,
     AllReduceStrategy.HALVING_DOUBLING,
+    AllReduceStrategy.HIERARCHICAL,
 )
 REDUCE = (None, ReduceStrategy.RING, ReduceStrategy.TREE, ReduceStrategy.tree(3), ReduceStrategy.DIRECT)
 

@@ -14,13 +14,15 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 from ringfort.errors import ChannelClosedError, ProtocolError, TamperedError
 from ringfort.transport import notices, quick
-from ringfort.transport.frames import WAITING, pack
+from ringfort.transport.frames import BELL, WAITING, pack
 from ringfort.transport.inbound import Disagreement
 from ringfort.transport.link import Job, Link
 from ringfort.transport.links import Describe, Links
+from ringfort.transport.messages import Envelope, Watch
 from ringfort.transport.notices import Aborted
 from ringfort.transport.spin import Spin
 from ringfort.transport.stream import Poller, Stream
@@ -59,13 +61,44 @@ class Engine(Links):
     def run(self, job: Job) -> None:
         """Blocks until `job` is done; raises what it failed with."""
         if self._lead.acquire(blocking=False):
-            if self._jobs or self._arrivals or self._has_trouble or not quick.is_small(job) or not self._quick(job):
+            if self._jobs or self._arrivals or self.has_trouble or not quick.is_small(job) or not self._quick(job):
                 self._lead_for(job)
         else:
             self._follow(job)
         for half, _ in job.halves():
             if half.error is not None:
                 raise half.error
+
+    def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
+        """Blocks until `is_ready()`, which is looked at whenever something comes; raises what ends a collective that
+        waits for `peer`."""
+        job = Job("watch", envelope.timeout, envelope.deadline or 0.0)
+        job.receive, job.receive_link = Watch(envelope, is_ready), self.links[peer]
+        self.run(job)
+
+    def nudge(self, peer: int) -> None:
+        """Makes `peer` look at what it watches."""
+        link = self.links[peer]
+
+        def ring() -> None:
+            if link.error is None:
+                link.outbound.control(pack(BELL, epoch=self._epoch))
+                self._push(link)
+
+        self._as_leader(ring)
+
+    def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
+        """Ends the collective of `envelope`, for `peer` is in another; raises `CollectiveMismatchError`, or what ended
+        it before."""
+        link, disagreement = self.links[peer], Disagreement(envelope, operation, call)
+        self._as_leader(lambda: self._disagree(link, disagreement))
+        raise notices.to_error(self._failed_channels[envelope.channel], self.rank)
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises what keeps a collective from beginning. What needs a peer finds out about that peer by itself."""
+        error = self._trouble_of(envelope) if self.has_trouble else None
+        if error is not None:
+            raise error()
 
     def abort(self, reason: str) -> None:
         """Ends every call of this process and tells the peers."""
@@ -187,6 +220,12 @@ class Engine(Links):
     def _as_leader(self, action: Callable[[], None]) -> None:
         """Runs `action` with the rights of the leader, in this thread or in the leader's, before this returns. What it
         raises is raised here."""
+        if self._lead.acquire(blocking=False):
+            try:
+                action()
+            finally:
+                self._release()
+            return
         done = threading.Event()
         failure: list[BaseException] = []
 
@@ -263,14 +302,15 @@ class Engine(Links):
             self._serve(job, wait=True)
             return
         receive, into, send, out = job.receive, job.receive_link, job.send, job.send_link
-        reads = into if receive is not None and not receive.done else None
-        writes = out if send is not None and not send.done and send.go else None
-        for _ in range(self._spin.budget):
-            os.sched_yield()
-            if (reads is not None and self._read(reads)) or (writes is not None and self._write(writes)):
-                self._spin.tell(True)
-                return
-        self._spin.tell(False)
+        if type(receive) is not Watch:  # who watches has tried long enough
+            reads = into if receive is not None and not receive.done else None
+            writes = out if send is not None and not send.done and send.go else None
+            for _ in range(self._spin.budget):
+                os.sched_yield()
+                if (reads is not None and self._read(reads)) or (writes is not None and self._write(writes)):
+                    self._spin.tell(paid=True)
+                    return
+            self._spin.tell(paid=False)
         for _, link in job.halves():
             if link.error is None:
                 self._update_watch(link)

@@ -19,3 +19,5 @@ class Fold(NamedTuple):
 
     dtype: np.dtype[Any]
     apply: Callable[[Array, Array], object]
+    ufunc: np.ufunc | None = None
+    """Does the same as `apply` if floating point errors are ignored; None where it takes more than one call."""

@@ -10,6 +10,7 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | ABORT | a group failed, and why | a notice, see notices.py |
 | GOODBYE | this side closes on purpose; nothing follows | none |
 | WAITING | this side has waited for a message of this collective for a while | none |
+| BELL | look at the memory that we share: something you sleep for is there | none |
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ringfort.errors import ProtocolError
 
 PROTOCOL_VERSION = 1
 
-DATA, GO, CANCEL, ABORT, GOODBYE, WAITING = range(1, 7)
+DATA, GO, CANCEL, ABORT, GOODBYE, WAITING, BELL = range(1, 8)
 
 WANTS_GO = 1
 """Flag of a DATA frame: the sender waits for GO before it sends more than the window, and before it is done."""
@@ -91,7 +92,7 @@ def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
                 f"a frame claims {header.length} bytes of a message of {header.total}; "
                 f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
             )
-    elif not GO <= header.kind <= WAITING:
+    elif not GO <= header.kind <= BELL:
         raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
     elif header.length > MAX_CONTROL:
         raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")

@@ -15,10 +15,10 @@ from ringfort.errors import (
     TamperedError,
 )
 from ringfort.transport import notices
-from ringfort.transport.frames import ABORT, GOODBYE, NO_CALL, WAITING, pack
+from ringfort.transport.frames import ABORT, BELL, GOODBYE, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement
 from ringfort.transport.link import Job, Link, MakeError
-from ringfort.transport.messages import CHUNK, Receive, Scratch
+from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch
 from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
 from ringfort.transport.stream import Poller, Stream
 
@@ -56,7 +56,7 @@ class Links:
         self._failed_channels: dict[int, Notice] = {}
         self._lost: dict[int, MakeError] = {}  # peers that went without a word
         self._pending: set[Link] = set()  # links that can be read though the poller does not know it
-        self._has_trouble = False  # something of the above, or a closed link: posting must look closer
+        self.has_trouble = False  # something of the above, or a closed link: posting must look closer
         self._is_closed = False
         for peer in self.links:
             poller.watch(peer, read=True, write=False)
@@ -66,14 +66,14 @@ class Links:
     def _post(self, job: Job) -> None:
         job.is_posted = True
         self._jobs.append(job)
-        error = self._obstacle(job) if self._has_trouble else None
+        error = self._obstacle(job) if self.has_trouble else None
         if error is not None:
             for half, _ in job.halves():
                 half.error, half.done = error(), True
             return
         if job.send is not None and job.send_link is not None:
             job.send_link.outbound.post(job.send)
-        if job.receive is not None and job.receive_link is not None:
+        if job.receive is not None and job.receive_link is not None and type(job.receive) is Receive:
             self._post_receive(job.receive, job.receive_link)
 
     def _post_receive(self, receive: Receive, link: Link) -> None:
@@ -83,23 +83,29 @@ class Links:
 
     def _obstacle(self, job: Job) -> MakeError | None:
         """Why `job` cannot succeed any more, if so."""
-        if self._failure is not None:
-            return self._failure
         for half, link in job.halves():
             members = half.envelope.members
-            if members is not None:
-                notice = self._failed_channels.get(half.envelope.channel)
-                if notice is not None:
-                    return lambda: notices.to_error(notice, self.rank)
-                for peer, error in self._lost.items():
-                    if peer in members:
-                        return error
+            trouble = self._trouble_of(half.envelope)
+            if trouble is not None:
+                return trouble
             # What came before the link ended can still be received.
-            if not link.is_open and not (half is job.receive and link.inbound.holds_whole(half.key)):
+            if not link.is_open and not half.done and not (half is job.receive and link.inbound.holds_whole(half.key)):
                 if members is not None and link.is_left:
                     self._fail_channel(half.envelope.channel, members, Left(link.peer))
                 return link.error
         return None
+
+    def _trouble_of(self, envelope: Envelope) -> MakeError | None:
+        """Why nothing of `envelope` can succeed any more, if so. Changes nothing: it may be asked by any thread."""
+        if self._failure is not None:
+            return self._failure
+        members = envelope.members
+        if members is None:
+            return None
+        notice = self._failed_channels.get(envelope.channel)
+        if notice is not None:
+            return lambda: notices.to_error(notice, self.rank)
+        return next((error for peer, error in tuple(self._lost.items()) if peer in members), None)
 
     def _update_watch(self, link: Link) -> None:
         if link.inbound.is_full:
@@ -193,7 +199,7 @@ class Links:
     ) -> None:
         """Ends the collectives of one group for good, and tells its members, once: also what we were told ourselves,
         for a peer must not hear that we cancelled a message, or left, before it hears why."""
-        self._has_trouble = True
+        self.has_trouble = True
         is_news = channel not in self._failed_channels
         notice = self._failed_channels.setdefault(channel, notice)
         jobs = [job for job in self._jobs if job.is_on(channel)]
@@ -221,6 +227,8 @@ class Links:
         if header.kind == GOODBYE:
             link.is_left = True
             return
+        if header.kind == BELL:
+            return  # it has done all it can: whoever slept is awake and looks
         if header.kind == WAITING:
             link.waits_in[header.channel] = (header.operation, header.call)
             return
@@ -296,14 +304,14 @@ class Links:
                 job.fail(error)
 
     def _close_link(self, link: Link, error: MakeError) -> None:
-        self._has_trouble = True
+        self.has_trouble = True
         if link.error is None:
             link.error = error
             self._poller.forget(link.peer)
             link.stream.close()
 
     def _fail_all(self, error: MakeError) -> None:
-        self._has_trouble = True
+        self.has_trouble = True
         self._failure = self._failure or error
         for job in self._jobs:
             job.fail(self._failure)

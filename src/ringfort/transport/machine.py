@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import psutil
 from ringfort.errors import InvalidArgumentError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ORDERED = ("x86_64", "amd64", "i686")
 _NETWORK = Path("/proc/self/ns/net")
 
 
@@ -24,11 +26,14 @@ class Machine(msgspec.Struct, frozen=True):
     id: bytes = b""
     shares: bool = False
     """It is willing to move data through shared memory."""
+    is_ordered: bool = False
+    """Its processors show writes to each other in the order in which they were made, without being asked to: x86 does.
+    Python has no way to ask."""
 
 
 def this_machine(*, shares: bool) -> Machine:
     """The machine of this process."""
-    return Machine(_machine_id(), shares)
+    return Machine(_machine_id(), shares, platform.machine().lower() in _ORDERED)
 
 
 @cache
@@ -50,6 +55,14 @@ def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
         machine = machines[rank].id
         hosts.append(first.setdefault(machine, rank) if machine else rank)
     return tuple(hosts)
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux tells
+        return os.cpu_count() or 1
 
 
 def check_hosts(hosts: Sequence[int], world_size: int) -> tuple[int, ...]:

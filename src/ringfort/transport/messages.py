@@ -3,6 +3,7 @@ arrives can go. Pure: memory in, memory out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,7 +182,7 @@ class Receive(Sink):
             return
         # A read may end inside an element; its bytes wait in `carry` for the next one.
         have = len(self.carry) + count
-        dtype, apply = self.fold
+        dtype, apply, _ = self.fold
         whole = have // dtype.itemsize
         if whole:
             start = self.folded
@@ -189,3 +190,21 @@ class Receive(Sink):
             apply(self.array[start : self.folded], scratch.typed(dtype)[:whole])
         rest = have - whole * dtype.itemsize
         self.carry = bytes(scratch.bytes[have - rest : have]) if rest else b""
+
+
+class Watch(Receive):
+    """Somebody waits for a peer, but not for a message of it: done when `is_ready()` says so."""
+
+    __slots__ = ("_is_over", "_is_ready")
+
+    def __init__(self, envelope: Envelope, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+        super().__init__(memoryview(b""), envelope, None)
+
+    @property
+    def done(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._is_over or self._is_ready()
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        self._is_over = value

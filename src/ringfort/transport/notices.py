@@ -92,6 +92,8 @@ def to_error(notice: Notice, me: int) -> DistributedError:
             return PeerLostError(peer, reason)
         case Left(peer=peer):
             return ChannelClosedError(f"rank {peer} has closed its backend", peer=peer)
+        case Mismatch(peer=peer) if peer == me:  # found by the other side: to us, that is the one who differs
+            return CollectiveMismatchError(me, notice.theirs, notice.rank, notice.ours, operation=notice.operation)
         case Mismatch():
             return CollectiveMismatchError(
                 notice.rank, notice.ours, notice.peer, notice.theirs, operation=notice.operation

@@ -12,7 +12,7 @@ import os
 from ringfort.config import KIB
 from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
 from ringfort.transport.link import Job, Link
-from ringfort.transport.messages import Envelope
+from ringfort.transport.messages import Envelope, Receive
 from ringfort.transport.spin import Spin
 
 LARGEST = 64 * KIB
@@ -24,7 +24,9 @@ def is_small(job: Job) -> bool:
     send, receive = job.send, job.receive
     if send is not None and (send.size > LARGEST or send.wants_go or send.envelope.call == NO_CALL):
         return False
-    return receive is None or (receive.total <= LARGEST and receive.envelope.call != NO_CALL)
+    if receive is None:
+        return True
+    return type(receive) is Receive and receive.total <= LARGEST and receive.envelope.call != NO_CALL
 
 
 def send(job: Job, link: Link, epoch: int) -> bool:
@@ -62,7 +64,7 @@ def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
         have += count
         if not count or (have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != head):
             break  # the end, or something else: the ordinary way gives it its name
-    spin.tell(tries >= 0)
+    spin.tell(paid=tries >= 0)
     if have == total and bytes(buffer[:HEADER_BYTES]) == head:
         inbound.took_whole(receive, buffer[HEADER_BYTES:total])
         return True

@@ -17,6 +17,6 @@ class Spin:
     def __init__(self) -> None:
         self.budget = _MOST
 
-    def tell(self, paid: bool) -> None:
+    def tell(self, *, paid: bool) -> None:
         """What was waited for came while trying, or did not."""
         self.budget = min(_MOST, self.budget * 2) if paid else max(_LEAST, self.budget // 2)

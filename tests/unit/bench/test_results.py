@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ringfort.bench.options import Case, Options
 from ringfort.bench.results import Report, Row, Timing, geometric_mean
-from ringfort.bench.run import Collector, Step
+from ringfort.bench.run import Step
 from ringfort.bench.show import Watcher, duration, print_report, size
 
 MACHINE = {
@@ -46,7 +46,15 @@ def shown(given: Report) -> str:
 
 
 def test_a_calls_time_is_that_of_its_slowest_rank() -> None:
-    assert Timing.of([[1000, 9000, 3000], [2000, 1000, 3000]]) == Timing(3, 3.0, pytest.approx(2.2), pytest.approx(7.8))
+    whole = Timing.of([[[1000, 9000], [2000, 1000]], [[3000], [3000]]])
+    assert whole == Timing(3, 3.0, pytest.approx(2.2), pytest.approx(7.8), [5.5, 3.0])
+
+
+def test_the_spread_of_a_ratio_is_that_of_the_rounds_in_which_both_had_their_turn() -> None:
+    ours, other = Timing.of([[[1000]], [[4000]]]), Timing.of([[[2000]], [[8000]]])
+    drifted = Row(2, 4, {"ringfort": ours, "gloo": other})
+    assert drifted.ratio_spread("gloo") == (2.0, 2.0)
+    assert drifted.ratio_spread("mlx") is None
 
 
 def test_the_ratio_says_how_many_times_as_long_the_other_took() -> None:
@@ -83,31 +91,16 @@ def test_what_an_engine_cannot_do_is_said_and_leaves_no_ratio() -> None:
 def test_the_json_form_survives_json_and_has_a_schema() -> None:
     again = json.loads(json.dumps(report(row(2, 4, 10.0, 25.0)).to_dict(), sort_keys=True))
     assert again["schema"] == 1
+    assert json.loads(json.dumps(Report.from_dict(again).to_dict())) == again
     assert again["rows"][0]["ratios"] == {"gloo": 2.5}
     assert again["geometric_mean_ratios"]["gloo"]["all"] == pytest.approx(2.5)
 
 
-def test_rows_are_put_together_from_every_rank_even_when_reports_overtake_each_other() -> None:
-    cases = Options(sizes=(4, 8)).cases(2)
-    collector = Collector(cases, 2)
-
-    def times(nbytes: int, nanoseconds: int) -> dict[str, object]:
-        return {"kind": "times", "bytes": nbytes, "nanoseconds": {"ringfort": [nanoseconds]}}
-
-    assert collector.take(0, times(4, 1000)) is None
-    assert collector.take(0, times(8, 5000)) is None
-    first = collector.take(1, times(4, 2000))
-    assert first is not None
-    assert (first.bytes, first.timings["ringfort"].median_us) == (4, 2.0)
-    second = collector.take(1, times(8, 1000))
-    assert second is not None
-    assert (second.bytes, second.timings["ringfort"].median_us) == (8, 5.0)
-
-
-def test_progress_counts_the_part_of_the_case_under_way() -> None:
-    collector = Collector(Options(sizes=(4, 8)).cases(2), 2)
-    collector.take(0, {"kind": "progress", "bytes": 4, "done": 0.25})
-    assert (collector.part, collector.case.nbytes) == (0.25, 4)
+def test_many_engines_have_a_line_each() -> None:
+    timings = {name: timing(10.0) for name in ("ringfort", "gloo", "plain", "sockets")}
+    many = Report(Options(against=("gloo", "plain", "sockets")), MACHINE, [Row(2, 4, timings)])
+    lines = [line.split() for line in shown(many).splitlines()]
+    assert [line[0] for line in lines if line and line[0] in timings] == ["gloo", "plain", "sockets"]
 
 
 def test_without_a_terminal_each_case_is_a_line() -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from ringfort.bench.engines import ENGINES, Bound, Engine, choose_engines
+from ringfort.bench.crew import Crew, CrewFailedError
+from ringfort.bench.engines import ENGINES, OTHERS, choose_engines
+from ringfort.bench.engines.base import Bound, Engine
 from ringfort.bench.machine import describe_machine
-from ringfort.bench.options import MAX_REPEATS, MIN_REPEATS, Case, Options
+from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.patterns import WrongResultError, new_source
-from ringfort.bench.worker import MAX_BURST, prepare, schedule
-from ringfort.errors import PeerLostError
-
-
-class FakeContext:
-    rank = 0
-    world_size = 2
-    is_master = True
+from ringfort.bench.turns import MAX_BURST, Turns, schedule
+from ringfort.bench.worker import UnsupportedError, prepare
+from ringfort.errors import InvalidArgumentError, PeerLostError
 
 
 class FakeEngine:
@@ -30,7 +26,7 @@ class FakeEngine:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    def bind(self, case: Case, strategy: str, source: Any) -> Bound:
+    def bind(self, case: Case, source: Any) -> Bound:
         if isinstance(self.answer, Exception):
             raise self.answer
         return Bound(lambda: None, lambda: self.answer)
@@ -39,9 +35,8 @@ class FakeEngine:
 CASE = Case.of("all_reduce", 400, "float32", 2)
 
 
-def prepared(answer: Any) -> Bound | None:
-    engine = cast("Engine", FakeEngine(answer))
-    return prepare(cast("Any", FakeContext()), engine, CASE, new_source(CASE, 0), "auto")
+def prepared(answer: Any) -> Bound:
+    return prepare(cast("Engine", FakeEngine(answer)), 0, CASE, new_source(CASE, 0))
 
 
 def test_a_wrong_result_ends_the_run() -> None:
@@ -51,10 +46,9 @@ def test_a_wrong_result_ends_the_run() -> None:
         prepared(np.zeros(100, np.float32))
 
 
-def test_an_engine_without_the_operation_is_left_out_with_its_first_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepared(RuntimeError("cannot do that\nat some line of C++")) is None
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"kind": "skipped", "engine": "fake", "bytes": 400, "why": "cannot do that"}
+def test_an_engine_without_the_operation_says_so_with_its_first_line() -> None:
+    with pytest.raises(UnsupportedError, match=r"^cannot do that$"):
+        prepared(RuntimeError("cannot do that\nat some line of C++"))
 
 
 def test_a_lost_peer_is_no_reason_to_leave_an_engine_out() -> None:
@@ -64,28 +58,82 @@ def test_a_lost_peer_is_no_reason_to_leave_an_engine_out() -> None:
 
 @pytest.mark.parametrize("repeat", [1, 7, 50, 51, 1000])
 def test_the_wanted_number_of_calls_is_made_exactly(repeat: int) -> None:
-    bursts = schedule([1e-4, 3e-4], Options(repeat=repeat))
-    assert sum(bursts) == repeat
-    assert max(bursts) <= MAX_BURST
+    rounds = schedule({"a": 1e-4, "b": 3e-4}, Options(repeat=repeat))
+    assert [sum(calls[name] for calls in rounds) for name in ("a", "b")] == [repeat, repeat]
+    assert max(max(calls.values()) for calls in rounds) <= MAX_BURST
 
 
 @pytest.mark.parametrize(
-    ("seconds", "calls"), [([1e-7], MAX_REPEATS), ([10.0, 20.0], MIN_REPEATS), ([0.01, 0.03], 75), ([0.02], 75)]
+    ("seconds", "rounds"), [([1e-7], MAX_ROUNDS), ([10.0, 20.0], MIN_ROUNDS), ([0.125, 0.25], 16), ([0.125], 24)]
 )
-def test_calls_fill_the_time_within_bounds(seconds: list[float], calls: int) -> None:
-    assert sum(schedule(seconds, Options(min_time=1.5))) == calls
+def test_rounds_fill_the_time_within_bounds(seconds: list[float], rounds: int) -> None:
+    assert len(schedule({str(taken): taken for taken in seconds}, Options(min_time=3.0))) == rounds
 
 
-def test_slow_calls_take_turns_one_by_one() -> None:
-    assert set(schedule([0.5, 1.0], Options())) == {1}
+def test_a_slow_engine_does_not_shorten_the_turns_of_a_fast_one() -> None:
+    assert schedule({"slow": 0.5, "fast": 1e-4}, Options())[0] == {"slow": 1, "fast": MAX_BURST}
+
+
+class FakeCrew:
+    """Answers every command as two ranks would, and fails at the burst of a given number."""
+
+    def __init__(self, name: str, fails_at: int = -1) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self.fails_at = fails_at
+
+    def ask(self, **command: Any) -> list[dict[str, Any]]:
+        self.asked.append(command["do"])
+        if self.asked.count("burst") == self.fails_at:
+            raise CrewFailedError(self.name, "rank 1 ended", ["Traceback", "bad"])
+        if command["do"] == "burst":
+            return [{"nanoseconds": [1000] * command["calls"]}, {"nanoseconds": [2000] * command["calls"]}]
+        return [{"seconds": 1.0}, {"seconds": 2.0}]
+
+
+def turns(*crews: FakeCrew) -> Turns:
+    return Turns({crew.name: cast("Crew", crew) for crew in crews}, {}, Options(repeat=3))
+
+
+def test_every_engine_has_its_turn_in_every_round() -> None:
+    done: list[float] = []
+    row = turns(FakeCrew("ringfort"), FakeCrew("gloo")).measure(0, CASE, done.append)
+    assert {name: (timing.calls, timing.median_us) for name, timing in row.timings.items()} == {
+        "ringfort": (3, 2.0),
+        "gloo": (3, 2.0),
+    }
+    assert done == [1 / 3, 2 / 3, 1.0]
+
+
+def test_another_engine_that_fails_is_left_out_from_then_on_and_said() -> None:
+    gloo = FakeCrew("gloo", fails_at=2)
+    both = turns(FakeCrew("ringfort"), gloo)
+    for _ in range(2):
+        row = both.measure(0, CASE, lambda _: None)
+        assert set(row.timings) == {"ringfort"}
+        assert row.skipped == {"gloo": "gloo: rank 1 ended"}
+    assert gloo.asked.count("prepare") == 1
+
+
+def test_one_of_ours_that_fails_ends_the_run() -> None:
+    with pytest.raises(CrewFailedError, match="plain: rank 1 ended"):
+        turns(FakeCrew("ringfort"), FakeCrew("plain", fails_at=1)).measure(0, CASE, lambda _: None)
 
 
 def test_the_engines_that_are_installed_are_compared_with_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENGINES["gloo"], "available", classmethod(lambda cls: True))
-    assert choose_engines(None) == ("gloo",)
+    assert choose_engines(None) == (("gloo",), {})
     monkeypatch.setattr(ENGINES["gloo"], "available", classmethod(lambda cls: False))
-    assert choose_engines(None) == ()
-    assert choose_engines("none") == ()
+    assert choose_engines(None) == ((), {})
+    assert choose_engines("none") == ((), {})
+
+
+def test_what_was_asked_for_and_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENGINES["mlx"], "available", classmethod(lambda cls: False))
+    assert choose_engines("plain, mlx") == (("plain",), {"mlx": "pip install 'ringfort[bench]'"})
+    assert set(choose_engines("all").names) | set(choose_engines("all").missing) == set(OTHERS)
+    with pytest.raises(InvalidArgumentError, match="against='nccl'"):
+        choose_engines("plain,nccl")
 
 
 def test_the_machine_is_described_with_versions_of_what_is_installed() -> None:

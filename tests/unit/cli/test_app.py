@@ -25,6 +25,7 @@ COMMANDS = {
         "--against",
         "--repeat",
         "--encryption",
+        "--shared-memory",
         "--min-time",
         "--json",
         "--plot",
@@ -77,7 +78,7 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["bench", "--dtype", "float8"], "dtype='float8'"),
         (["bench", "--strategy", "star"], "strategy='star'"),
         (["bench", "--op", "gather", "--strategy", "ring"], "strategy='ring': gather has no strategies"),
-        (["bench", "--against", "nccl"], "against='nccl': choose one of: gloo"),
+        (["bench", "--against", "nccl"], "against='nccl': choose one of: tcp"),
         (["bench", "--repeat", "0"], "repeat=0"),
         (["bench", "--min-time", "-1"], "min_time=-1.0"),
         (["bench", "--plot", "picture.gif"], "plot='picture.gif': must end in .png or .svg"),
@@ -123,10 +124,13 @@ def test_a_missing_plotting_library_is_said_with_how_to_get_it(monkeypatch: pyte
 
 
 def test_an_engine_that_is_asked_for_and_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfort.bench.engines.find_spec", lambda _: None)
-    code, _, err = invoke("bench", "--against", "gloo")
-    assert code == 1
-    assert "pip install 'ringfort[torch]'" in err
+    def stop(*_: object) -> None:
+        raise PeerLostError(1, "no need to measure")
+
+    monkeypatch.setattr("ringfort.bench.engines.gloo.find_spec", lambda _: None)
+    monkeypatch.setattr("ringfort.bench.run.run_bench", stop)
+    _, _, err = invoke("bench", "--against", "gloo")
+    assert "gloo is left out, it is not installed: pip install 'ringfort[torch]'" in err
 
 
 def test_what_ringfort_raises_becomes_a_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,6 @@ def test_ops_have_the_codes_and_names_of_reduce_op_whatever_their_factor() -> No
         assert kernels.code_of(asked) == op.value
         assert kernels.describe(asked) == op.name
         assert kernels.needs_scale_before(asked) == (op is ReduceOp.PREMUL_SUM)
-        assert kernels.needs_scale_after(asked) == (op is ReduceOp.MEAN)
 
 
 def test_the_same_fold_is_handed_out_each_time() -> None:
@@ -310,6 +309,21 @@ def test_folds_in_several_threads_do_not_mix() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(8)))
+
+
+@pytest.mark.parametrize(("op", "kind"), MEANINGFUL, ids=ident)
+def test_the_first_and_the_last_fold_scale_as_a_pass_of_its_own_does(op: Op, kind: ElementType) -> None:
+    random = np.random.default_rng(kind.code)
+    into, span = (random.integers(0, 2, 50 * kind.itemsize, np.uint8).view(kind.storage) for _ in range(2))
+    apart, opened, closed = into.copy(), into.copy(), into.copy()
+    kernels.scale_before(op, kind, apart)
+    kernels.fold(op, kind).apply(apart, span)
+    kernels.opening_fold(op, kind).apply(opened, span)
+    assert opened.tobytes() == apart.tobytes()
+    kernels.fold(op, kind).apply(into, span)
+    kernels.scale_after(op, kind, into, 3)
+    kernels.closing_fold(op, kind, 3).apply(closed, span)
+    assert closed.tobytes() == into.tobytes()
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------

@@ -118,6 +118,8 @@ class Network:
         if self.sending[rank] or self.receiving[rank]:
             return False
         if step.finish is not None:
+            assert step.fold
+            assert step.finish == step.into
             self._finish(rank, step.finish)
         self.current[rank] = next(self.plans[rank], None)
         self._enter(rank)
@@ -197,6 +199,36 @@ def test_a_tree_leaves_the_whole_reduction_on_every_rank(world_size: int, count:
     assert set(network.sent.values()) <= {count}
     assert set(network.messages.values()) <= {max(1, -(-count // block))}
     assert len(network.sent) == 2 * (world_size - 1)
+
+
+@st.composite
+def spreads(draw: st.DrawFn) -> tuple[int, ...]:
+    """For each of some ranks the lowest on its host: any spread, in any order."""
+    places = draw(st.lists(st.integers(0, 5), min_size=1, max_size=20))
+    return tuple(places.index(place) for place in places)
+
+
+@given(spreads(), counts)
+def test_hosts_leave_the_whole_reduction_on_every_rank_and_cross_as_seldom_as_a_ring_of_hosts(
+    hosts: tuple[int, ...], count: int
+) -> None:
+    network = check_all_reduce(len(hosts), count, lambda rank: plan.hierarchical_all_reduce(rank, hosts, count))
+    crossed = sum(sent for (a, b), sent in network.sent.items() if hosts[a] != hosts[b])
+    assert crossed == 2 * (len(set(hosts)) - 1) * count
+
+
+def test_ranks_of_even_hosts_share_the_way_between_them() -> None:
+    hosts = (0, 0, 2, 2)
+    network = check_all_reduce(4, 8, lambda rank: plan.hierarchical_all_reduce(rank, hosts, 8))
+    between = dict.fromkeys([(0, 2), (2, 0), (1, 3), (3, 1)], 4)
+    inside = dict.fromkeys([(0, 1), (1, 0), (2, 3), (3, 2)], 8)
+    assert network.sent == between | inside
+
+
+def test_ranks_of_uneven_hosts_leave_it_to_one_leader_a_host() -> None:
+    hosts = (0, 1, 1, 1, 4, 4)
+    network = check_all_reduce(6, 7, lambda rank: plan.hierarchical_all_reduce(rank, hosts, 7))
+    assert {pair for pair in network.sent if hosts[pair[0]] != hosts[pair[1]]} == {(0, 1), (1, 4), (4, 0)}
 
 
 def test_a_tree_of_a_billion_elements_is_planned_one_step_at_a_time() -> None:
@@ -326,6 +358,7 @@ def test_after_the_last_round_of_a_barrier_every_rank_has_heard_of_all(world_siz
 def test_a_world_of_one_moves_nothing() -> None:
     assert plan.ring_all_reduce(0, 1, 5) == ()
     assert plan.halving_doubling_all_reduce(0, 1, 5) == ()
+    assert plan.hierarchical_all_reduce(0, (0,), 5) == ()
     assert list(plan.tree_all_reduce(0, 1, 5, 2, 2)) == []
     assert list(plan.broadcast(0, 1, 0, 5, 2, 2)) == []
     assert plan.ring_all_gather(0, 1) == []
@@ -341,6 +374,7 @@ def test_a_world_of_one_moves_nothing() -> None:
     [
         (lambda: plan.ring_all_reduce(0, 0, 1), InvalidWorldSizeError, "world_size=0"),
         (lambda: plan.halving_doubling_all_reduce(3, 3, 1), InvalidRankError, "rank=3"),
+        (lambda: plan.hierarchical_all_reduce(2, (0, 0), 1), InvalidRankError, "rank=2"),
         (lambda: plan.ring_all_gather(-1, 3), InvalidRankError, "rank=-1"),
         (lambda: plan.broadcast(0, 3, 7, 1, 2, 1), InvalidRankError, "root=7"),
         (lambda: plan.tree_links(0, 3, 0, 0), InvalidArgumentError, "arity=0"),

@@ -73,6 +73,10 @@ def test_each_notice_becomes_the_error_that_it_is_at_the_one_who_hears_it() -> N
     assert (mismatch.rank, mismatch.ours, mismatch.peer, mismatch.theirs) == (1, "barrier()", 2, "gather()")
     assert mismatch.operation == 7
 
+    about_us = to_error(Mismatch(1, "barrier()", 2, "gather()", 7), me=2)
+    assert isinstance(about_us, CollectiveMismatchError)
+    assert (about_us.rank, about_us.ours, about_us.peer, about_us.theirs) == (2, "gather()", 1, "barrier()")
+
     aborted = to_error(Aborted(2, "enough"), me=0)
     assert isinstance(aborted, AbortedError)
     assert (aborted.peer, aborted.reason) == (2, "enough")

@@ -1,0 +1,61 @@
+"""Measure everything and write docs/performance.md. Each section's numbers are kept in benchmarks/results as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.page import write_page
+from benchmarks.sections import SECTIONS, Section
+from ringfort.bench.machine import describe_machine
+from ringfort.bench.show import Watcher
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def main() -> None:
+    """The command line."""
+    names = [section.name for section in SECTIONS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes and few calls: to see that everything runs")
+    parser.add_argument("--only", metavar="NAMES", help=f"with commas, of: {', '.join(names)}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the numbers go [%(default)s]")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the page goes [%(default)s]")
+    parser.add_argument("--page-only", action="store_true", help="measure nothing; write the page from the numbers")
+    given = parser.parse_args()
+    wanted = names if given.only is None else given.only.split(",")
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        parser.error(f"--only: there is no section {unknown[0]!r}; choose of: {', '.join(names)}")
+    if given.quick and given.results == RESULTS:
+        # What a quick run says is no measurement, and must not stand where people look for one.
+        given.results = given.docs = ROOT / "build" / "benchmarks"
+    given.results.mkdir(parents=True, exist_ok=True)
+    if not given.page_only:
+        measure([section for section in SECTIONS if section.name in wanted], given.results, quick=given.quick)
+    print(f"wrote {write_page(given.results, given.docs)}")
+
+
+def measure(sections: Sequence[Section], folder: Path, *, quick: bool) -> None:
+    """Run each, and keep what it found at once: a run that is broken off loses one section at the most."""
+    console = Console(stderr=True)
+    for section in sections:
+        console.print(section.title, style="bold")
+        start = time.monotonic()
+        watcher = Watcher(console)
+        with watcher.shown():
+            result = section.run(quick, watcher.step)
+        result["seconds"] = round(time.monotonic() - start, 1)
+        result.setdefault("machine", describe_machine(["numpy", "ringfort", "torch"]))
+        (folder / f"{section.name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

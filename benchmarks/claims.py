@@ -1,0 +1,80 @@
+"""What this library means to be: bounds on ratios, and whether the measurement keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ringfort.bench.results import OURS, Report, Row, geometric_mean
+from ringfort.bench.show import size
+
+KIB, MIB = 1 << 10, 1 << 20
+LINE_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`theirs` takes at least `bound` times as long as `ours`, at all sizes from `least` to `most` bytes."""
+
+    text: str
+    section: str
+    ours: str
+    theirs: str
+    bound: float
+    least: int = 0
+    most: int = 1 << 62
+    mean: bool = False
+    """Whether the bound is on the geometric mean, and not on every size."""
+
+
+class Verdict(NamedTuple):
+    """What became of a claim."""
+
+    text: str
+    bound: str
+    found: str
+    kept: bool | None
+    """None if it was not measured."""
+
+
+_GLOO = "encrypted TCP against plaintext Gloo"
+_MPI = "TCP without encryption against Open MPI over TCP"
+_SHM = "shared memory against Open MPI's"
+CLAIMS = (
+    Claim(f"2 ranks, {_GLOO}: every size", "two", "tcp", "gloo", 1.0),
+    Claim(f"2 ranks, {_GLOO}: geometric mean", "two", "tcp", "gloo", 2.5, mean=True),
+    Claim(f"2 ranks, {_GLOO}: from 16 MiB", "two", "tcp", "gloo", 1.15, least=16 * MIB),
+    Claim(f"4 ranks, {_GLOO}: every size", "four", "tcp", "gloo", 1.2),
+    Claim(f"2 ranks, {_MPI}: from 16 KiB", "two", "plain", "openmpi-tcp", 1.0, least=16 * KIB),
+    Claim(f"2 ranks, {_MPI}: below", "two", "plain", "openmpi-tcp", 0.6, most=16 * KIB - 1),
+    Claim(f"2 ranks, {_SHM}: from 64 KiB", "two", OURS, "openmpi-shm", 1.0, least=64 * KIB),
+    Claim(f"2 ranks, {_SHM}: below", "two", OURS, "openmpi-shm", 0.4, most=64 * KIB - 1),
+    Claim("2 ranks, shared memory against Gloo: every size", "two", OURS, "gloo", 3.0),
+    Claim("2 ranks, TCP without encryption against bare sockets", "two", "plain", "sockets", 0.85, least=64 * MIB),
+    Claim("2 ranks, bfloat16 and float16 as it comes against Gloo", "halves", OURS, "gloo", 1.0),
+    Claim("2 ranks, bfloat16 and float16, encrypted TCP against Gloo", "halves", "tcp", "gloo", 1.0),
+)
+
+
+def verdicts(reports: Mapping[str, Sequence[Report]], line_share: float | None) -> list[Verdict]:
+    """Of every claim, in order; `line_share` is the part of the line's rate that we filled."""
+    found = [_judge(claim, reports.get(claim.section, ())) for claim in CLAIMS]
+    kept = None if line_share is None else line_share >= LINE_SHARE
+    text = "not measured" if line_share is None else f"{line_share:.3f}"
+    line = "two hosts, encrypted: part of the rate of a 1 Gbit/s line, with the headers of TCP, IP and Ethernet"
+    return [*found, Verdict(line, f"{LINE_SHARE}", text, kept)]
+
+
+def _judge(claim: Claim, reports: Sequence[Report]) -> Verdict:
+    rows = [row for report in reports for row in report.rows if claim.least <= row.bytes <= claim.most]
+    ratio: Callable[[Row], float | None] = lambda row: row.ratio(claim.theirs, claim.ours)  # noqa: E731
+    known = [(value, row) for row in rows if (value := ratio(row)) is not None]
+    bound = f"{claim.bound:g}"
+    if not known:
+        return Verdict(claim.text, bound, "not measured", None)
+    if claim.mean:
+        mean = geometric_mean(value for value, _ in known)
+        return Verdict(claim.text, bound, f"{mean:.2f}", mean >= claim.bound)
+    worst, row = min(known, key=lambda pair: pair[0])
+    return Verdict(claim.text, bound, f"{worst:.2f} at the least, at {size(row.bytes)}", worst >= claim.bound)

@@ -1,0 +1,160 @@
+"""Writes docs/performance.md and its pictures from the numbers that the sections left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims import verdicts
+from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, table
+from benchmarks.pictures import draw_times
+from benchmarks.sections import SECTIONS
+from ringfort.bench.engines import ENGINES
+from ringfort.bench.results import OURS, Report, Row
+from ringfort.bench.show import duration, size
+
+Results = Mapping[str, Mapping[str, Any]]
+
+METHOD = """\
+- Every engine has processes of its own, one for each rank. They take turns: in a round each engine makes a burst of
+  calls for 20 milliseconds, or one call if that takes longer, and sleeps until the next round; every other round goes
+  backwards. What disturbs the machine disturbs all of them alike.
+- A call's time is that of its slowest rank, from its own start to its own end. Tables have the median of all calls and
+  the 10th to 90th percentile. A **ratio** is the other engine's median divided by ours: above 1 we are faster. Behind
+  it stand the 10th and 90th percentile of the ratios of single rounds.
+- Before anything is timed, each engine's result is compared with the known one. Buffers are float32 unless said, summed
+  in place (MLX's arrays cannot be written: its calls make a new one).
+- One thread a rank for arithmetic, also in torch. Garbage collection is off while calls are timed, as in `timeit`.
+- With more ranks than cores this measures the scheduler too; ratios are what to trust, not times.
+"""
+
+COMPARISONS = (
+    ("Encrypted TCP against others over TCP", "tcp", ("gloo", "mlx")),
+    ("TCP without encryption, and the limit", "plain", ("openmpi-tcp", "mpich-tcp", "gloo", "sockets")),
+    ("As it comes, and the limit of shared memory", OURS, ("openmpi-shm", "mpich-shm", "gloo", "memcpy")),
+)
+"""Title, whom of ours, with whom it is compared."""
+
+
+def write_page(results: Path, docs: Path) -> Path:
+    """Write the page into `docs` and its pictures into `docs/images`; returns its path."""
+    found = {
+        section.name: json.loads(path.read_text(encoding="utf-8"))
+        for section in SECTIONS
+        if (path := results / f"{section.name}.json").exists()
+    }
+    images = docs / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    path = docs / "performance.md"
+    path.write_text("\n".join(_page(found, images)).rstrip() + "\n", encoding="utf-8")
+    return path
+
+
+def _page(found: Results, images: Path) -> Iterable[str]:
+    reports = {
+        name: [Report.from_dict(report) for report in result.get("reports", ())] for name, result in found.items()
+    }
+    yield "# Performance\n"
+    yield "Written by `make bench`; do not edit. The numbers are in [benchmarks/results](../benchmarks/results).\n"
+    yield from _claims(reports, found)
+    yield "## Method\n"
+    yield METHOD
+    yield from _machine(found, [report for several in reports.values() for report in several])
+    local = [report for name in ("two", "four") for report in reports.get(name, ())]
+    if local:
+        draw_times(local, images / "all-reduce.png")
+    for section in SECTIONS:
+        if section.name not in found:
+            continue
+        result = found[section.name]
+        yield f"## {section.title}\n"
+        if "skipped" in result:
+            yield f"Not measured: {result['skipped']}.\n"
+        elif section.name in ("two", "four"):
+            if reports[section.name][0] is local[0]:
+                yield "![All-reduce: time against size, all engines](images/all-reduce.png)\n"
+            yield from _local(reports[section.name][0])
+        elif section.name == "halves":
+            yield from _halves(reports["halves"])
+        elif section.name == "hosts":
+            yield from hosts_part(reports["hosts"][0], result["bits_per_second"], result["burst"])
+        elif section.name == "scaling":
+            yield from scaling_part(reports["scaling"][0], images)
+        else:
+            yield from overlap_part(result)
+
+
+def _claims(reports: Mapping[str, Sequence[Report]], found: Results) -> Iterable[str]:
+    hosts = found.get("hosts", {})
+    share = line_share(reports["hosts"][0], hosts["bits_per_second"], hosts["burst"]) if reports.get("hosts") else None
+    yield "## What is claimed, and what came out\n"
+    words = {True: "yes", False: "**no**", None: "-"}
+    rows = [[one.text, one.bound, one.found, words[one.kept]] for one in verdicts(reports, share)]
+    yield from table(["ratio of medians", "at least", "measured", "kept"], rows)
+
+
+def _machine(found: Results, reports: Sequence[Report]) -> Iterable[str]:
+    if not found:
+        return
+    machine = next(iter(found.values()))["machine"]
+    versions = dict(machine["versions"])
+    for report in reports:
+        versions.update(report.machine["versions"])
+    yield "## Machine and engines\n"
+    cores = f"{machine['cores']} cores ({machine['threads']} threads)"
+    yield f"{machine['processor']}, {cores}, {machine['memory_gib']} GiB; {machine['system']}.\n"
+    yield ", ".join(f"{name} {number}" for name, number in versions.items()) + ".\n"
+    used = dict.fromkeys([OURS, *(name for report in reports for name in report.options.against)])
+    yield from table(["engine", "what it is and how it was set"], [[f"`{name}`", ENGINES[name].about] for name in used])
+    runs = [run for one in found.values() for run in one.get("reports", ())]
+    missing = {name: how for run in runs for name, how in run.get("missing", {}).items()}
+    for name, how in missing.items():
+        yield f"`{name}` was not installed (`{how}`).\n"
+    failed = {name: why for report in reports for row in report.rows for name, why in row.skipped.items()}
+    for name, why in failed.items():
+        yield f"`{name}` was left out where it failed or has no such operation: {why[:200]}.\n"
+
+
+def _local(report: Report) -> Iterable[str]:
+    engines = [OURS, *report.options.against]
+    yield "Medians:\n"
+    rows = [[size(row.bytes), *(_time(row, name) for name in engines)] for row in report.rows]
+    yield from table(["bytes", *(f"`{name}`" for name in engines)], rows)
+    for title, ours, others in COMPARISONS:
+        yield f"### {title}, {report.options.ranks[0]} ranks\n"
+        yield from _compare(report, ours, [name for name in others if name in engines])
+
+
+def _halves(reports: Sequence[Report]) -> Iterable[str]:
+    yield "In our processes torch is loaded, as in any that trains with them, and may do the additions.\n"
+    for report in reports:
+        for ours in (OURS, "tcp"):
+            yield f"### {report.options.dtype}, {'as it comes' if ours == OURS else 'encrypted TCP'}, against Gloo\n"
+            yield from _compare(report, ours, [name for name in ("gloo",) if name in report.options.against])
+
+
+def _compare(report: Report, ours: str, others: Sequence[str]) -> Iterable[str]:
+    rows = [
+        [size(row.bytes), _time(row, ours, spread=True), *(_ratio(row, name, ours) for name in others)]
+        for row in report.rows
+    ]
+    means = [report.geometric_means(name, ours).get("all") for name in others]
+    rows.append(["geometric mean", "", *("-" if mean is None else f"{mean:.2f}" for mean in means)])
+    yield from table(["bytes", f"`{ours}`", *(f"`{name}`, ratio" for name in others)], rows)
+
+
+def _time(row: Row, engine: str, *, spread: bool = False) -> str:
+    timing = row.timings.get(engine)
+    if timing is None:
+        return "-"
+    middle = duration(timing.median_us)
+    return f"{middle} ({duration(timing.p10_us)} to {duration(timing.p90_us)})" if spread else middle
+
+
+def _ratio(row: Row, engine: str, ours: str) -> str:
+    ratio, spread = row.ratio(engine, ours), row.ratio_spread(engine, ours)
+    if ratio is None or spread is None:
+        return "-"
+    return f"{ratio:.2f} ({spread[0]:.2f} to {spread[1]:.2f})"

@@ -1,0 +1,59 @@
+"""The pictures of docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ringfort.bench.results import OURS, Report
+from ringfort.bench.show import size
+
+DPI = 80
+"""Small files: the pictures live in the repository."""
+
+
+def _figure(width: float, panels: int) -> tuple[Any, list[Any]]:
+    # The object interface, and not pyplot: no global state, and no window system is looked for.
+    figure: Any = import_module("matplotlib.figure").Figure(figsize=(width, 4.5), layout="constrained")
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def draw_times(reports: Sequence[Report], path: Path) -> None:
+    """Time against size of every engine, one panel a world size."""
+    figure, panels = _figure(6.5 * len(reports), len(reports))
+    for panel, report in zip(panels, reports, strict=True):
+        for number, engine in enumerate((OURS, *report.options.against)):
+            rows = [row for row in report.rows if engine in row.timings]
+            style = "-" if engine in (OURS, "tcp", "plain") else ":" if engine in ("sockets", "memcpy") else "--"
+            times = [row.timings[engine].median_us for row in rows]
+            panel.plot([row.bytes for row in rows], times, style, marker=".", color=f"C{number}", label=engine)
+        sizes = [row.bytes for row in report.rows]
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xticks(sizes, [size(nbytes) for nbytes in sizes], rotation=45, ha="right")
+        panel.xaxis.minorticks_off()
+        panel.set_title(f"{report.options.ranks[0]} ranks")
+        panel.set_ylabel("microseconds, median")
+        panel.grid(visible=True, alpha=0.3)
+        panel.legend(fontsize="small")
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_scaling(
+    ranks: Sequence[int], lines: dict[str, Sequence[float]], predicted: Sequence[float], path: Path
+) -> None:
+    """The cost of a rank against the number of ranks, beside the algorithm's own."""
+    figure, [panel] = _figure(6.5, 1)
+    for name, costs in lines.items():
+        panel.plot(ranks, costs, marker="o", label=name)
+    panel.plot(ranks, predicted, "k--", label="2(n-1)/n")
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(ranks, [str(number) for number in ranks])
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("ranks")
+    panel.set_ylabel("cost of a rank and byte, 1 at two ranks")
+    panel.grid(visible=True, alpha=0.3)
+    panel.legend(fontsize="small")
+    figure.savefig(path, dpi=DPI)

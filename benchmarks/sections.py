@@ -1,0 +1,90 @@
+"""The parts of the measurement: what each runs, and how long it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import overlap
+from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
+from ringfort.bench.engines import OTHERS, choose_engines
+from ringfort.bench.options import Options, parse_sizes
+from ringfort.bench.run import Step, run_bench
+
+SIZES = parse_sizes("4,4K,16K,64K,1M,16M,64M,256M")
+QUICK_SIZES = parse_sizes("4,64K,1M")
+QUICK_SECONDS = 0.1
+
+OnStep = Callable[[Step], None]
+Result = dict[str, Any]
+"""Ready for JSON: `reports`, one for each run, or a section's own, or `skipped` with the reason."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part. `run` is told whether to be quick."""
+
+    name: str
+    title: str
+    run: Callable[[bool, OnStep], Result]
+
+
+def _bench(options: Options, quick: bool, on_step: OnStep) -> Result:
+    """One run of the benchmark, with those engines that are there."""
+    choice = choose_engines(",".join(options.against))
+    options = replace(options, against=choice.names)
+    if quick:
+        options = replace(options, sizes=QUICK_SIZES, min_time=QUICK_SECONDS)
+    return {**run_bench(options, on_step).to_dict(), "missing": choice.missing}
+
+
+def _local(ranks: int, min_time: float) -> Callable[[bool, OnStep], Result]:
+    options = Options(sizes=SIZES, ranks=(ranks,), against=OTHERS, min_time=min_time)
+    return lambda quick, on_step: {"reports": [_bench(options, quick, on_step)]}
+
+
+def _halves(quick: bool, on_step: OnStep) -> Result:
+    each = Options(sizes=SIZES, ranks=(2,), against=("tcp", "gloo"), min_time=0.4)
+    kinds = ("bfloat16", "float16")
+    return {"reports": [_bench(replace(each, dtype=kind), quick, on_step) for kind in kinds]}
+
+
+def _scaling(quick: bool, on_step: OnStep) -> Result:
+    ranks = (2, 4) if quick else (2, 4, 8, 16)
+    sizes = parse_sizes("1M,16M")
+    options = Options(sizes=sizes, ranks=ranks, against=("plain",), min_time=0.8)
+    return {"reports": [_bench(options, quick, on_step)]}
+
+
+def _hosts(quick: bool, on_step: OnStep) -> Result:
+    reason = why_not()
+    if reason:
+        return {"skipped": reason}
+    options = Options(
+        sizes=parse_sizes("1M" if quick else "1M,16M,64M"),
+        ranks=(2,),
+        against=choose_engines("plain,gloo,sockets").names,
+        min_time=QUICK_SECONDS if quick else 1.5,
+        # Two namespaces of one machine could share memory; two machines cannot.
+        shared_memory="off",
+    )
+    with ExitStack() as stack:
+        hosts = stack.enter_context(two_hosts())
+        return {"reports": [run_bench(options, on_step, hosts).to_dict()], "bits_per_second": RATE, "burst": BURST}
+
+
+def _overlap(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    return overlap.measure(rounds=2 if quick else 9)
+
+
+SECTIONS = (
+    Section("two", "Two ranks on one machine", _local(2, 0.5)),
+    Section("four", "Four ranks on one machine", _local(4, 0.5)),
+    Section("halves", "Sixteen-bit floats", _halves),
+    Section("hosts", "Two hosts and a wire of 1 Gbit/s", _hosts),
+    Section("scaling", "More ranks", _scaling),
+    Section("overlap", "While the caller computes", _overlap),
+)

@@ -1,0 +1,86 @@
+"""torch.distributed over Gloo, as people use it on CPUs today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringfort.bench.engines.base import Bound, OneByOne, Plan, Seat, output
+from ringfort.bench.options import Case
+from ringfort.bench.patterns import Array
+
+
+class GlooEngine(OneByOne):
+    """Gloo through `torch.distributed`."""
+
+    name: ClassVar[str] = "gloo"
+    about: ClassVar[str] = "torch.distributed over Gloo, plaintext TCP; GLOO_SOCKET_IFNAME names the interface"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    install: ClassVar[str] = "pip install 'ringfort[torch]'"
+
+    @classmethod
+    def available(cls) -> bool:
+        """Whether torch is installed."""
+        return find_spec("torch") is not None
+
+    @classmethod
+    def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
+        """The interface by name: left alone, Gloo takes the one that the host's name resolves to."""
+        name = plan.host(rank or 0).interface
+        return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+    def setup(self, seat: Seat) -> None:
+        """Gather through a file, so that no port is guessed."""
+        self._torch: Any = import_module("torch")
+        self._dist: Any = import_module("torch.distributed")
+        self._torch.set_num_threads(1)  # ranks share the cores, as ours do
+        store = self._dist.FileStore(str(seat.folder / "store"), seat.world_size)
+        self._dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world_size)
+        self._rank = seat.rank
+
+    def bind(self, case: Case, source: Array | None) -> Bound:
+        """See `Engine.bind`."""
+        dist = self._dist
+        out = output(case, self._rank)
+        x, y = self._tensor(source), self._tensor(out)
+        rows = self._rows(case, x, y)
+        # Gloo takes what has a part for every rank as one row.
+        flat = {"all_gather": y, "reduce_scatter": x}.get(case.op)
+        flat = None if flat is None else flat.view(-1)
+        runs: dict[str, Callable[[], object]] = {
+            "barrier": dist.barrier,
+            "all_reduce": lambda: dist.all_reduce(x),
+            "broadcast": lambda: dist.broadcast(x, 0),
+            "reduce": lambda: dist.reduce(x, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(flat, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, flat),
+            "all_to_all": lambda: dist.all_to_all_single(y, x),
+            "gather": lambda: dist.gather(x, rows, 0),
+            "scatter": lambda: dist.scatter(y, rows, 0),
+        }
+        return Bound(runs[case.op], lambda: source if out is None else out)
+
+    def _rows(self, case: Case, x: Any, y: Any) -> list[Any] | None:
+        """What torch wants as a list, and only at the root."""
+        whole = {"gather": y, "scatter": x}.get(case.op)
+        return list(whole.unbind(0)) if whole is not None and self._rank == 0 else None
+
+    def _tensor(self, array: Array | None) -> Any:
+        """A tensor of the same memory."""
+        if array is None:
+            return None
+        if array.dtype.name == "bfloat16":  # torch does not know NumPy's, but reads the same bits
+            return self._torch.from_numpy(array.view(np.dtype(np.int16))).view(self._torch.bfloat16)
+        return self._torch.from_numpy(array)
+
+    def barrier(self) -> object:
+        """See `Engine.barrier`."""
+        return self._dist.barrier()
+
+    def teardown(self) -> None:
+        """Leave the group."""
+        self._dist.destroy_process_group()

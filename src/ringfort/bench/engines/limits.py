@@ -1,0 +1,161 @@
+"""The limits: the bytes that an all-reduce must move, and nothing else. No arithmetic, no framing, no order.
+
+A rank of a ring sends 2(n-1)/n of the array to the next rank and receives as much from the one before. No all-reduce
+whose ranks hold each a part of the sum can move less, so this is what the same bytes cost by themselves.
+"""
+
+from __future__ import annotations
+
+import mmap
+import select
+import socket
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from ringfort.bench.engines.base import Bound, OneByOne, Seat
+from ringfort.bench.options import Case
+from ringfort.bench.patterns import Array
+from ringfort.config import KIB, parse_address
+from ringfort.transport.tcp import tune
+
+BLOCK = 256 * KIB
+"""Bytes a system call: larger ones leave the cache between the two processes."""
+COPY_BLOCK = 512 * KIB
+"""Bytes a copy. Between two ranks on two cores of an AMD EPYC, copies of 64 to 256 KiB took 5 to 8 times as long: from
+some size on the C library's memcpy writes past the cache, and no line has to be fetched from the other core's."""
+COPY_BLOCKS = 2
+"""A rank: it writes one while its neighbour reads the other."""
+
+
+class SocketsEngine(OneByOne):
+    """Bare non-blocking sockets, with the socket options of `transport.tcp`."""
+
+    name: ClassVar[str] = "sockets"
+    about: ClassVar[str] = (
+        "the limit of TCP: 2(n-1)/n of the array to the next rank and as much from the last, over bare non-blocking "
+        "sockets, not added and in no frames"
+    )
+    packages: ClassVar[tuple[str, ...]] = ("numpy",)
+    install: ClassVar[str] = "pip install ringfort"
+
+    @classmethod
+    def available(cls) -> bool:
+        """Always."""
+        return True
+
+    def setup(self, seat: Seat) -> None:
+        """Each rank connects to the next."""
+        self._seat = seat
+        with socket.create_server((seat.address, 0)) as listener:
+            listener.settimeout(60)  # seconds; the parent has given up by then
+            port = listener.getsockname()[1]
+            addresses = seat.share(f"{seat.address}:{port}")
+            after = addresses[(seat.rank + 1) % seat.world_size]
+            self._out = tune(socket.create_connection(parse_address(after), timeout=60))
+            accepted, _ = listener.accept()
+            self._into = tune(accepted)
+        self._scratch = memoryview(bytearray(BLOCK))
+
+    def bind(self, case: Case, source: Array | None) -> Bound:
+        """See `Engine.bind`."""
+        if case.op != "all_reduce" or source is None or case.world_size < 2:
+            raise NotImplementedError("the limit is that of all_reduce among two ranks or more")
+        view = memoryview(source.view(np.uint8))
+        half = max(1, case.nbytes * (case.world_size - 1) // case.world_size)
+
+        def run() -> None:
+            self._exchange(view[:half], None, half)  # what would be added: it lands in a block that stays in the cache
+            self._exchange(view[:half], view[:half], half)  # what would be copied: it lands in the array
+
+        return Bound(run, lambda: None)
+
+    def _exchange(self, data: memoryview, into: memoryview | None, nbytes: int) -> None:
+        """Send `data` and receive as many bytes, at the same time."""
+        send, recv_into = self._out.send, self._into.recv_into
+        sent = got = 0
+        while sent < nbytes or got < nbytes:
+            moved = 0
+            if sent < nbytes:
+                try:
+                    moved = send(data[sent : sent + BLOCK])
+                    sent += moved
+                except BlockingIOError:
+                    pass
+            if got < nbytes:
+                room = min(BLOCK, nbytes - got)
+                try:
+                    count = recv_into(self._scratch[:room] if into is None else into[got : got + room])
+                except BlockingIOError:
+                    count = 0
+                else:
+                    if not count:
+                        raise ConnectionResetError("the rank before closed its connection")
+                got += count
+                moved += count
+            if not moved:
+                self._wait(read=got < nbytes, write=sent < nbytes)
+
+    def _wait(self, *, read: bool, write: bool) -> None:
+        poll = select.poll()
+        if read:
+            poll.register(self._into, select.POLLIN)
+        if write:
+            poll.register(self._out, select.POLLOUT)
+        poll.poll()
+
+    def barrier(self) -> object:
+        """Each byte from the rank before says that one rank more has come."""
+        byte = memoryview(bytearray(1))
+        for _ in range(self._seat.world_size - 1):
+            self._exchange(byte, byte, 1)
+        return None
+
+    def teardown(self) -> None:
+        """Close both connections."""
+        self._out.close()
+        self._into.close()
+
+
+class MemcpyEngine(SocketsEngine):
+    """Copies through shared memory; the sockets are for the barrier alone."""
+
+    name: ClassVar[str] = "memcpy"
+    about: ClassVar[str] = (
+        "the limit of shared memory: 2(n-1)/n of the array copied into memory that ranks share, and as much out of the "
+        "neighbour's, 512 KiB at a time, not added and waiting for nobody"
+    )
+
+    def setup(self, seat: Seat) -> None:
+        """Every rank has blocks of one file, which lies in memory."""
+        super().setup(seat)
+        shape = (seat.world_size, COPY_BLOCKS, COPY_BLOCK)
+        with (seat.folder / "blocks").open("a+b") as file:
+            file.truncate(prod(shape))
+            self._map = mmap.mmap(file.fileno(), prod(shape))
+        self._blocks = np.frombuffer(self._map, np.uint8).reshape(shape)
+
+    def bind(self, case: Case, source: Array | None) -> Bound:
+        """See `Engine.bind`."""
+        super().bind(case, source)
+        assert source is not None  # checked there
+        data = source.view(np.uint8)
+        half = max(1, case.nbytes * (case.world_size - 1) // case.world_size)
+        mine = self._blocks[self._seat.rank]
+        other = self._blocks[(self._seat.rank + 1) % case.world_size]
+
+        def run() -> None:
+            for _ in range(2):
+                for number, start in enumerate(range(0, half, COPY_BLOCK)):
+                    part = data[start : min(start + COPY_BLOCK, half)]
+                    np.copyto(mine[number % COPY_BLOCKS, : len(part)], part)
+                    np.copyto(part, other[(number + 1) % COPY_BLOCKS, : len(part)])
+
+        return Bound(run, lambda: None)
+
+    def teardown(self) -> None:
+        """Let go of the memory, and close the connections."""
+        super().teardown()
+        del self._blocks
+        self._map.close()

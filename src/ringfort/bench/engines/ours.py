@@ -1,0 +1,103 @@
+"""This library as an engine: as users have it by default, over TCP alone, and over TCP without encryption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringfort.backends.tcp import TcpBackend
+from ringfort.bench.engines.base import Bound, OneByOne, Seat
+from ringfort.bench.options import STRATEGIES, Case, Options
+from ringfort.bench.patterns import Array
+from ringfort.config import DistributedConfig, format_address
+from ringfort.context import DistributedContext
+from ringfort.transport import tcp
+
+
+class RingfortEngine(OneByOne):
+    """This library, through the context that users have."""
+
+    name: ClassVar[str] = "ringfort"
+    about: ClassVar[str] = "this library as it comes: shared memory between ranks of one host where it can, encrypted"
+    packages: ClassVar[tuple[str, ...]] = ("ringfort",)
+    install: ClassVar[str] = "pip install ringfort"
+
+    @classmethod
+    def available(cls) -> bool:
+        """Always."""
+        return True
+
+    def settings(self, options: Options) -> dict[str, Any]:
+        """What of the configuration is not left alone."""
+        return {"encryption": options.encryption, "shared_memory": options.shared_memory}
+
+    def setup(self, seat: Seat) -> None:
+        """Rank 0 listens at a free port and tells the others."""
+        if seat.options.dtype in ("float16", "bfloat16") and find_spec("torch") is not None:
+            # As in any process that trains with 16-bit floats: where torch is loaded, it may add them.
+            torch: Any = import_module("torch")
+            torch.set_num_threads(1)
+        known = {field.name for field in fields(DistributedConfig)}
+        settings = {name: value for name, value in self.settings(seat.options).items() if name in known}
+        listener = tcp.listen(seat.address, 0) if seat.rank == 0 else None
+        address = format_address(*listener.getsockname()[:2]) if listener is not None else ""
+        master = seat.share(address)[0]
+        config = DistributedConfig(**settings)
+        backend = TcpBackend(seat.rank, seat.world_size, master, config=config, listener=listener)
+        self._ctx = DistributedContext(backend)
+        self._strategy = seat.options.strategy
+
+    def bind(self, case: Case, source: Array | None) -> Bound:
+        """See `Engine.bind`."""
+        ctx, x = self._ctx, source
+        if case.op == "barrier":
+            return Bound(ctx.barrier, lambda: None)
+        method: Callable[..., Any] = getattr(ctx, case.op)
+        chosen = STRATEGIES[case.op].parse(self._strategy) if case.op in STRATEGIES else None
+        returned: list[Any] = [None]
+
+        if chosen is not None:
+
+            def run() -> None:
+                returned[0] = method(x, strategy=chosen)
+        else:
+
+            def run() -> None:
+                returned[0] = method(x)
+
+        return Bound(run, lambda: None if returned[0] is None else np.asarray(returned[0]))
+
+    def barrier(self) -> object:
+        """See `Engine.barrier`."""
+        return self._ctx.barrier()
+
+    def teardown(self) -> None:
+        """Leave the group."""
+        self._ctx.close()
+
+
+class TcpEngine(RingfortEngine):
+    """This library between hosts: what shared memory saves on one."""
+
+    name: ClassVar[str] = "tcp"
+    about: ClassVar[str] = "this library over TCP, encrypted: what two hosts would use"
+
+    def settings(self, options: Options) -> dict[str, Any]:
+        """TCP by name."""
+        return {"encryption": "on", "shared_memory": "off"}
+
+
+class PlainEngine(RingfortEngine):
+    """This library over TCP with encryption off: what the wall costs."""
+
+    name: ClassVar[str] = "plain"
+    about: ClassVar[str] = "this library over TCP with encryption off"
+
+    def settings(self, options: Options) -> dict[str, Any]:
+        """TCP by name, and no encryption."""
+        return {"encryption": "off", "shared_memory": "off"}

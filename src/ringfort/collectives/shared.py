@@ -1,0 +1,196 @@
+"""Collectives of a group that shares memory: over its board.
+
+Small arrays: every rank puts its own into its slot, and folds all of them in the order of the ranks. Larger ones go
+block by block: every rank folds one slice of the block and puts the result into its slot, where the others find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextvars import Context
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.collectives.ops import ReduceOp
+from ringfort.config import KIB
+from ringfort.transport.board import SLOT, Board
+from ringfort.transport.fold import Array, Fold
+from ringfort.transport.messages import Envelope
+
+SMALL_BYTES = 64 * KIB
+"""Up to here every rank folds all: one step less is worth more than the bytes that are read and added twice."""
+
+
+class Combine(Protocol):
+    """Does `out = a <op> b`; `out` may be `a`. For one thread at a time."""
+
+    def __call__(self, a: Array, b: Array, /, *, out: Array) -> object: ...
+
+
+class Folding(NamedTuple):
+    """How the arrays of all ranks become one."""
+
+    dtype: np.dtype[np.generic]
+    plain: Combine
+    closing: Combine
+    """For the last two: does what is to be done to elements that are whole, such as dividing them."""
+
+    @classmethod
+    def of(cls, plain: Fold, closing: Fold) -> Folding:
+        combine = _combiner(plain)
+        return cls(plain.dtype, combine, combine if closing is plain else _combiner(closing))
+
+    def __call__(self, parts: Sequence[Array], out: Array) -> None:
+        """Folds in the order of `parts`, of which `out` may be the first."""
+        so_far = parts[0]
+        for part in parts[1:-1]:
+            self.plain(so_far, part, out=out)
+            so_far = out
+        self.closing(so_far, parts[-1], out=out)
+
+
+def all_reduce(board: Board, flat: Array, folding: Folding, envelope: Envelope) -> None:
+    """Every rank's `flat` becomes the reduction of all, in place."""
+    board.sign(envelope)
+    if flat.nbytes > SMALL_BYTES:
+        _all_reduce_blocks(board, flat, folding, envelope)
+        return
+    slots = board.slots(folding.dtype, flat.size)[board.next_turn()]
+    slots[board.rank][...] = flat
+    board.publish()
+    board.wait_signed(envelope)
+    folding(slots, flat)
+
+
+def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: Envelope) -> None:
+    rank, n = board.rank, board.world_size
+    block = SLOT // flat.itemsize
+    turns = board.slots(folding.dtype, block)
+    for start in range(0, flat.size, block):
+        own = flat[start : start + block]
+        slots = turns[board.next_turn()]
+        bounds = [own.size * r // n for r in range(n + 1)]
+        low, high = bounds[rank], bounds[rank + 1]
+        slots[rank][:low] = own[:low]
+        slots[rank][high : own.size] = own[high:]
+        board.publish()
+        _wait(board, start, envelope)
+        result = slots[rank][low:high]
+        folding([own[low:high] if r == rank else slots[r][low:high] for r in range(n)], result)
+        board.publish()
+        own[low:high] = result
+        board.wait(envelope)
+        for r in range(n):
+            if r != rank:
+                own[bounds[r] : bounds[r + 1]] = slots[r][bounds[r] : bounds[r + 1]]
+
+
+def broadcast(board: Board, flat: Array, root: int, envelope: Envelope) -> None:
+    """Every rank's `flat` becomes the root's, in place."""
+    board.sign(envelope)
+    turns = board.slots(flat.dtype, SLOT // flat.itemsize)
+    for start, part in _blocks(flat):
+        slot = turns[board.next_turn()][root]
+        if board.rank == root:
+            slot[: part.size] = part
+        board.publish()
+        _wait(board, start, envelope)
+        if board.rank != root:
+            part[...] = slot[: part.size]
+
+
+def all_gather(board: Board, flat: Array, parts: Sequence[Array], envelope: Envelope) -> None:
+    """`parts[r]` becomes rank r's `flat`."""
+    board.sign(envelope)
+    turns = board.slots(flat.dtype, SLOT // flat.itemsize)
+    for start, own in _blocks(flat):
+        slots = turns[board.next_turn()]
+        slots[board.rank][: own.size] = own
+        board.publish()
+        _wait(board, start, envelope)
+        for slot, part in zip(slots, parts, strict=True):
+            part[start : start + own.size] = slot[: own.size]
+
+
+def _blocks(flat: Array) -> Iterator[tuple[int, Array]]:
+    """Where each block begins, and the block; an array without elements has one of none."""
+    size = SLOT // flat.itemsize
+    for start in range(0, max(flat.size, 1), size):
+        yield start, flat[start : start + size]
+
+
+def _wait(board: Board, start: int, envelope: Envelope) -> None:
+    if start:
+        board.wait(envelope)
+    else:
+        board.wait_signed(envelope)
+
+
+_REMEMBERED: Final = 256
+"""Kinds of small all-reduces that are kept ready: programs repeat a few for ever."""
+
+
+def remember(backend: Backend, board: Board, call: bytes, op: ReduceOp, flat: Array, folding: Folding) -> None:
+    """Keeps what was found out about an all-reduce, for the next of its kind."""
+    if len(board.quick) >= _REMEMBERED:
+        board.quick.clear()
+    board.quick[flat.dtype, flat.size, id(op)] = QuickAllReduce(backend, board, call, flat.size, folding)
+
+
+class QuickAllReduce:
+    """Small all-reduces of one kind, as many as are wanted: everything that can be known beforehand is. It does what
+    `all_reduce` does, in as few instructions as it takes."""
+
+    __slots__ = ("_backend", "_board", "_call", "_fold", "_slots")
+
+    def __init__(self, backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> None:
+        self._backend = backend
+        self._board = board
+        self._call = call, int.from_bytes(call[:8], "little"), int.from_bytes(call[8:], "little")
+        self._slots = board.slots(folding.dtype, size)
+        self._fold = folding
+
+    def __call__(self, flat: Array) -> None:
+        """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
+        board, backend = self._board, self._backend
+        call, low, high = self._call
+        operation = backend.next_operation()
+        if board.sleeper.has_trouble:
+            board.sleeper.check(backend.envelope_of(operation, call))
+        with board:
+            slots = self._slots[board.next_turn()]
+            slots[board.rank][...] = flat
+            if not board.meet(operation, low, high):
+                board.wait_signed(backend.envelope_of(operation, call))
+            self._fold(slots, flat)
+
+
+_CONTEXT_HOLDS_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2
+
+
+def _combiner(fold: Fold) -> Combine:
+    ufunc = fold.ufunc
+    if ufunc is None:
+
+        def fold_apart(a: Array, b: Array, /, *, out: Array) -> None:
+            if out is not a:
+                out[...] = a
+            fold.apply(out, b)
+
+        return fold_apart
+    if fold.dtype.kind not in "fc":
+        return ufunc
+    if _CONTEXT_HOLDS_ERRSTATE:
+        # A tenth of what np.errstate costs, which is as much as a small addition.
+        quiet = Context()
+        quiet.run(np.seterr, all="ignore")
+        return partial(quiet.run, ufunc)  # pyright: ignore[reportReturnType]
+
+    def fold_quietly(a: Array, b: Array, /, *, out: Array) -> None:
+        with np.errstate(all="ignore"):
+            ufunc(a, b, out=out)
+
+    return fold_quietly

@@ -1,0 +1,221 @@
+"""`Board`: memory that all ranks of a group on one machine write to and read from, and the counters that say what is
+there.
+
+Every rank has a **counter**, on a cache line of its own, and two **slots** of data. A collective is a fixed number of
+steps: a rank puts data into its slot, `publish`es that it has come so far, and `wait`s until the others have. The law
+of this file: **in every operation every rank waits for every other**. So nobody is ever more than one operation ahead,
+and two slots that take turns are enough.
+
+The order in which one processor's writes are seen by another can be relied on from Python only on x86: elsewhere there
+is no board. Who waits first spins, then gives the processor away, and then sleeps as a job of the engine, which also
+watches for peers that die, aborts, timeouts and ranks that called something else.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import numpy as np
+
+from ringfort.config import KIB
+from ringfort.errors import DistributedError
+from ringfort.transport.fold import Array
+from ringfort.transport.messages import Envelope
+from ringfort.transport.segment import Segment
+
+SLOT = 512 * KIB
+"""Bytes a slot: small enough that what one rank writes is still in the cache when the others read it."""
+_LINE = 128
+"""Bytes between what different ranks write: two cache lines, for processors fetch them in pairs."""
+_WORDS = _LINE // 8
+_COUNTER, _ASLEEP, _SIGNED = 0, 1, 2
+"""Lines of each rank: how far it has come; whether it sleeps; and for each of two operations in turn what it called."""
+_LINES = 4
+
+
+class Patience(NamedTuple):
+    """What to do before going to sleep, which costs tens of microseconds: look at a counter so often, and then give the
+    processor away so often."""
+
+    spins: int
+    yields: int
+
+
+EAGER = Patience(100, 200)
+"""Every rank has a processor: some 5 us, in which a rank that is there answers, and 0.2 ms."""
+CROWDED = Patience(0, 200)
+"""Ranks share processors: looking only keeps away the one that is waited for."""
+ONE_PROCESS = Patience(0, 0)
+"""Ranks are threads of one process: only who sleeps lets go of the interpreter."""
+
+
+class Sleeper(Protocol):
+    """Who can wait for long: the group's backend."""
+
+    def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
+        """Returns when `is_ready()`; raises what ends a collective that waits for `peer`."""
+        ...
+
+    def nudge(self, peer: int) -> None:
+        """Wakes `peer` from `sleep_until`."""
+        ...
+
+    @property
+    def has_trouble(self) -> bool:
+        """Something has failed: a collective must `check` before it begins."""
+        ...
+
+    def check(self, envelope: Envelope) -> None:
+        """Raises what keeps a collective from beginning."""
+        ...
+
+    def abandon(self) -> None:
+        """This rank stopped in the middle: what the others see of it is no longer whole. Ends its groups."""
+        ...
+
+    def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
+        """`peer` is in another collective than this rank: raises, and tells the group."""
+        ...
+
+
+def board_bytes(world_size: int) -> int:
+    """Bytes of a segment for a board. Pages that are never touched take no memory."""
+    return world_size * (_LINES * _LINE + 2 * SLOT) + SLOT
+
+
+class Board:
+    """One rank's hands on its group's board. For one operation at a time."""
+
+    def __init__(self, segment: Segment, rank: int, world_size: int, sleeper: Sleeper, *, patience: Patience) -> None:
+        memory = segment.memory
+        self._segment = segment
+        self.sleeper = sleeper
+        self.quick: dict[object, Any] = {}
+        """What collectives keep here for the next time. It goes when the board does."""
+        self.rank = rank
+        self.world_size = world_size
+        self.operations = 0
+        self.step = 0
+        self.turn = 0
+        self._words = memory[: world_size * _LINES * _LINE].cast("Q")
+        self._own = rank * _LINES * _WORDS
+        self._others = tuple(r * _LINES * _WORDS for r in range(world_size) if r != rank)
+        self._spins, self._yields = map(range, patience)
+        self._fence = threading.Lock()
+        start = -(-world_size * _LINES * _LINE // SLOT) * SLOT
+        self._slots = np.frombuffer(memory, np.uint8)[start : start + 2 * SLOT * world_size].reshape(
+            world_size, 2, SLOT
+        )
+
+    def __enter__(self) -> None:
+        """Every operation is inside a `with`: what interrupts it, such as Ctrl-C, leaves the ranks out of step."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None and not issubclass(kind, DistributedError):  # those have ended the group already
+            self.sleeper.abandon()
+
+    def next_turn(self) -> int:
+        """Which slots are to be used now: not those of the last time, which may still be read."""
+        self.turn ^= 1
+        return self.turn
+
+    def slots(self, dtype: np.dtype[Any], size: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """For each turn the first `size` elements of every rank's slot."""
+        end = size * dtype.itemsize
+        return tuple(tuple(self._slots[r, turn, :end].view(dtype) for r in range(self.world_size)) for turn in (0, 1))  # pyright: ignore[reportReturnType]
+
+    def sign(self, envelope: Envelope) -> None:
+        """Says what this rank is about to do. The next `publish` carries it to the others."""
+        self.operations += 1
+        words, at = self._words, self._own + (_SIGNED + (self.operations & 1)) * _WORDS
+        call = envelope.call
+        words[at] = envelope.operation
+        words[at + 1] = int.from_bytes(call[:8], "little")
+        words[at + 2] = int.from_bytes(call[8:], "little")
+
+    def publish(self) -> None:
+        """What this rank has written so far is for the others to read."""
+        words = self._words
+        self.step = words[self._own] = self.step + 1
+        # A full barrier, as a lock's instructions are: a rank that falls asleep sees the counter, or we see its flag.
+        self._fence.acquire()
+        self._fence.release()
+        asleep = _ASLEEP * _WORDS
+        for at in self._others:
+            if words[at + asleep]:
+                self.sleeper.nudge(at // (_LINES * _WORDS))
+
+    def meet(self, operation: int, low: int, high: int) -> bool:
+        """`sign` with the halves of a call, `publish`, and a look: whether all others are there soon and have called
+        the same. If not, `wait_signed` goes on from here."""
+        words, own = self._words, self._own
+        self.operations += 1
+        turn = (_SIGNED + (self.operations & 1)) * _WORDS
+        at = own + turn
+        words[at] = operation
+        words[at + 1] = low
+        words[at + 2] = high
+        self.publish()
+        step = self.step
+        for other in self._others:
+            if words[other] < step:
+                for _ in self._spins:
+                    if words[other] >= step:
+                        break
+                else:
+                    return False
+            at = other + turn
+            if words[at] != operation or words[at + 1] != low or words[at + 2] != high:
+                return False
+        return True
+
+    def wait(self, envelope: Envelope) -> None:
+        """Returns when every other rank has published as often as this one; raises what ends the collective."""
+        words, step = self._words, self.step
+        for at in self._others:
+            if words[at] >= step:
+                continue
+            for _ in self._spins:
+                if words[at] >= step:
+                    break
+            else:
+                self._wait_longer(at, envelope)
+
+    def wait_signed(self, envelope: Envelope) -> None:
+        """`wait` for the first step of an operation: then looks whether all have called the same."""
+        self.wait(envelope)
+        words = self._words
+        turn = (_SIGNED + (self.operations & 1)) * _WORDS
+        own = self._own + turn
+        for other in self._others:
+            at = other + turn
+            if words[at + 2] != words[own + 2] or words[at + 1] != words[own + 1] or words[at] != words[own]:
+                call = b"".join(words[at + i].to_bytes(8, "little") for i in (1, 2))
+                self.sleeper.disagree(at // (_LINES * _WORDS), words[at], call, envelope)
+
+    def _wait_longer(self, at: int, envelope: Envelope) -> None:
+        words, step = self._words, self.step
+        for _ in self._yields:
+            os.sched_yield()
+            if words[at] >= step:
+                return
+        flag = self._own + _ASLEEP * _WORDS
+        words[flag] = 1
+        self._fence.acquire()
+        self._fence.release()
+        try:
+            self.sleeper.sleep_until(lambda: words[at] >= step, at // (_LINES * _WORDS), envelope)
+        finally:
+            words[flag] = 0
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._slots = np.empty((0, 2, 0), np.uint8)
+        self._words.release()
+        self._segment.close()

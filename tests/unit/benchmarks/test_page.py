@@ -1,0 +1,90 @@
+"""The page of the benchmark says what the numbers say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims import CLAIMS, verdicts
+from benchmarks.page import write_page
+from benchmarks.parts import line_share, payload_share
+from ringfort.bench.engines import OTHERS
+from ringfort.bench.options import Options
+from ringfort.bench.results import Report, Row, Timing
+
+MIB = 1 << 20
+MACHINE = {
+    "processor": "Some CPU",
+    "cores": 2,
+    "threads": 2,
+    "memory_gib": 8.0,
+    "load_at_start": 0.1,
+    "system": "Linux",
+    "versions": {"python": "3.11"},
+}
+
+
+def row(ranks: int, nbytes: int, **medians: float) -> Row:
+    timings = {name.replace("_", "-"): Timing(3, us, us, us, [us, us, us]) for name, us in medians.items()}
+    return Row(ranks, nbytes, timings)
+
+
+def report(*rows: Row, against: tuple[str, ...] = OTHERS, ranks: tuple[int, ...] = (2,)) -> Report:
+    return Report(Options(against=against, ranks=ranks), MACHINE, rows)
+
+
+def test_a_claim_is_judged_at_its_worst_size_and_only_at_its_sizes() -> None:
+    found = report(row(2, 4, tcp=10, gloo=30), row(2, 16 * MIB, tcp=10, gloo=11))
+    by_text = {one.text: one for one in verdicts({"two": [found]}, None)}
+    gloo = "2 ranks, encrypted TCP against plaintext Gloo"
+    assert by_text[f"{gloo}: every size"].kept is True
+    assert by_text[f"{gloo}: every size"].found == "1.10 at the least, at 16 MiB"
+    assert by_text[f"{gloo}: geometric mean"].kept is False
+    assert by_text[f"{gloo}: from 16 MiB"].kept is False
+
+
+def test_what_was_not_measured_is_neither_kept_nor_broken() -> None:
+    found = verdicts({}, None)
+    assert len(found) == len(CLAIMS) + 1
+    assert {(one.kept, one.found) for one in found} == {(None, "not measured")}
+
+
+def test_the_lines_share_leaves_out_what_the_shaper_let_through_at_once() -> None:
+    # 1.5 MB in 10 ms, of which 0.5 MB were free, is 0.8 Gbit/s.
+    hosts = report(row(2, 1_500_000, ringfort=10_000.0))
+    assert payload_share(hosts.rows[-1], "ringfort", 1e9, 500_000) == pytest.approx(0.8)
+    assert line_share(hosts, 1e9, 500_000) == pytest.approx(0.8 * 1514 / 1448)
+
+
+def test_the_page_has_every_section_that_was_measured_and_says_why_one_was_not(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    results.mkdir()
+    two = report(row(2, 4, ringfort=10, tcp=20, plain=15, gloo=50, openmpi_shm=5, sockets=9))
+    more = report(
+        row(2, MIB, ringfort=10, plain=10), row(4, MIB, ringfort=30, plain=60), against=("plain",), ranks=(2, 4)
+    )
+    cells = [{"way": "tcp", "beside": "Python", "interval": 0.005, "median_ms": 42.0, "kept": 0.5}]
+    given = {
+        "two": {"reports": [{**two.to_dict(), "missing": {"mlx": "pip install it"}}]},
+        "hosts": {"skipped": "network namespaces need root"},
+        "scaling": {"reports": [more.to_dict()]},
+        "overlap": {"bytes": MIB, "ranks": 2, "cells": cells},
+    }
+    for name, result in given.items():
+        (results / f"{name}.json").write_text(json.dumps({**result, "machine": MACHINE}))
+    text = write_page(results, docs).read_text()
+    for part in (
+        "| `tcp` | this library over TCP, encrypted",
+        "| 4 B | 20.0 us (20.0 us to 20.0 us) | 2.50 (2.50 to 2.50) | - |",
+        "`mlx` was not installed (`pip install it`)",
+        "Not measured: network namespaces need root.",
+        # Four ranks on two cores: 3 times as long is 1.5 times the cost a rank, and 6 times is 3.
+        "| 4 | 1.50 | 1.50 (30.0 us) | 3.00 (60.0 us) |",
+        "| 5 ms | 42.0 (kept 50%) |",
+    ):
+        assert part in text
+    assert "Sixteen-bit" not in text
+    assert {path.name for path in (docs / "images").iterdir()} == {"all-reduce.png", "scaling.png"}
