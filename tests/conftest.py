@@ -19,7 +19,7 @@ STRESS = Path(__file__).parent / "stress"
 # Here and not in a fixture: processes that tests start inherit it, and nothing is loaded before.
 HOME = Path(tempfile.mkdtemp(prefix="ringfort-tests-"))
 os.environ["RINGFORT_HOME"] = str(HOME / "home")
-for _name in ("RINGFORT_KEY", "RINGFORT_CLUSTER", "RINGFORT_ENCRYPTION"):
+for _name in ("RINGFORT_KEY", "RINGFORT_CLUSTER", "RINGFORT_ENCRYPTION", "RINGFORT_SHM"):
     os.environ.pop(_name, None)
 
 # No deadline: the machines that run this are shared, and a slow example is no failure.

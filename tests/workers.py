@@ -20,7 +20,7 @@ def reduce_until_killed(nbytes: str) -> None:
     """All-reduces for ever; whoever is left says what it was told and how long after the last good one."""
     with ringfort.init(timeout=30) as ctx:
         x = np.ones(int(nbytes) // 4, np.float32)
-        report(pid=os.getpid(), sockets=_sockets())
+        report(pid=os.getpid())
         try:
             while True:
                 ctx.all_reduce(x)
@@ -28,14 +28,14 @@ def reduce_until_killed(nbytes: str) -> None:
                 report(step=True)
         except DistributedError as exc:
             report(error=type(exc).__name__, peer=exc.peer, words=str(exc), at=time.monotonic())
-    report(threads=threading.active_count(), sockets=_sockets())
+    report(threads=threading.active_count(), sockets=_descriptors("socket:"), segments=_descriptors("/memfd:"))
 
 
-def _sockets() -> int:
+def _descriptors(kind: str) -> int:
     found = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            found += str(descriptor.readlink()).startswith("socket:")
+            found += str(descriptor.readlink()).startswith(kind)
         except OSError:
             continue  # the listing's own
     return found

@@ -14,8 +14,9 @@ ROOT = str(Path(__file__).parents[2])
 
 
 def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
-    for victim in (0, 3):
-        kill_one(victim, 16 * MIB)
+    kill_one(0, 16 * MIB, shared_memory="on")
+    kill_one(3, 4, shared_memory="on")
+    kill_one(3, 16 * MIB, shared_memory="off")
 
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:
@@ -27,14 +28,15 @@ def test_eight_ranks_connect_in_a_moment() -> None:
     assert connect_time(8) < 10
 
 
-def kill_one(victim: int, nbytes: int) -> float:
+def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on") -> float:
     """Kills `victim` of four inside an all-reduce; returns how many seconds later the last survivor knew."""
     errors: dict[int, dict[str, object]] = {}
     rest: dict[int, dict[str, object]] = {}
     pids: dict[int, int] = {}
     killed_at = 0.0
     steps = 0
-    with LocalRanks("tests.workers", 4, ["reduce_until_killed", str(nbytes)], variables={"PYTHONPATH": ROOT}) as ranks:
+    variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
+    with LocalRanks("tests.workers", 4, ["reduce_until_killed", str(nbytes)], variables=variables) as ranks:
         reports = ranks.messages(patience=60)
         while True:
             rank, message = next(reports)
@@ -56,7 +58,8 @@ def kill_one(victim: int, nbytes: int) -> float:
         assert message["peer"] == victim, (rank, message)
         assert message["error"] == "PeerLostError", (rank, message)
     for rank, message in rest.items():
-        assert message == {"threads": 2, "sockets": 0}, (rank, message)  # the main thread, and local.py's watch
+        # The main thread, and local.py's watch.
+        assert message == {"threads": 2, "sockets": 0, "segments": 0}, (rank, message)
     return max(float(str(message["at"])) for message in errors.values()) - killed_at
 
 

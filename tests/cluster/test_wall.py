@@ -33,8 +33,8 @@ from tests.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle
 from tests.openings import impostor, member
 from tests.strangers import Count, crowd
 
-CONFIG = DistributedConfig(timeout=20)
-OPEN = DistributedConfig(timeout=20, encryption="off")
+CONFIG = DistributedConfig(timeout=20, shared_memory="off")
+OPEN = DistributedConfig(timeout=20, encryption="off", shared_memory="off")
 QUICK = 10.0
 """Seconds, for what takes milliseconds on a machine that is not busy, and half of what a hang would take."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -23,6 +24,7 @@ from ringfort.testing import (
     tcp_group,
 )
 from ringfort.testing.groups import closing_all, without_encryption, without_shared_memory
+from ringfort.transport import machine
 from ringfort.transport.fold import Fold
 
 if TYPE_CHECKING:
@@ -61,12 +63,20 @@ def plain_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence
         yield backends
 
 
+@contextmanager
+def unordered_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+    """Shared memory as on processors whose writes others may see in another order."""
+    with patch.object(machine, "_ORDERED", ()), tcp_group(world_size, config) as backends:
+        yield backends
+
+
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
     "plain": plain_group,
     "tcp": without_shared_memory(tcp_group),
     "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
     "ring with shared memory": ring_group,
+    "shared memory as on ARM": unordered_group,
     "sub of simulated": sub_group_of(simulated_group),
     "sub of tcp with shared memory": sub_group_of(tcp_group),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -49,6 +50,8 @@ class Backend(ABC):
     """
 
     config: DistributedConfig
+    is_measured: bool = False
+    """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
     shared: Board | None = None
     """What `board` has found, for those in a hurry."""
 
@@ -56,7 +59,7 @@ class Backend(ABC):
         self.rank = rank
         self.world_size = world_size
         self.config = config
-        self._operations = 0
+        self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()
         self._sub_groups: dict[tuple[int, ...], int] = {}
@@ -185,9 +188,7 @@ class Backend(ABC):
 
     def next_operation(self) -> int:
         """The number of the group's next collective."""
-        with self._lock:
-            self._operations += 1
-            return self._operations
+        return next(self._operations)  # whole, whatever other threads do
 
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         """`envelope` for a collective that has its number."""
@@ -203,9 +204,9 @@ class Backend(ABC):
     def count_sub_group(self, members: tuple[int, ...]) -> int:
         """How many sub-groups of exactly these members there were before: keeps twins apart."""
         with self._lock:
-            count = self._sub_groups.get(members, 0)
-            self._sub_groups[members] = count + 1
-            return count
+            twins = self._sub_groups.get(members, 0)
+            self._sub_groups[members] = twins + 1
+            return twins
 
     # --- checks ---------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,9 @@ class Boards:
     def close(self) -> None:
         """The group is over. The memory goes when the last call that uses it ends."""
         self._is_closed = True
-        self._group.shared = None
+        board, self._group.shared = self._group.shared, None
+        if board is not None:
+            board.quick.clear()  # which knows the board, and so would keep it
 
     # --- coming to share ------------------------------------------------------------------------------------------
 

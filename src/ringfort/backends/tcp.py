@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from functools import cache
 
 from ringfort.backends.mesh import MeshBackend
+from ringfort.backends.neighbours import share_with_neighbours
 from ringfort.backends.rendezvous import Channels, Terms, host_group, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
 from ringfort.config import DistributedConfig, parse_address
@@ -14,6 +16,7 @@ from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.machine import Machine, this_machine
+from ringfort.transport.shm import LocalPoller
 from ringfort.transport.stream import Stream
 
 _log = logging.getLogger(__name__)
@@ -21,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 class TcpBackend(MeshBackend):
     """A rank of a group over TCP. Rank 0 listens at `master`; the others find it there, and then each other."""
+
+    is_measured = True
 
     def __init__(
         self,
@@ -86,11 +91,19 @@ def _say_once() -> None:
 def links_over(
     rank: int, channels: Channels, config: DistributedConfig
 ) -> tuple[dict[int, Stream], tcp.SocketPoller, dict[int, Machine]]:
-    """Streams and their poller over open channels, and on which machine each rank is."""
+    """Streams and their poller over open channels, and on which machine each rank is. Raises `TransportError` if a peer
+    has gone."""
     machines = {peer: channel.machine for peer, channel in channels.items()}
     machines[rank] = machine_for(config)
-    streams = {peer: channel.stream() for peer, channel in sorted(channels.items())}
-    return streams, tcp.SocketPoller({peer: channel.sock for peer, channel in channels.items()}), machines
+    try:
+        local = share_with_neighbours(rank, machines[rank], channels, time.monotonic() + config.timeout)
+    except BaseException:
+        for channel in channels.values():
+            channel.close()
+        raise
+    sockets = {peer: channel.sock for peer, channel in channels.items()}
+    streams = {peer: local.get(peer) or channel.stream() for peer, channel in sorted(channels.items())}
+    return streams, LocalPoller(sockets, local) if local else tcp.SocketPoller(sockets), machines
 
 
 def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:

@@ -104,8 +104,10 @@ class Board:
         self._words = memory[: world_size * _LINES * _LINE].cast("Q")
         self._own = rank * _LINES * _WORDS
         self._others = tuple(r * _LINES * _WORDS for r in range(world_size) if r != rank)
+        self._flags = tuple(at + _ASLEEP * _WORDS for at in self._others)
         self._spins, self._yields = map(range, patience)
-        self._fence = threading.Lock()
+        fence = threading.Lock()
+        self._lock, self._unlock = fence.acquire, fence.release
         start = -(-world_size * _LINES * _LINE // SLOT) * SLOT
         self._slots = np.frombuffer(memory, np.uint8)[start : start + 2 * SLOT * world_size].reshape(
             world_size, 2, SLOT
@@ -144,12 +146,11 @@ class Board:
         words = self._words
         self.step = words[self._own] = self.step + 1
         # A full barrier, as a lock's instructions are: a rank that falls asleep sees the counter, or we see its flag.
-        self._fence.acquire()
-        self._fence.release()
-        asleep = _ASLEEP * _WORDS
-        for at in self._others:
-            if words[at + asleep]:
-                self.sleeper.nudge(at // (_LINES * _WORDS))
+        self._lock()
+        self._unlock()
+        for flag in self._flags:
+            if words[flag]:
+                self.sleeper.nudge(flag // (_LINES * _WORDS))
 
     def meet(self, operation: int, low: int, high: int) -> bool:
         """`sign` with the halves of a call, `publish`, and a look: whether all others are there soon and have called
@@ -207,8 +208,8 @@ class Board:
                 return
         flag = self._own + _ASLEEP * _WORDS
         words[flag] = 1
-        self._fence.acquire()
-        self._fence.release()
+        self._lock()
+        self._unlock()
         try:
             self.sleeper.sleep_until(lambda: words[at] >= step, at // (_LINES * _WORDS), envelope)
         finally:

@@ -67,7 +67,12 @@ class Engine(Links):
             self._follow(job)
         for half, _ in job.halves():
             if half.error is not None:
-                raise half.error
+                try:
+                    raise half.error
+                finally:
+                    # Its traceback knows this frame, which must not know it: else all that the caller holds, such as
+                    # shared memory, would stay until the garbage collector comes.
+                    half.error = None
 
     def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
         """Blocks until `is_ready()`, which is looked at whenever something comes; raises what ends a collective that

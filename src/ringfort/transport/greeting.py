@@ -12,6 +12,7 @@ from ringfort.errors import (
     WorldSizeMismatchError,
 )
 from ringfort.transport.machine import Machine
+from ringfort.transport.segment import Offer
 
 MAX_GREETING = 16 * 1024
 """Bytes: the addresses of a group of a few hundred ranks fit. Checked before anything is read."""
@@ -55,6 +56,18 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     machine: Machine = NOWHERE
 
 
+class Share(msgspec.Struct, frozen=True, tag="share"):
+    """To a higher rank on the same machine: this is the memory for the two of us. None if there is none to be had."""
+
+    offer: Offer | None
+
+
+class Shared(msgspec.Struct, frozen=True, tag="shared"):
+    """The answer: whether it could be opened. If not, both stay on the connection."""
+
+    is_open: bool
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """No, and why. `code` is one of `REFUSALS`."""
 
@@ -62,7 +75,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-Greeting = Join | Welcome | Meet | Ready | Refused
+Greeting = Join | Welcome | Meet | Ready | Share | Shared | Refused
 
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,

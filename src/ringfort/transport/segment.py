@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import stat
 import sys
@@ -22,6 +23,7 @@ PAGE = 4096
 """Bytes before what the segment is for: room for the token, and what follows is aligned."""
 
 _NO_SHRINK: int = getattr(fcntl, "F_SEAL_SHRINK", 0)
+_PLACE = re.compile(r"/proc/\d+/fd/\d+")
 _HAS_MEMFD = sys.platform == "linux" and _NO_SHRINK > 0
 
 
@@ -76,6 +78,8 @@ class Segment:
         """The segment that another process made for `size` bytes. Raises `TransportError` if it cannot be had or is
         another one: this process may see other files under the same name."""
         try:
+            if _HAS_MEMFD and not _PLACE.fullmatch(offer.path):  # opening a device can have effects of its own
+                raise OSError(errno.EINVAL, "it is something else")
             fd = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
             try:
                 _check(fd, offer, size + PAGE)

@@ -22,12 +22,15 @@ from ringfort.transport.greeting import (
     Meet,
     Ready,
     Refused,
+    Share,
+    Shared,
     Welcome,
     decode,
     encode,
     to_error,
 )
 from ringfort.transport.machine import Machine
+from ringfort.transport.segment import Offer
 
 number = st.integers(0, 1 << 40)
 text = st.text(max_size=40)
@@ -37,6 +40,8 @@ greetings = st.one_of(
     st.builds(Welcome, st.binary(max_size=32), st.lists(st.tuples(text, number), max_size=20), machines),
     st.builds(Meet, number, number, st.binary(max_size=32), machines),
     st.builds(Ready, machines),
+    st.builds(Share, st.one_of(st.none(), st.builds(Offer, text, number, st.binary(max_size=32)))),
+    st.builds(Shared, st.booleans()),
     st.builds(Refused, st.sampled_from(list(greeting.REFUSALS)), text),
 )
 
