@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def main() -> None:
     """The command line."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes, folders and hosts are cleared away
     names = [section.name for section in SECTIONS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes and few calls: to see that everything runs")

@@ -19,6 +19,7 @@ class Claim:
 
     text: str
     section: str
+    """And those whose names begin with it."""
     ours: str
     theirs: str
     bound: float
@@ -59,7 +60,10 @@ CLAIMS = (
 
 def verdicts(reports: Mapping[str, Sequence[Report]], line_share: float | None) -> list[Verdict]:
     """Of every claim, in order; `line_share` is the part of the line's rate that we filled."""
-    found = [_judge(claim, reports.get(claim.section, ())) for claim in CLAIMS]
+    found = [
+        _judge(claim, [one for name, some in reports.items() if name.startswith(claim.section) for one in some])
+        for claim in CLAIMS
+    ]
     kept = None if line_share is None else line_share >= LINE_SHARE
     text = "not measured" if line_share is None else f"{line_share:.3f}"
     line = "two hosts, encrypted: part of the rate of a 1 Gbit/s line, with the headers of TCP, IP and Ethernet"

@@ -72,7 +72,7 @@ def _page(found: Results, images: Path) -> Iterable[str]:
         yield f"## {section.title}\n"
         if "skipped" in result:
             yield f"Not measured: {result['skipped']}.\n"
-        elif section.name in ("two", "four"):
+        elif section.name in ("two", "four", "four-large"):
             if reports[section.name][0] is local[0]:
                 yield "![All-reduce: time against size, all engines](images/all-reduce.png)\n"
             yield from _local(reports[section.name][0])

@@ -14,6 +14,9 @@ from ringfort.bench.options import Options, parse_sizes
 from ringfort.bench.run import Step, run_bench
 
 SIZES = parse_sizes("4,4K,16K,64K,1M,16M,64M,256M")
+LARGE = parse_sizes("64M,256M")
+FEW = tuple(name for name in OTHERS if name not in ("mlx", "mpich-tcp", "mpich-shm"))
+"""Without those that take seconds a call when four ranks share two cores."""
 QUICK_SIZES = parse_sizes("4,64K,1M")
 QUICK_SECONDS = 0.1
 
@@ -40,8 +43,10 @@ def _bench(options: Options, quick: bool, on_step: OnStep) -> Result:
     return {**run_bench(options, on_step).to_dict(), "missing": choice.missing}
 
 
-def _local(ranks: int, min_time: float) -> Callable[[bool, OnStep], Result]:
-    options = Options(sizes=SIZES, ranks=(ranks,), against=OTHERS, min_time=min_time)
+def _local(
+    ranks: int, sizes: tuple[int, ...], against: tuple[str, ...] = OTHERS, min_time: float = 0.4
+) -> Callable[[bool, OnStep], Result]:
+    options = Options(sizes=sizes, ranks=(ranks,), against=against, min_time=min_time)
     return lambda quick, on_step: {"reports": [_bench(options, quick, on_step)]}
 
 
@@ -81,8 +86,9 @@ def _overlap(quick: bool, on_step: OnStep) -> Result:
 
 
 SECTIONS = (
-    Section("two", "Two ranks on one machine", _local(2, 0.5)),
-    Section("four", "Four ranks on one machine", _local(4, 0.5)),
+    Section("two", "Two ranks on one machine", _local(2, SIZES)),
+    Section("four", "Four ranks on one machine", _local(4, tuple(size for size in SIZES if size not in LARGE))),
+    Section("four-large", "Four ranks, large arrays", _local(4, LARGE, FEW)),
     Section("halves", "Sixteen-bit floats", _halves),
     Section("hosts", "Two hosts and a wire of 1 Gbit/s", _hosts),
     Section("scaling", "More ranks", _scaling),

@@ -51,7 +51,7 @@ SIZES = "4,4K,64K,1M,16M,64M,256M"
 RANKS = "2,4"
 MIN_TIME = 1.0
 """Seconds of calls per engine and size, if that is more than `MIN_ROUNDS`: the default run ends in 3 minutes."""
-MIN_ROUNDS = 7
+MIN_ROUNDS = 5
 """Turns of each engine at a size at the least: below that a median says little."""
 MAX_ROUNDS = 40
 """At the most."""

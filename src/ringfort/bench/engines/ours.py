@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -42,12 +41,10 @@ class RingfortEngine(OneByOne):
             # As in any process that trains with 16-bit floats: where torch is loaded, it may add them.
             torch: Any = import_module("torch")
             torch.set_num_threads(1)
-        known = {field.name for field in fields(DistributedConfig)}
-        settings = {name: value for name, value in self.settings(seat.options).items() if name in known}
         listener = tcp.listen(seat.address, 0) if seat.rank == 0 else None
         address = format_address(*listener.getsockname()[:2]) if listener is not None else ""
         master = seat.share(address)[0]
-        config = DistributedConfig(**settings)
+        config = DistributedConfig(**self.settings(seat.options))
         backend = TcpBackend(seat.rank, seat.world_size, master, config=config, listener=listener)
         self._ctx = DistributedContext(backend)
         self._strategy = seat.options.strategy
