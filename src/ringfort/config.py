@@ -122,14 +122,16 @@ class CollectiveConfig:
     all_reduce: AllReduceStrategy = AllReduceStrategy.AUTO
     reduce: ReduceStrategy = ReduceStrategy.AUTO
     broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
-    latency: float = 40e-6
-    """Seconds that one message costs however small: what AUTO weighs against bandwidth. The default is loopback's."""
-    bandwidth: float = 2e9
-    """Bytes a second that one link carries. The default is loopback's on a small machine."""
+    latency: float | None = None
+    """Seconds that one message costs however small: what AUTO weighs against bandwidth. By default each link is
+    measured when a group first has to choose, which takes milliseconds; with both given nothing is."""
+    bandwidth: float | None = None
+    """Bytes a second that one link carries, likewise."""
 
     def __post_init__(self) -> None:
         for name in ("latency", "bandwidth"):
-            _check_positive(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ class RingBackend(MeshBackend):
     A node may have several addresses; the first that can be bound or reached is used.
     """
 
+    is_measured = True
+
     def __init__(self, config: DistributedConfig, *, credentials: Credentials | None = None) -> None:
         """Returns when this rank is linked to every other. Raises as `TcpBackend` does."""
         if not config.nodes or config.rank is None:

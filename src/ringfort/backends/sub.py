@@ -43,6 +43,7 @@ class SubBackend(Backend):
         self._in_parent = locals_
         # Messages go straight to the outermost backend: nesting costs nothing.
         self._outermost: Backend = parent._outermost if isinstance(parent, SubBackend) else parent
+        self.is_measured = parent.is_measured
         self._members = tuple(parent.members[member] for member in locals_)
         self._member_set = frozenset(self._members)
         self._boards = self._outermost.boards_for(self) if isinstance(self._outermost, MeshBackend) else None

@@ -1,37 +1,37 @@
-"""Which way the data should take: a cost model fed with latency and bandwidth, and the choice it makes.
+"""Which way the data should take: a cost model fed with what the links cost, and the choice it makes.
 
-Every rank must choose the same from the same arguments, so the model is plain arithmetic: no clocks, no logarithms of
-the platform's, and ties go to the earlier candidate.
+Every rank must choose the same from the same arguments, so the model is plain arithmetic on a table that all ranks have
+alike: no clocks, and ties go to the earlier candidate.
 
-With n ranks, S bytes, latency a, b = 1 / bandwidth, o = a * OVERHEAD, f = b * FOLD:
+Where all links are alike, with n ranks, S bytes, an exchange's latency a, b seconds a byte, f seconds to fold one, o
+seconds that a rank is busy with a message, and c = f for a copy within memory:
 
     ring              2(n-1) a + (n-1)/n S (2b + f)
     halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2a + S (2b + f) if p < n;
-                      up to DOUBLING_BYTES log2(p) (a + S (b + f)) in place of the first two terms
-    direct            a + (n-2) o + (n-1) S (b + f)
+                      up to DOUBLING_BYTES log2(p) (a + S (b + f + 2c)) in place of the first two terms
+    direct            for each of m blocks a + (n-2) o, and in all S ((n-1) (b + f) + 2c)
+    hierarchical      in a host of h ranks and with l lanes 2(h-1) a + (h-1)/l S (2b + f), and a ring of hosts with S/l
     tree              one phase up with b + f a byte, one phase down with b a byte
 
-A phase over a tree of depth d whose nodes have k children, with the data in m blocks of s bytes, costs d times the
-first block, a + (k-1) o + k s b, and then k (o + s b) for each of the m - 1 blocks that follow it down the pipe.
-A broadcast is one phase down and a reduce one phase up: a ring is the tree with k = 1, direct the one with k = n-1.
+Where they differ, a step costs what its slowest link does. A phase over a tree of depth d whose nodes have k children,
+with the data in m blocks of s bytes, costs d times the first block, t a + (k-1) o + k s b with t the share of an
+exchange that a message alone takes, and then k (o + s b) for each of the m - 1 blocks that follow it down the pipe. A
+broadcast is one phase down and a reduce one phase up: a ring is the tree with k = 1, direct the one with k = n-1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
 
-from ringfort.config import (
-    KIB,
-    AllReduceStrategy,
-    BroadcastStrategy,
-    CollectiveConfig,
-    ReduceStrategy,
-    Shape,
-    Strategy,
-)
-from ringfort.errors import ConfigError, InvalidArgumentError, InvalidWorldSizeError
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.collectives import costs
+from ringfort.collectives.costs import LinkCosts
+from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
+from ringfort.errors import InvalidArgumentError
+from ringfort.transport.messages import Envelope
 
 BLOCK_BYTES: Final = 256 * KIB
 """How large a block of a pipelined tree is: what one system call moves, and what stays in the L2 cache."""
@@ -39,71 +39,130 @@ BLOCK_BYTES: Final = 256 * KIB
 DOUBLING_BYTES: Final = 32 * KIB
 """Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
 
-OVERHEAD: Final = 0.6
-"""The share of a message's latency that its sender is busy with, so that even messages sent at once leave in turn. On
-loopback, where the default latency comes from, that is most of it."""
-
-FOLD: Final = 0.2
-"""What folding a byte costs, as a share of moving it: memory adds at some 10 GB/s where loopback moves 2."""
-
 TREE_ARITIES: Final = (2, 4)
 """The trees that AUTO weighs. Wider ones come close to direct, which it weighs too."""
+
+_REMEMBERED: Final = 1024
+"""Choices kept of each group. Programs repeat a few sizes for ever, and weighing the candidates costs as much as a
+small message."""
 
 S = TypeVar("S", bound=Strategy)
 
 
-@dataclass(frozen=True)
 class CostModel:
-    """Predicts seconds. The absolute numbers are rough; what counts is their order."""
+    """Predicts seconds, for one group. The absolute numbers are rough; what counts is their order."""
 
-    latency: float
-    """Seconds that one message costs however small."""
-    bandwidth: float
-    """Bytes a second that one link carries, each way."""
+    def __init__(self, links: LinkCosts, hosts: tuple[int, ...] | None = None) -> None:
+        self.links = links
+        self._n = links.world_size
+        self._hosts = hosts or tuple(range(self._n))
+        self._chosen: dict[tuple[type[Strategy], int, str], Strategy] = {}
 
-    def __post_init__(self) -> None:
-        for name in ("latency", "bandwidth"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(name, getattr(self, name), "must be a positive number")
+    def choose(self, kind: type[S], nbytes: int, element: str = "float32") -> S:
+        """The cheapest strategy of `kind`. Never AUTO."""
+        found = self._chosen.get((kind, nbytes, element))
+        if found is None:
+            if len(self._chosen) >= _REMEMBERED:
+                self._chosen.clear()
+            found = min(self.candidates(kind), key=lambda strategy: self.predict(strategy, nbytes, element))
+            self._chosen[kind, nbytes, element] = found
+        assert isinstance(found, kind)
+        return found
 
-    def predict(self, shape: Shape, world_size: int, nbytes: int, arity: int = 2) -> float:
-        """Seconds that an all-reduce of `nbytes` takes."""
-        _check(world_size, nbytes)
-        n, a, b = world_size, self.latency, 1 / self.bandwidth
-        both_ways = 2 * b + FOLD * b
-        if n == 1:
+    def candidates(self, kind: type[S]) -> list[S]:
+        """What AUTO weighs, in the order that ties are decided by."""
+        shapes = [Shape.DIRECT, Shape.RING]
+        if kind is AllReduceStrategy:
+            shapes.append(Shape.HALVING_DOUBLING)
+            if len(set(self._hosts)) > 1:
+                shapes.append(Shape.HIERARCHICAL)
+        return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in TREE_ARITIES)]
+
+    def predict(self, strategy: Strategy, nbytes: int, element: str = "float32") -> float:
+        """Seconds that an all-reduce, a reduce or a broadcast takes, as the strategy's type says."""
+        if nbytes < 0:
+            raise InvalidArgumentError("nbytes", nbytes, "must not be negative")
+        if strategy.shape is Shape.AUTO:
+            raise InvalidArgumentError("strategy", str(strategy), "has no cost of its own")
+        if self._n == 1:
             return 0.0
-        if shape is Shape.RING:
-            return 2 * (n - 1) * a + (n - 1) / n * nbytes * both_ways
-        if shape is Shape.HALVING_DOUBLING:
-            power = n.bit_length() - 1
-            core = 1 << power
-            fold_in = 2 * a + nbytes * both_ways if core < n else 0.0
+        fold = self.links.fold_of(element)
+        if not isinstance(strategy, AllReduceStrategy):
+            arity = {Shape.RING: 1, Shape.DIRECT: self._n - 1}.get(strategy.shape, strategy.arity)
+            return self._phase(arity, nbytes, fold if isinstance(strategy, ReduceStrategy) else 0.0)
+        if strategy.shape is Shape.RING:
+            return self._ring(list(range(self._n)), nbytes, fold)
+        if strategy.shape is Shape.HALVING_DOUBLING:
+            return self._halving_doubling(nbytes, fold)
+        if strategy.shape is Shape.DIRECT:
+            return self._direct(nbytes, fold)
+        if strategy.shape is Shape.HIERARCHICAL:
+            return self._hierarchical(nbytes, fold)
+        return self._phase(strategy.arity, nbytes, fold) + self._phase(strategy.arity, nbytes, 0.0)
+
+    # --- shapes ---------------------------------------------------------------------------------------------------
+
+    def _ring(self, members: list[int], nbytes: float, fold: float) -> float:
+        n = len(members)
+        latency, per_byte = self._worst([(a, members[(i + 1) % n]) for i, a in enumerate(members)])
+        return 2 * (n - 1) * latency + (n - 1) / n * nbytes * (2 * per_byte + fold)
+
+    def _halving_doubling(self, nbytes: int, fold: float) -> float:
+        core = 1 << (self._n.bit_length() - 1)
+        seconds, distance = 0.0, 1
+        while distance < core:
+            latency, per_byte = self._worst([(rank, rank ^ distance) for rank in range(core)])
             if nbytes <= DOUBLING_BYTES:
-                return power * (a + nbytes * (b + FOLD * b)) + fold_in
-            return 2 * power * a + (core - 1) / core * nbytes * both_ways + fold_in
-        if shape is Shape.DIRECT:
-            return a + (n - 2) * OVERHEAD * a + (n - 1) * nbytes * (b + FOLD * b)
-        if shape is Shape.TREE:
-            return self.predict_reduce(shape, n, nbytes, arity) + self.predict_broadcast(shape, n, nbytes, arity)
-        raise InvalidArgumentError("shape", shape, "has no cost of its own")
+                seconds += latency + nbytes * (per_byte + 3 * fold)
+            else:
+                seconds += 2 * latency + distance / core * nbytes * (2 * per_byte + fold)
+            distance *= 2
+        if core < self._n:
+            latency, per_byte = self._worst([(rank, rank - core) for rank in range(core, self._n)])
+            seconds += 2 * latency + nbytes * (2 * per_byte + fold)
+        return seconds
 
-    def predict_broadcast(self, shape: Shape, world_size: int, nbytes: int, arity: int = 2) -> float:
-        """Seconds that a broadcast of `nbytes` takes."""
-        return self._phase(_fan_out(shape, world_size, arity), world_size, nbytes, 1 / self.bandwidth)
+    def _direct(self, nbytes: int, fold: float) -> float:
+        others = self._n - 1
+        latency, per_byte = self._worst([(a, b) for a in range(self._n) for b in range(self._n) if a != b])
+        starts = max(1, -(-nbytes // BLOCK_BYTES)) * (latency + (others - 1) * self.links.overhead)
+        return starts + nbytes * (others * (per_byte + fold) + 2 * fold)
 
-    def predict_reduce(self, shape: Shape, world_size: int, nbytes: int, arity: int = 2) -> float:
-        """Seconds that a reduce of `nbytes` takes."""
-        return self._phase(_fan_out(shape, world_size, arity), world_size, nbytes, (1 + FOLD) / self.bandwidth)
+    def _hierarchical(self, nbytes: int, fold: float) -> float:
+        groups = [[r for r, host in enumerate(self._hosts) if host == leader] for leader in sorted(set(self._hosts))]
+        lanes = min(map(len, groups))
+        inside = 0.0
+        for group in groups:
+            others = len(group) - 1
+            if others:
+                latency, per_byte = self._worst([(a, b) for a in group for b in group if a != b])
+                inside = max(inside, others * (2 * latency + nbytes / lanes * (2 * per_byte + fold)))
+        rings = [[group[lane] for group in groups] for lane in range(lanes)]
+        return inside + max(self._ring(ring, nbytes / lanes, fold) for ring in rings)
 
-    def _phase(self, arity: int, world_size: int, nbytes: int, per_byte: float) -> float:
-        _check(world_size, nbytes)
-        children = min(arity, world_size - 1)
-        overhead = OVERHEAD * self.latency
+    def _phase(self, arity: int, nbytes: int, fold: float) -> float:
+        """Up or down a tree, whichever way it lies: the root may be any rank, so the slowest link counts."""
+        children = min(arity, self._n - 1)
+        if children == 0:
+            return 0.0
+        edges = [(rank, (rank - 1) // arity) for rank in range(1, self._n)]
+        latency, per_byte = self._worst(edges)
+        overhead = self.links.overhead
         blocks = max(1, -(-nbytes // BLOCK_BYTES))
-        moving = nbytes / blocks * per_byte
-        first = self.latency + (children - 1) * overhead + children * moving
-        return tree_depth(world_size, arity) * first + (blocks - 1) * children * (overhead + moving)
+        moving = nbytes / blocks * (per_byte + fold)
+        first = self.links.hop * latency + (children - 1) * overhead + children * moving
+        return tree_depth(self._n, arity) * first + (blocks - 1) * children * (overhead + moving)
+
+    def _worst(self, pairs: list[tuple[int, int]]) -> tuple[float, float]:
+        """Latency and seconds a byte of the slowest of some links, each way."""
+        if len(pairs) < 1:
+            return 0.0, 0.0
+        a, b = np.array(pairs).T
+        latency, per_byte = self.links.latency, self.links.per_byte
+        return (
+            float(max(latency[a, b].max(), latency[b, a].max())),
+            float(max(per_byte[a, b].max(), per_byte[b, a].max())),
+        )
 
 
 def tree_depth(world_size: int, arity: int) -> int:
@@ -116,70 +175,51 @@ def tree_depth(world_size: int, arity: int) -> int:
     return depth
 
 
-def choose_all_reduce(config: CollectiveConfig, world_size: int, nbytes: int) -> AllReduceStrategy:
-    """The configured strategy, or where that is AUTO the cheapest by the model. Never AUTO."""
-    if config.all_reduce.shape is not Shape.AUTO:
-        return config.all_reduce
-    return _cheapest_all_reduce(config.latency, config.bandwidth, world_size, nbytes)
+# --- what a collective asks -------------------------------------------------------------------------------------------
+
+_models: WeakKeyDictionary[Backend, CostModel] = WeakKeyDictionary()
 
 
-def choose_reduce(config: CollectiveConfig, world_size: int, nbytes: int) -> ReduceStrategy:
-    """As `choose_all_reduce`, for a reduce."""
-    if config.reduce.shape is not Shape.AUTO:
-        return config.reduce
-    return _cheapest_reduce(config.latency, config.bandwidth, world_size, nbytes)
+def needs_measuring(backend: Backend) -> bool:
+    """Whether the links' costs are to be measured: the same at every rank, and at every call."""
+    config = backend.config.collective
+    return backend.is_measured and backend.world_size > 1 and (config.latency is None or config.bandwidth is None)
 
 
-def choose_broadcast(config: CollectiveConfig, world_size: int, nbytes: int) -> BroadcastStrategy:
-    """As `choose_all_reduce`, for a broadcast."""
-    if config.broadcast.shape is not Shape.AUTO:
-        return config.broadcast
-    return _cheapest_broadcast(config.latency, config.bandwidth, world_size, nbytes)
+def model_of(backend: Backend, envelope: Envelope | None = None) -> CostModel:
+    """The group's model. If it has to be measured first, that is done in the collective of `envelope`."""
+    model = _models.get(backend)
+    if model is None:
+        config, n = backend.config.collective, backend.world_size
+        if envelope is not None and needs_measuring(backend):
+            links = costs.measure(backend, envelope)
+        else:
+            links = LinkCosts.even(n)
+        model = CostModel(links.with_known(config.latency, config.bandwidth), backend.hosts)
+        _models[backend] = model
+    return model
 
 
-# Programs repeat a few sizes for ever, and weighing the candidates costs as much as a small message.
-_REMEMBERED: Final = 1024
+def settle(backend: Backend, asked: S, nbytes: int, element: str = "float32") -> S:
+    """`asked`, or where that is AUTO the configured strategy, or else the cheapest by the model. AUTO remains where
+    links have to be measured for that: then `decide` in the collective itself."""
+    if asked.shape is not Shape.AUTO:
+        return asked
+    configured = getattr(backend.config.collective, _FIELDS[type(asked)])
+    if configured.shape is not Shape.AUTO or needs_measuring(backend):
+        return configured
+    return model_of(backend).choose(type(asked), nbytes, element)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _cheapest_all_reduce(latency: float, bandwidth: float, world_size: int, nbytes: int) -> AllReduceStrategy:
-    model = CostModel(latency, bandwidth)
-    shapes = (Shape.DIRECT, Shape.RING, Shape.HALVING_DOUBLING)
-    return min(
-        _candidates(AllReduceStrategy, shapes), key=lambda s: model.predict(s.shape, world_size, nbytes, s.arity)
-    )
+def decide(backend: Backend, settled: S, nbytes: int, element: str, envelope: Envelope) -> S:
+    """What `settle` gave, or where that is AUTO the cheapest by the measured model."""
+    if settled.shape is not Shape.AUTO:
+        return settled
+    return model_of(backend, envelope).choose(type(settled), nbytes, element)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _cheapest_reduce(latency: float, bandwidth: float, world_size: int, nbytes: int) -> ReduceStrategy:
-    predict = CostModel(latency, bandwidth).predict_reduce
-    shapes = (Shape.DIRECT, Shape.RING)
-    return min(_candidates(ReduceStrategy, shapes), key=lambda s: predict(s.shape, world_size, nbytes, s.arity))
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _cheapest_broadcast(latency: float, bandwidth: float, world_size: int, nbytes: int) -> BroadcastStrategy:
-    predict = CostModel(latency, bandwidth).predict_broadcast
-    shapes = (Shape.DIRECT, Shape.RING)
-    return min(_candidates(BroadcastStrategy, shapes), key=lambda s: predict(s.shape, world_size, nbytes, s.arity))
-
-
-def _candidates(kind: type[S], shapes: tuple[Shape, ...]) -> list[S]:
-    return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in TREE_ARITIES)]
-
-
-def _fan_out(shape: Shape, world_size: int, arity: int) -> int:
-    if shape is Shape.RING:
-        return 1
-    if shape is Shape.DIRECT:
-        return max(1, world_size - 1)
-    if shape is Shape.TREE:
-        return arity
-    raise InvalidArgumentError("shape", shape, "is no way from or to one root")
-
-
-def _check(world_size: int, nbytes: int) -> None:
-    if world_size < 1:
-        raise InvalidWorldSizeError(world_size)
-    if nbytes < 0:
-        raise InvalidArgumentError("nbytes", nbytes, "must not be negative")
+_FIELDS: Final[dict[type[Strategy], str]] = {
+    AllReduceStrategy: "all_reduce",
+    ReduceStrategy: "reduce",
+    BroadcastStrategy: "broadcast",
+}

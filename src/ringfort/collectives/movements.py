@@ -39,8 +39,8 @@ def broadcast(
         strategy = None
     config = backend.config.collective
     may_share = strategy is None and config.broadcast.shape is Shape.AUTO and backend.shares_memory
-    chosen = strategy or auto.choose_broadcast(config, n, view.flat.nbytes)
-    told = None if may_share else chosen
+    settled = auto.settle(backend, strategy or BroadcastStrategy.AUTO, view.flat.nbytes)
+    told = None if may_share else settled
     call = calls.encode(Collective.BROADCAST, kind=view.kind.code, count=view.flat.size, root=root, strategy=told)
     backend.check_timeout(timeout)
 
@@ -51,6 +51,7 @@ def broadcast(
             with board:
                 shared.broadcast(board, view.flat, root, envelope)
         else:
+            chosen = auto.decide(backend, settled, view.flat.nbytes, view.kind.name, envelope)
             spread(backend, view, root, fan_out(chosen, n), envelope)
         return x if rank == root else view.finish()
 

@@ -34,9 +34,9 @@ def all_reduce(
     fold = kernels.fold(op, view.kind)
     config, n = backend.config.collective, backend.world_size
     asked = _resolve(strategy, AllReduceStrategy)
-    chosen = asked or auto.choose_all_reduce(config, n, view.flat.nbytes)
+    settled = auto.settle(backend, asked or AllReduceStrategy.AUTO, view.flat.nbytes, view.kind.name)
     may_share = asked is None and config.all_reduce.shape is Shape.AUTO and backend.shares_memory
-    call = _call(Collective.ALL_REDUCE, view, op, None if may_share else chosen)
+    call = _call(Collective.ALL_REDUCE, view, op, None if may_share else settled)
     backend.check_timeout(timeout)
 
     def run() -> Any:
@@ -53,16 +53,24 @@ def all_reduce(
                 shared.remember(backend, board, call, op, flat, folding)
         elif n == 1:
             kernels.scale_before(op, kind, flat)
-        elif chosen.shape is Shape.DIRECT:
-            _direct_all_reduce(backend, flat, kind, op, fold, envelope)
-        elif chosen.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
-            _doubling_all_reduce(backend, flat, kind, op, fold, envelope)
         else:
-            steps = _all_reduce_steps(backend, chosen, flat)
-            run_steps(backend, steps, Memory(flat), envelope, fold=_Folds(op, kind, flat, n))
+            chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
+            _all_reduce_by(chosen, backend, flat, kind, op, envelope)
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)
+
+
+def _all_reduce_by(
+    strategy: AllReduceStrategy, backend: Backend, flat: Array, kind: ElementType, op: Op, envelope: Envelope
+) -> None:
+    if strategy.shape is Shape.DIRECT:
+        _direct_all_reduce(backend, flat, kind, op, envelope)
+    elif strategy.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
+        _doubling_all_reduce(backend, flat, kind, op, envelope)
+    else:
+        steps = _all_reduce_steps(backend, strategy, flat)
+        run_steps(backend, steps, Memory(flat), envelope, fold=_Folds(op, kind, flat, backend.world_size))
 
 
 def _all_reduce_steps(backend: Backend, strategy: Strategy, flat: Array) -> Iterable[plan.Step]:
@@ -118,13 +126,11 @@ class _Folds:
             kernels.scale_before(self._op, self._kind, self._flat[start:stop])
 
 
-def _direct_all_reduce(
-    backend: Backend, flat: Array, kind: ElementType, op: Op, fold: Fold, envelope: Envelope
-) -> None:
+def _direct_all_reduce(backend: Backend, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
     """Everybody sends to everybody: one step however many ranks. All fold in the order of the ranks, since not even a
     sum of two is the same both ways round (the payload of a NaN, the sign of a smallest zero)."""
     rank, n = backend.rank, backend.world_size
-    block = block_of(flat)
+    fold, block = kernels.fold(op, kind), block_of(flat)
     total = np.empty(min(block, flat.size), flat.dtype)
     for start in range(0, max(flat.size, 1), block):
         own = flat[start : start + block]
@@ -152,11 +158,10 @@ def _direct_all_reduce(
         own[...] = into
 
 
-def _doubling_all_reduce(
-    backend: Backend, flat: Array, kind: ElementType, op: Op, fold: Fold, envelope: Envelope
-) -> None:
+def _doubling_all_reduce(backend: Backend, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
     """Partners exchange all they have, at doubling distances. As above, the lower rank's elements come first."""
     rank, n = backend.rank, backend.world_size
+    fold = kernels.fold(op, kind)
     kernels.scale_before(op, kind, flat)
     helper, partners = plan.doubling_all_reduce(rank, n)
     if helper is not None and not partners:
@@ -193,14 +198,16 @@ def reduce(
     rank, n = backend.rank, backend.world_size
     view = as_view(x, "x", writable=rank == root)
     fold = kernels.fold(op, view.kind)
-    chosen = _resolve(strategy, ReduceStrategy) or auto.choose_reduce(backend.config.collective, n, view.flat.nbytes)
-    call = _call(Collective.REDUCE, view, op, chosen, root)
+    asked = _resolve(strategy, ReduceStrategy) or ReduceStrategy.AUTO
+    settled = auto.settle(backend, asked, view.flat.nbytes, view.kind.name)
+    call = _call(Collective.REDUCE, view, op, settled, root)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         flat, kind = view.flat, view.kind
         envelope = backend.envelope(call, timeout)
         block = block_of(flat)
+        chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
         arity = fan_out(chosen, n)
         steps = plan.tree_reduce(rank, n, root, flat.size, arity, block)
         if n == 1:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfort.collectives.auto import (
-    BLOCK_BYTES,
-    DOUBLING_BYTES,
-    FOLD,
-    OVERHEAD,
-    TREE_ARITIES,
-    CostModel,
-    choose_all_reduce,
-    choose_broadcast,
-    choose_reduce,
-    tree_depth,
-)
+from ringfort import DistributedConfig, DistributedContext, SimulatedBackend
+from ringfort.collectives import auto
+from ringfort.collectives.auto import BLOCK_BYTES, DOUBLING_BYTES, CostModel, settle, tree_depth
+from ringfort.collectives.costs import LinkCosts
 from ringfort.collectives.plan import tree_links
 from ringfort.config import (
     GIB,
@@ -27,56 +22,105 @@ from ringfort.config import (
     BroadcastStrategy,
     CollectiveConfig,
     ReduceStrategy,
-    Shape,
+    Strategy,
 )
-from ringfort.errors import ConfigError, InvalidArgumentError, InvalidWorldSizeError
+from ringfort.errors import ConfigError, InvalidArgumentError
 
-# Unit latency and one byte a second, so that a prediction reads as "latencies + bytes moved".
-MODEL = CostModel(latency=1.0, bandwidth=1.0)
-LAN = CollectiveConfig(latency=200e-6, bandwidth=110e6)
+FOLD, OVERHEAD = 0.25, 0.5
+
+
+def unit(world_size: int, hosts: tuple[int, ...] | None = None, **changes: float) -> CostModel:
+    """Unit latency and one byte a second, so that a prediction reads as "latencies + bytes moved"."""
+    links = LinkCosts.even(world_size, 1.0, 1.0)
+    return CostModel(replace(links, overhead=OVERHEAD, fold=(FOLD,) * 3, **changes), hosts)
+
+
+def lan(world_size: int) -> CostModel:
+    return CostModel(LinkCosts.even(world_size, 200e-6, 110e6))
+
+
+def two_hosts(ranks: int, slower: float) -> CostModel:
+    """Half of the ranks on each of two hosts, whose links to each other cost so many times as much."""
+    hosts = tuple(0 if rank < ranks // 2 else ranks // 2 for rank in range(ranks))
+    far = np.where(np.not_equal.outer(np.array(hosts), np.array(hosts)), slower, 1.0)
+    links = LinkCosts.even(ranks)
+    return CostModel(replace(links, latency=links.latency * far, per_byte=links.per_byte * far), hosts)
 
 
 @pytest.mark.parametrize(
-    ("shape", "world_size", "latencies", "moved", "folded"),
+    ("strategy", "world_size", "latencies", "moved", "folded"),
     [
-        (Shape.RING, 4, 6, 1.5, 0.75),
-        (Shape.RING, 2, 2, 1.0, 0.5),
-        (Shape.HALVING_DOUBLING, 8, 6, 1.75, 0.875),
-        (Shape.HALVING_DOUBLING, 6, 4 + 2, 1.5 + 2, 0.75 + 1),
-        (Shape.DIRECT, 4, 1 + 2 * OVERHEAD, 3, 3),
-        (Shape.TREE, 7, 4 * (1 + OVERHEAD), 2 * 2 * 2, 2 * 2),
+        (AllReduceStrategy.RING, 4, 6, 1.5, 0.75),
+        (AllReduceStrategy.RING, 2, 2, 1.0, 0.5),
+        (AllReduceStrategy.HALVING_DOUBLING, 8, 6, 1.75, 0.875),
+        (AllReduceStrategy.HALVING_DOUBLING, 6, 4 + 2, 1.5 + 2, 0.75 + 1),
+        (AllReduceStrategy.DIRECT, 4, 1 + 2 * OVERHEAD, 3, 3 + 2),
+        (AllReduceStrategy.TREE, 7, 4 * (1 + OVERHEAD), 2 * 2 * 2, 2 * 2),
     ],
 )
 def test_an_all_reduce_costs_its_latencies_and_what_it_moves_and_folds(
-    shape: Shape, world_size: int, latencies: float, moved: float, folded: float
+    strategy: AllReduceStrategy, world_size: int, latencies: float, moved: float, folded: float
 ) -> None:
     for nbytes in (DOUBLING_BYTES + 1, BLOCK_BYTES):
-        assert MODEL.predict(shape, world_size, nbytes) == pytest.approx(latencies + nbytes * (moved + FOLD * folded))
+        cost = unit(world_size).predict(strategy, nbytes)
+        assert cost == pytest.approx(latencies + nbytes * (moved + FOLD * folded))
 
 
-@pytest.mark.parametrize(("world_size", "latencies", "moved", "folded"), [(8, 3, 3, 3), (6, 2 + 2, 2 + 2, 2 + 1)])
+@pytest.mark.parametrize(("world_size", "latencies", "moved", "folded"), [(8, 3, 3, 9), (6, 2 + 2, 2 + 2, 6 + 1)])
 def test_halving_doubling_of_little_only_doubles(
     world_size: int, latencies: float, moved: float, folded: float
 ) -> None:
-    cost = MODEL.predict(Shape.HALVING_DOUBLING, world_size, 1000)
+    cost = unit(world_size).predict(AllReduceStrategy.HALVING_DOUBLING, 1000)
     assert cost == pytest.approx(latencies + 1000 * (moved + FOLD * folded))
 
 
+def test_hosts_cost_what_is_moved_inside_and_a_ring_between_them() -> None:
+    nbytes = MIB
+    cost = unit(6, (0, 0, 0, 3, 3, 3)).predict(AllReduceStrategy.HIERARCHICAL, nbytes)
+    inside, between = 2 * (2 + nbytes / 3 * (2 + FOLD)), 2 + nbytes / 3 / 2 * (2 + FOLD)
+    assert cost == pytest.approx(inside + between)
+
+
+def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
+    links = LinkCosts.even(4, 1.0, 1.0)
+    links.latency[2, 3] = 7.0
+    assert CostModel(links).predict(AllReduceStrategy.RING, 0) == 6 * 7.0
+
+
+def test_hosts_far_apart_are_crossed_by_one_ring_of_hosts() -> None:
+    assert two_hosts(8, 20).choose(AllReduceStrategy, 64 * MIB) == AllReduceStrategy.HIERARCHICAL
+    assert two_hosts(8, 1).choose(AllReduceStrategy, 64 * MIB) != AllReduceStrategy.HIERARCHICAL
+
+
 def test_a_pipelined_tree_moves_large_data_in_the_time_of_its_widest_node() -> None:
-    model = CostModel(latency=1e-9, bandwidth=1.0)
+    model = CostModel(LinkCosts.even(33, 1e-9, 1.0))
     nbytes = 1000 * BLOCK_BYTES
-    assert model.predict_broadcast(Shape.RING, 33, nbytes) == pytest.approx(nbytes, rel=0.05)
-    assert model.predict_broadcast(Shape.TREE, 33, nbytes, 3) == pytest.approx(3 * nbytes, rel=0.05)
-    assert model.predict_broadcast(Shape.DIRECT, 33, nbytes) == pytest.approx(32 * nbytes, rel=0.05)
+    assert model.predict(BroadcastStrategy.RING, nbytes) == pytest.approx(nbytes, rel=0.05)
+    assert model.predict(BroadcastStrategy.tree(3), nbytes) == pytest.approx(3 * nbytes, rel=0.05)
+    assert model.predict(BroadcastStrategy.DIRECT, nbytes) == pytest.approx(32 * nbytes, rel=0.05)
+
+
+def test_a_message_that_travels_alone_is_quicker_down_a_tree() -> None:
+    assert unit(8, hop=0.5).predict(BroadcastStrategy.RING, 0) == pytest.approx(7 * 0.5)
 
 
 def test_a_node_pays_only_for_the_children_it_has() -> None:
-    assert MODEL.predict_broadcast(Shape.TREE, 2, 1000, 8) == MODEL.predict_broadcast(Shape.RING, 2, 1000)
+    model = unit(2)
+    assert model.predict(BroadcastStrategy.tree(8), 1000) == model.predict(BroadcastStrategy.RING, 1000)
 
 
 def test_a_reduce_costs_more_than_a_broadcast_by_what_it_folds() -> None:
-    down, up = (predict(Shape.RING, 2, 1000) for predict in (MODEL.predict_broadcast, MODEL.predict_reduce))
+    model = unit(2)
+    down, up = model.predict(BroadcastStrategy.RING, 1000), model.predict(ReduceStrategy.RING, 1000)
     assert up - down == pytest.approx(1000 * FOLD)
+
+
+def test_types_that_are_added_slowly_cost_more_where_more_is_added() -> None:
+    links = LinkCosts.even(2)
+    slow = CostModel(replace(links, fold=(0.0, links.fold[1], 1.0)))
+    assert slow.predict(AllReduceStrategy.RING, 100, "float16") == pytest.approx(
+        slow.predict(AllReduceStrategy.RING, 100, "int32") + 50
+    )
 
 
 @given(st.integers(1, 300), st.integers(1, 20))
@@ -88,83 +132,72 @@ def test_the_depth_of_a_tree_is_that_of_its_links(world_size: int, arity: int) -
 
 
 @pytest.mark.parametrize(
-    ("config", "world_size", "nbytes", "expected"),
+    ("model", "nbytes", "expected"),
     [
-        (CollectiveConfig(), 2, 4, AllReduceStrategy.DIRECT),
-        (CollectiveConfig(), 3, 4, AllReduceStrategy.DIRECT),
-        (CollectiveConfig(), 4, 4, AllReduceStrategy.HALVING_DOUBLING),
-        (CollectiveConfig(), 2, 64 * MIB, AllReduceStrategy.RING),
-        (CollectiveConfig(), 3, 64 * MIB, AllReduceStrategy.RING),
-        (CollectiveConfig(), 4, 64 * MIB, AllReduceStrategy.HALVING_DOUBLING),
-        (LAN, 6, GIB, AllReduceStrategy.RING),
-        (LAN, 6, 4, AllReduceStrategy.DIRECT),
-        (LAN, 64, 64 * KIB, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(2)), 4, AllReduceStrategy.DIRECT),
+        (CostModel(LinkCosts.even(3)), 4, AllReduceStrategy.DIRECT),
+        (CostModel(LinkCosts.even(4)), 4, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(2)), 64 * MIB, AllReduceStrategy.RING),
+        (CostModel(LinkCosts.even(3)), 64 * MIB, AllReduceStrategy.RING),
+        (CostModel(LinkCosts.even(4)), 64 * MIB, AllReduceStrategy.HALVING_DOUBLING),
+        (lan(6), GIB, AllReduceStrategy.RING),
+        (lan(6), 4, AllReduceStrategy.DIRECT),
+        (lan(64), 64 * KIB, AllReduceStrategy.HALVING_DOUBLING),
     ],
 )
 def test_auto_goes_direct_with_little_and_round_with_much(
-    config: CollectiveConfig, world_size: int, nbytes: int, expected: AllReduceStrategy
+    model: CostModel, nbytes: int, expected: AllReduceStrategy
 ) -> None:
-    assert choose_all_reduce(config, world_size, nbytes) == expected
+    assert model.choose(AllReduceStrategy, nbytes) == expected
 
 
 def test_a_wide_world_with_little_to_say_uses_no_direct_messages() -> None:
-    assert choose_all_reduce(LAN, 200, 4).shape is not Shape.DIRECT
+    assert lan(200).choose(AllReduceStrategy, 4) != AllReduceStrategy.DIRECT
 
 
 def test_a_rooted_collective_goes_direct_with_little_and_down_a_chain_with_much() -> None:
-    assert choose_broadcast(LAN, 4, 4) == BroadcastStrategy.DIRECT
-    assert choose_broadcast(LAN, 4, GIB) == BroadcastStrategy.RING
-    assert choose_broadcast(LAN, 64, 4).shape is Shape.TREE
-    assert choose_reduce(LAN, 4, 4) == ReduceStrategy.DIRECT
-    assert choose_reduce(LAN, 4, GIB) == ReduceStrategy.RING
-    assert choose_reduce(LAN, 64, 4).shape is Shape.TREE
+    for kind in (BroadcastStrategy, ReduceStrategy):
+        assert lan(4).choose(kind, 4) == kind.DIRECT
+        assert lan(4).choose(kind, GIB) == kind.RING
+        assert str(lan(64).choose(kind, 4)).startswith("tree")
 
 
-@given(
-    st.integers(1, 500), st.integers(0, 2**40), st.floats(1e-7, 1.0), st.floats(1e3, 1e12), st.sampled_from([2, 3, 9])
-)
-def test_auto_takes_the_cheapest_candidate(
-    world_size: int, nbytes: int, latency: float, bandwidth: float, other_arity: int
-) -> None:
-    config = CollectiveConfig(latency=latency, bandwidth=bandwidth)
-    model = CostModel(latency, bandwidth)
-    rooted = [(Shape.RING, 2), (Shape.DIRECT, 2), *((Shape.TREE, arity) for arity in TREE_ARITIES)]
-    every = [*rooted, (Shape.HALVING_DOUBLING, 2)]
-    for choose, predict, candidates in (
-        (choose_all_reduce, model.predict, every),
-        (choose_reduce, model.predict_reduce, rooted),
-        (choose_broadcast, model.predict_broadcast, rooted),
-    ):
-        chosen = choose(config, world_size, nbytes)
-        cost = predict(chosen.shape, world_size, nbytes, chosen.arity)
-        assert cost == min(predict(shape, world_size, nbytes, arity) for shape, arity in candidates)
+@given(st.integers(1, 60), st.integers(0, 2**40), st.floats(1e-7, 1.0), st.floats(1e3, 1e12))
+def test_auto_takes_the_cheapest_candidate(world_size: int, nbytes: int, latency: float, bandwidth: float) -> None:
+    model = CostModel(LinkCosts.even(world_size, latency, bandwidth))
+    kinds: list[type[Strategy]] = [AllReduceStrategy, ReduceStrategy, BroadcastStrategy]
+    for kind in kinds:
+        chosen = model.choose(kind, nbytes)
+        assert type(chosen) is kind
+        cost = model.predict(chosen, nbytes)
+        assert cost == min(model.predict(strategy, nbytes) for strategy in model.candidates(kind))
         assert cost >= 0
+        assert model.choose(kind, nbytes) is chosen
 
 
-def test_a_strategy_that_was_configured_is_taken_as_it_is() -> None:
-    config = CollectiveConfig(
-        all_reduce=AllReduceStrategy.tree(7), reduce=ReduceStrategy.RING, broadcast=BroadcastStrategy.tree(3)
-    )
-    assert choose_all_reduce(config, 2, 4) == AllReduceStrategy.tree(7)
-    assert choose_reduce(config, 2, 4) == ReduceStrategy.RING
-    assert choose_broadcast(config, 2, 4) == BroadcastStrategy.tree(3)
+def test_a_strategy_that_was_asked_for_or_configured_is_taken_as_it_is() -> None:
+    config = DistributedConfig(collective=CollectiveConfig(reduce=ReduceStrategy.RING))
+    backend = SimulatedBackend.create_group(1, config=config)[0]
+    assert settle(backend, AllReduceStrategy.tree(7), 4) == AllReduceStrategy.tree(7)
+    assert settle(backend, ReduceStrategy.AUTO, 4) == ReduceStrategy.RING
+    assert settle(backend, ReduceStrategy.tree(3), 4) == ReduceStrategy.tree(3)
+    assert settle(backend, BroadcastStrategy.AUTO, 4) != BroadcastStrategy.AUTO
+    backend.close()
 
 
-def test_each_choice_is_a_strategy_of_its_own_kind() -> None:
-    for nbytes in (4, GIB):
-        assert type(choose_all_reduce(LAN, 8, nbytes)) is AllReduceStrategy
-        assert type(choose_reduce(LAN, 8, nbytes)) is ReduceStrategy
-        assert type(choose_broadcast(LAN, 8, nbytes)) is BroadcastStrategy
+def test_a_simulated_group_chooses_without_sending_a_word() -> None:
+    group = SimulatedBackend.create_group(3)
+    assert not any(auto.needs_measuring(backend) for backend in group)
+    assert {str(settle(backend, AllReduceStrategy.AUTO, MIB)) for backend in group} == {"ring"}
+    assert all(backend.traffic().messages_sent == 0 for backend in group)
+    for backend in group:
+        DistributedContext(backend).close()
 
 
 def test_what_cannot_be_predicted_is_refused_by_name_and_value() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"shape=.*AUTO"):
-        MODEL.predict(Shape.AUTO, 4, 1)
-    with pytest.raises(InvalidArgumentError, match=r"shape=.*HALVING_DOUBLING"):
-        MODEL.predict_broadcast(Shape.HALVING_DOUBLING, 4, 1)
-    with pytest.raises(InvalidWorldSizeError, match="world_size=0"):
-        MODEL.predict(Shape.RING, 0, 1)
+    with pytest.raises(InvalidArgumentError, match="strategy='auto'"):
+        unit(4).predict(AllReduceStrategy.AUTO, 1)
     with pytest.raises(InvalidArgumentError, match="nbytes=-1"):
-        MODEL.predict_reduce(Shape.RING, 2, -1)
+        unit(2).predict(ReduceStrategy.RING, -1)
     with pytest.raises(ConfigError, match="bandwidth=0"):
-        CostModel(1.0, 0.0)
+        CollectiveConfig(bandwidth=0.0)

@@ -1,0 +1,205 @@
+"""What the links of a group cost, measured in milliseconds: one table, the same at every rank.
+
+All ranks measure at the same time, each against the rank so many places on, because that is how collectives use links:
+on a machine with fewer cores than ranks, or where several ranks share one network card, a link costs more among others
+than alone. Then all gather what all have measured. The clock is read here; what is made of it is in `auto`, and pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.collectives import halves, plan
+from ringfort.collectives.operation import Memory, run_steps
+from ringfort.config import KIB
+from ringfort.transport.fold import Array
+from ringfort.transport.messages import Envelope
+
+LATENCY: Final = 40e-6
+"""Seconds, where nothing was measured: loopback's on a small machine."""
+BANDWIDTH: Final = 2e9
+"""Bytes a second, likewise."""
+FOLD: Final = 0.1e-9
+"""Seconds a byte, likewise: memory adds at some 10 GB/s."""
+
+_PROBE_BYTES: Final = 256 * KIB
+"""What one system call moves at most. 2 ms on a 1 Gbit/s wire, half a second at the worst over bad Wi-Fi."""
+_LARGE, _SMALL, _LAPS = 3, 8, 4
+"""Exchanges of that and of 8 bytes with each neighbour, and laps of one message round all. The quickest count: what
+else the machine does can only add, and a choice should not depend on it."""
+_SAME: Final = 3.0
+"""Links between hosts that differ by less, at one distance, are taken as alike: that much is noise."""
+_MAX_NEIGHBOURS: Final = 8
+"""Up to so many others are all measured; of more only those at distances of powers of two, which rings and halving
+use."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinkCosts:
+    """Every link of a group. Compared by identity: a group has one."""
+
+    latency: Array
+    """Seconds of the smallest exchange, `[from, to]`, while all ranks do the same."""
+    per_byte: Array
+    """Seconds a further byte takes, likewise."""
+    hop: float = 1.0
+    """What a message that travels alone costs, as a share of such an exchange."""
+    overhead: float = 0.6 * LATENCY
+    """Seconds that a rank is busy with a message, so that even those sent at once leave in turn."""
+    fold: tuple[float, float, float] = (FOLD, 10 * FOLD, 50 * FOLD)
+    """Seconds that adding a byte takes: of most types, of bfloat16, of float16."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the group."""
+        return len(self.latency)
+
+    @classmethod
+    def even(cls, world_size: int, latency: float = LATENCY, bandwidth: float = BANDWIDTH) -> LinkCosts:
+        """All links alike."""
+        shape = (world_size, world_size)
+        return cls(np.full(shape, latency), np.full(shape, 1 / bandwidth), overhead=0.6 * latency)
+
+    def with_known(self, latency: float | None, bandwidth: float | None) -> LinkCosts:
+        """The same, but for what a person has said."""
+        costs = self
+        if latency is not None:
+            costs = replace(costs, latency=np.full_like(self.latency, latency), overhead=0.6 * latency)
+        if bandwidth is not None:
+            costs = replace(costs, per_byte=np.full_like(self.per_byte, 1 / bandwidth))
+        return costs
+
+    def fold_of(self, kind: str) -> float:
+        """Seconds that adding a byte of elements of `kind` takes."""
+        return self.fold[{"bfloat16": 1, "float16": 2}.get(kind, 0)]
+
+
+def distances(world_size: int) -> list[int]:
+    """How many places on the ranks are that each measures against."""
+    if world_size <= _MAX_NEIGHBOURS + 1:
+        return list(range(1, world_size))
+    powers = {1 << bit for bit in range(world_size.bit_length()) if 1 << bit < world_size}
+    return sorted(powers | {world_size - power for power in powers})
+
+
+def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
+    """Called by all ranks, in the collective of `envelope`; returns the same at all. Raises as `Backend.exchange`."""
+    rank, n = backend.rank, backend.world_size
+    away = distances(n)
+    small, large = (np.zeros(8, np.uint8), np.zeros(8, np.uint8)), (_room(), _room())
+    found: list[float] = []
+    for distance in away:
+        dst, src = (rank + distance) % n, (rank - distance) % n
+        quick = _quickest(_SMALL, lambda: backend.exchange(small[0], dst, small[1], src, tag=envelope))  # noqa: B023
+        slow = _quickest(_LARGE, lambda: backend.exchange(large[0], dst, large[1], src, tag=envelope))  # noqa: B023
+        found += quick, max(slow - quick, 0.1 * slow) / _PROBE_BYTES
+    burst = _quickest(_LAPS, lambda: _burst(backend, away, envelope))
+    lap = _quickest(_LAPS, lambda: _lap(backend, envelope)) if rank == 0 else _laps(backend, envelope)
+    found += lap, burst, *_fold_costs()
+    table = np.zeros((n, len(found)))
+    table[rank] = found
+    run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
+    return combine(table, backend.hosts)
+
+
+def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
+    """The costs, from a row of figures for each rank. Pure, so the same everywhere."""
+    n = len(table)
+    away = distances(n)
+    latency, per_byte = np.zeros((n, n)), np.zeros((n, n))
+    for place, distance in enumerate(away):
+        for rank in range(n):
+            src = (rank - distance) % n
+            latency[src, rank], per_byte[src, rank] = table[rank, 2 * place : 2 * place + 2]
+    crosses = np.not_equal.outer(np.array(hosts), np.array(hosts))
+    latency, per_byte = (_smooth(figure, away, crosses) for figure in (latency, per_byte))
+    rest = table[:, 2 * len(away) :]
+    lap, fold = float(rest[0, 0]), [float(value) for value in rest[:, 2:].max(axis=0)]  # the slowest adder holds up all
+    burst = float(np.median(rest[:, 1]))
+    around = [float(latency[rank, (rank + 1) % n]) for rank in range(n)]
+    alone = max(around)
+    overhead = max(burst - alone, 0.1 * alone) / (len(away) - 1) if len(away) > 1 else 0.6 * alone
+    return LinkCosts(latency, per_byte, min(1.0, lap / sum(around)), overhead, (fold[0], fold[1], fold[2]))
+
+
+def _smooth(figure: Array, away: list[int], crosses: Array) -> Array:
+    """What was measured, less the noise: a link is as quick as the quicker of its ways, and as the links like it."""
+    n = len(figure)
+    ranks = np.arange(n)
+    known = np.zeros((n, n), bool)
+    for distance in away:
+        known[ranks, (ranks + distance) % n] = True
+    both = np.where(known & known.T, np.minimum(figure, figure.T), np.maximum(figure, figure.T))
+    inside = known & ~crosses
+    if inside.any():  # one machine's memory and cores: they differ by chance alone
+        both[inside] = np.median(both[inside])
+    for distance in away:
+        on = (ranks + distance) % n
+        alike = crosses[ranks, on]
+        if alike.any():
+            there = both[ranks[alike], on[alike]]
+            usual = float(np.median(there))
+            both[ranks[alike], on[alike]] = np.where(there < _SAME * usual, usual, there)
+    for kind in (crosses, ~crosses):  # what was not measured is like the worst of its kind that was
+        both[kind & ~known] = both[kind & known].max(initial=0.0) or both[known].max(initial=0.0)
+    return both
+
+
+def _room() -> Array:
+    return np.zeros(_PROBE_BYTES, np.uint8)
+
+
+def _quickest(count: int, work: Callable[[], object]) -> float:
+    """Seconds that the quickest of `count` calls took."""
+    quickest = float("inf")
+    for _ in range(count):
+        start = time.perf_counter()
+        work()
+        quickest = min(quickest, time.perf_counter() - start)
+    return quickest
+
+
+def _burst(backend: Backend, away: list[int], envelope: Envelope) -> None:
+    """A small message to each of the others at once."""
+    rank, n = backend.rank, backend.world_size
+    message = bytearray(8)
+    for distance in away:
+        backend.send(message, (rank + distance) % n, tag=envelope)
+    for distance in away:
+        backend.recv(message, (rank - distance) % n, tag=envelope)
+
+
+def _lap(backend: Backend, envelope: Envelope) -> None:
+    """One message once round all ranks, which rank 0 starts and ends."""
+    rank, n = backend.rank, backend.world_size
+    token = bytearray(8)
+    if rank != 0:
+        backend.recv(token, rank - 1, tag=envelope)
+    backend.send(token, (rank + 1) % n, tag=envelope)
+    if rank == 0:
+        backend.recv(token, n - 1, tag=envelope)
+
+
+def _laps(backend: Backend, envelope: Envelope) -> float:
+    for _ in range(_LAPS):
+        _lap(backend, envelope)
+    return 0.0
+
+
+def _fold_costs() -> tuple[float, float, float]:
+    """Seconds a byte of adding float32, bfloat16 and float16, on what stays in the cache."""
+    size = 8192
+    whole: Array = np.zeros(size, np.float32)
+    bits: Array = np.zeros(size, np.uint16)
+    floats: Array = np.zeros(size, np.float16)
+    return (
+        _quickest(5, lambda: np.add(whole, whole, out=whole)) / whole.nbytes,
+        _quickest(5, lambda: halves.fold(halves.BFLOAT16, np.add, bits, bits)) / bits.nbytes,
+        _quickest(5, lambda: halves.fold(halves.FLOAT16, np.add, floats, floats)) / floats.nbytes,
+    )
