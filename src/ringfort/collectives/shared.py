@@ -24,6 +24,9 @@ from ringfort.transport.messages import Envelope
 SMALL_BYTES = 64 * KIB
 """Up to here every rank folds all: one step less is worth more than the bytes that are read and added twice."""
 
+BLOCK = 256 * KIB
+"""Bytes of a block."""
+
 
 class Combine(Protocol):
     """Does `out = a <op> b`; `out` may be `a`. For one thread at a time."""
@@ -68,7 +71,7 @@ def all_reduce(board: Board, flat: Array, folding: Folding, envelope: Envelope) 
 
 def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: Envelope) -> None:
     rank, n = board.rank, board.world_size
-    block = SLOT // flat.itemsize
+    block = BLOCK // flat.itemsize
     turns = board.slots(folding.dtype, block)
     for start in range(0, flat.size, block):
         own = flat[start : start + block]

@@ -45,8 +45,9 @@ class Patience(NamedTuple):
     yields: int
 
 
-EAGER = Patience(100, 200)
-"""Every rank has a processor: some 5 us, in which a rank that is there answers, and 0.2 ms."""
+EAGER = Patience(2000, 200)
+"""Every rank has a processor: some 0.1 ms, in which a rank that is in the same collective gets through a block, and 0.2
+ms. Giving the processor away earlier gave it to other programs, for milliseconds."""
 CROWDED = Patience(0, 200)
 """Ranks share processors: looking only keeps away the one that is waited for."""
 ONE_PROCESS = Patience(0, 0)
