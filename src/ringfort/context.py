@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from ringfort.collectives import movements, objects, reductions
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.shared import QuickAllReduce
 from ringfort.collectives.work import Runner, Work
 from ringfort.config import (
     AllReduceStrategy,
@@ -84,15 +83,13 @@ class DistributedContext:
         async_op: bool = False,
     ) -> Any:
         """Every rank's `x` becomes the reduction of all of them, in place; returns `x`."""
-        board = self.backend.shared
         if (
-            board is not None
-            and type(x) is np.ndarray
+            type(x) is np.ndarray
             and (strategy is None or strategy == AllReduceStrategy.AUTO)
             and timeout is None
             and not async_op
         ):
-            quick = board.quick.get((x.dtype, x.size, id(op)))
+            quick = self.backend.quick.get((x.dtype, x.size, id(op)))
             if quick is not None and self._run_quick(quick, x):
                 return x
         operation = reductions.all_reduce(self.backend, x, op, strategy=strategy, timeout=timeout)
@@ -264,7 +261,7 @@ class DistributedContext:
             return self._runner.submit(operation.name, lambda: self._measure(operation))
         return self._runner.run(operation.name, lambda: self._measure(operation))
 
-    def _run_quick(self, quick: QuickAllReduce, x: Array) -> bool:
+    def _run_quick(self, quick: Callable[[Array], None], x: Array) -> bool:
         """A small all-reduce like one before it: or not, if it must wait its turn or `x` is not plain memory."""
         flags = x.flags
         if not flags.c_contiguous or not flags.writeable or not self._runner.begin():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
 from ringfort.transport.board import Board
-from ringfort.transport.fold import Fold
+from ringfort.transport.fold import Array, Fold
 from ringfort.transport.messages import Envelope
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Backend(ABC):
         self.rank = rank
         self.world_size = world_size
         self.config = config
+        self.quick: dict[object, Callable[[Array], None]] = {}
+        """Small all-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
         self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()
@@ -129,6 +132,13 @@ class Backend(ABC):
             sender.join()
         if failure:
             raise failure[0]
+
+    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
+        """An `exchange` with one peer, in a collective, of messages of one small size: `take` is given what came, which
+        is there only until it returns."""
+        into = bytearray(len(data))
+        self.exchange(data, peer, into, peer, tag=envelope)
+        take(memoryview(into))
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Returns when every rank of the group has called it. Rounds of empty messages at doubling distances."""

@@ -60,7 +60,7 @@ class Boards:
         self._is_closed = True
         board, self._group.shared = self._group.shared, None
         if board is not None:
-            board.quick.clear()  # which knows the board, and so would keep it
+            self._group.quick.clear()  # which knows the board, and so would keep it
 
     # --- coming to share ------------------------------------------------------------------------------------------
 

@@ -80,6 +80,10 @@ class MeshBackend(Backend):
         self._add_receive(job, into, src, tag, reduce)
         self._engine.run(job)
 
+    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
+        if not self._engine.swap(data, peer, envelope, take):
+            super().swap(data, peer, envelope, take)
+
     @property
     def hosts(self) -> tuple[int, ...]:
         return self._hosts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,9 @@ class SubBackend(Backend):
             tag=self.check_tag(tag),
             timeout=timeout,
         )
+
+    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
+        self._outermost.swap(data, self._members[peer], envelope, take)
 
     def abort(self, reason: str) -> None:
         """Aborts the whole process's group: a rank that gives up cannot serve its other groups either."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, kernels, plan, shared
+from ringfort.collectives import auto, calls, kernels, plan, quick, shared
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import ElementType
@@ -50,12 +50,16 @@ def all_reduce(
                 shared.all_reduce(board, flat, folding, envelope)
             # Not bfloat16, which looks like uint16 there.
             if flat.nbytes <= shared.SMALL_BYTES and isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
-                shared.remember(backend, board, call, op, flat, folding)
+                quick.remember(backend, op, flat, quick.OverBoard(backend, board, call, flat.size, folding))
         elif n == 1:
             kernels.scale_before(op, kind, flat)
         else:
             chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
             _all_reduce_by(chosen, backend, flat, kind, op, envelope)
+            is_usual = asked is None and chosen == settled and kind.kind == flat.dtype.kind
+            if is_usual and isinstance(op, ReduceOp) and flat.nbytes <= auto.DOUBLING_BYTES:
+                folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
+                quick.remember(backend, op, flat, quick.OverLinks.suited(backend, chosen, call, folding))
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)

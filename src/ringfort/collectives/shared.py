@@ -13,10 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from ringfort.backends.base import Backend
-from ringfort.collectives.ops import ReduceOp
 from ringfort.config import KIB
-from ringfort.errors import DistributedError
 from ringfort.transport.board import SLOT, Board
 from ringfort.transport.fold import Array, Fold
 from ringfort.transport.messages import Envelope
@@ -131,55 +128,6 @@ def _wait(board: Board, start: int, envelope: Envelope) -> None:
         board.wait(envelope)
     else:
         board.wait_signed(envelope)
-
-
-_REMEMBERED: Final = 256
-"""Kinds of small all-reduces that are kept ready: programs repeat a few for ever."""
-
-
-def remember(backend: Backend, board: Board, call: bytes, op: ReduceOp, flat: Array, folding: Folding) -> None:
-    """Keeps what was found out about an all-reduce, for the next of its kind."""
-    if len(board.quick) >= _REMEMBERED:
-        board.quick.clear()
-    board.quick[flat.dtype, flat.size, id(op)] = QuickAllReduce(backend, board, call, flat.size, folding)
-
-
-class QuickAllReduce:
-    """Small all-reduces of one kind, as many as are wanted: everything that can be known beforehand is. It does what
-    `all_reduce` does, in as few instructions as it takes."""
-
-    __slots__ = ("_backend", "_board", "_call", "_fold", "_of_two", "_slots")
-
-    def __init__(self, backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> None:
-        self._backend = backend
-        self._board = board
-        self._call = call, int.from_bytes(call[:8], "little"), int.from_bytes(call[8:], "little")
-        self._slots = board.slots(folding.dtype, size)
-        self._fold = folding
-        self._of_two = folding.closing if board.world_size == 2 else None
-
-    def __call__(self, flat: Array) -> None:
-        """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
-        board, backend = self._board, self._backend
-        call, low, high = self._call
-        operation = backend.next_operation()
-        if board.sleeper.has_trouble:
-            board.sleeper.check(backend.envelope_of(operation, call))
-        try:  # what `with board` does, which would cost as much as a small copy
-            board.turn ^= 1
-            slots = self._slots[board.turn]
-            slots[board.rank][...] = flat
-            if not board.meet(operation, low, high):
-                board.wait_signed(backend.envelope_of(operation, call))
-            if self._of_two is not None:
-                self._of_two(slots[0], slots[1], out=flat)
-            else:
-                self._fold(slots, flat)
-        except DistributedError:
-            raise
-        except BaseException:
-            board.sleeper.abandon()
-            raise
 
 
 _CONTEXT_HOLDS_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2

@@ -101,8 +101,6 @@ class Board:
         memory = segment.memory
         self._segment = segment
         self.sleeper = sleeper
-        self.quick: dict[object, Any] = {}
-        """What collectives keep here for the next time. It goes when the board does."""
         self.rank = rank
         self.world_size = world_size
         self.operations = 0

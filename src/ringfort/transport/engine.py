@@ -22,7 +22,7 @@ from ringfort.transport.frames import BELL, WAITING, pack
 from ringfort.transport.inbound import Disagreement
 from ringfort.transport.link import Job, Link
 from ringfort.transport.links import Describe, Links
-from ringfort.transport.messages import Envelope, Watch
+from ringfort.transport.messages import Envelope, Receive, Watch
 from ringfort.transport.notices import Aborted
 from ringfort.transport.spin import Spin
 from ringfort.transport.stream import Poller, Stream
@@ -65,6 +65,10 @@ class Engine(Links):
                 self._lead_for(job)
         else:
             self._follow(job)
+        self._raise_of(job)
+
+    @staticmethod
+    def _raise_of(job: Job) -> None:
         for half, _ in job.halves():
             if half.error is not None:
                 try:
@@ -73,6 +77,59 @@ class Engine(Links):
                     # Its traceback knows this frame, which must not know it: else all that the caller holds, such as
                     # shared memory, would stay until the garbage collector comes.
                     half.error = None
+
+    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> bool:
+        """Sends a small message of a collective to `peer` and gives `take` the one of the same size that comes back;
+        or does nothing and returns False, if anything is out of the ordinary."""
+        if not self._lead.acquire(blocking=False):
+            return False
+        link = self.links[peer]
+        if (
+            self._jobs
+            or self._arrivals
+            or self.has_trouble
+            or not link.outbound.is_idle
+            or not link.inbound.is_idle_for(envelope[:2])
+        ):
+            self._release()
+            return False
+        try:
+            found = self._swap(data, link, envelope)
+            if isinstance(found, memoryview):
+                take(found)
+        except BaseException:
+            self._interrupted()
+            self._release()
+            raise
+        if isinstance(found, memoryview):
+            self._lead.release()
+            if self._arrivals and self._lead.acquire(blocking=False):
+                self._release()
+            return True
+        self._lead_for(found)
+        self._raise_of(found)
+        assert found.receive is not None
+        take(found.receive.into)
+        return True
+
+    def _swap(self, data: bytes, link: Link, envelope: Envelope) -> memoryview | Job:
+        try:
+            found = quick.swap(link, data, envelope, self._epoch, self._spin)
+        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
+            self._garbled(link, exc)
+        except OSError as exc:
+            self._broken(link, exc)
+        else:
+            if isinstance(found, memoryview):
+                self._after_read(link)
+            elif found.send is not None:  # the rest of it is with the link: so the job must be too
+                self._take_up(found)
+            else:
+                self._after_read(link)
+            return found
+        lost = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+        lost.receive, lost.receive_link = Receive(memoryview(bytearray(len(data))), envelope, None), link
+        return lost  # posting it finds out why it cannot be
 
     def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
         """Blocks until `is_ready()`, which is looked at whenever something comes; raises what ends a collective that
@@ -153,12 +210,15 @@ class Engine(Links):
         except OSError as exc:
             self._broken(out, exc)
             return False
-        # The rest of it is with the link; so the job must be too, and the other half be posted.
+        self._take_up(job)  # the rest of it is with the link: so the job must be too
+        return False
+
+    def _take_up(self, job: Job) -> None:
+        """Posts a job whose first half is posted already."""
         job.is_posted = True
         self._jobs.append(job)
         if job.receive is not None and job.receive_link is not None:
             self._post_receive(job.receive, job.receive_link)
-        return False
 
     def _quick_receive(self, job: Job, into: Link) -> bool:
         try:

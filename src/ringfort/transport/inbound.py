@@ -141,12 +141,10 @@ class Inbound:
         """Nothing has been read of any frame that is not finished, and no message of `key` is here or awaited."""
         return not (self._fill or self._sink or key in self._inbox or key in self._posted or key in self._open)
 
-    def took_whole(self, receive: Receive, data: memoryview) -> None:
-        """The whole message for `receive` was read into the buffer."""
+    def count(self, size: int) -> None:
+        """A whole message was read into the buffer by one who knew what to expect."""
         self.messages += 1
-        self.bytes += receive.total
-        receive.take(data)
-        receive.done = True
+        self.bytes += size
 
     def leave(self, count: int) -> None:
         """`count` bytes were read into the buffer by one who expected something else. Raises as `took` does."""

@@ -62,10 +62,14 @@ class Outbound:
         """Nothing waits to be written, not even for a GO."""
         return not (self._queues or self._head or self._body or self._control)
 
+    def count(self, size: int) -> None:
+        """A whole message was written while this half was idle."""
+        self.messages += 1
+        self.bytes += size
+
     def went(self, send: Send, frame: bytes, count: int) -> None:
         """Of a message's only `frame`, `count` bytes were written while this half was idle; the rest is next."""
-        self.messages += 1
-        self.bytes += send.size
+        self.count(send.size)
         send.begun, send.sent = True, send.size
         if count == len(frame):
             send.done = True

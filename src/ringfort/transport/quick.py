@@ -12,7 +12,7 @@ import os
 from ringfort.config import KIB
 from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
 from ringfort.transport.link import Job, Link
-from ringfort.transport.messages import Envelope, Receive
+from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.spin import Spin
 
 LARGEST = 64 * KIB
@@ -34,11 +34,7 @@ def send(job: Job, link: Link, epoch: int) -> bool:
     send = job.send
     assert send is not None
     frame = _head(send.envelope, send.size, epoch) + send.data
-    try:
-        count = link.stream.send(memoryview(frame))
-    except BlockingIOError:
-        count = 0
-    link.outbound.went(send, frame, count)
+    link.outbound.went(send, frame, _push(link, frame))
     if send.done:
         job.send = job.send_link = None
     return send.done
@@ -49,8 +45,48 @@ def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
     receive, inbound = job.receive, link.inbound
     if receive is None or not inbound.is_idle_for(receive.key):
         return False
-    head = _head(receive.envelope, receive.total, epoch)
-    buffer, total = inbound.buffer, HEADER_BYTES + receive.total
+    data = _pull(link, _head(receive.envelope, receive.total, epoch), receive.total, spin)
+    if data is None:
+        return False
+    inbound.count(receive.total)
+    receive.take(data)
+    receive.done = True
+    return True
+
+
+def swap(link: Link, data: bytes, envelope: Envelope, epoch: int, spin: Spin) -> memoryview | Job:
+    """Sends `data` on an idle link and receives as much. Returns what came, or what is left to do for the ordinary way.
+    Raises `OSError`."""
+    size = len(data)
+    head = _head(envelope, size, epoch)
+    frame = head + data
+    sent = _push(link, frame)
+    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < len(frame) else None
+    if left is None:
+        link.outbound.count(size)
+        found = _pull(link, head, size, spin)
+        if found is not None:
+            link.inbound.count(size)
+            return found
+        left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+    else:
+        left.send, left.send_link = Send(memoryview(data), envelope, wants_go=False), link
+        link.outbound.went(left.send, frame, sent)
+    left.receive, left.receive_link = Receive(memoryview(bytearray(size)), envelope, None), link
+    return left
+
+
+def _push(link: Link, frame: bytes) -> int:
+    try:
+        return link.stream.send(memoryview(frame))
+    except BlockingIOError:
+        return 0
+
+
+def _pull(link: Link, head: bytes, size: int, spin: Spin) -> memoryview | None:
+    """The message that begins with `head`; None if it does not come soon, or something else does."""
+    inbound = link.inbound
+    buffer, total = inbound.buffer, HEADER_BYTES + size
     recv_into, tries, have = link.stream.recv_into, spin.budget, 0
     while have < total:
         try:
@@ -66,10 +102,9 @@ def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
             break  # the end, or something else: the ordinary way gives it its name
     spin.tell(paid=tries >= 0)
     if have == total and bytes(buffer[:HEADER_BYTES]) == head:
-        inbound.took_whole(receive, buffer[HEADER_BYTES:total])
-        return True
+        return buffer[HEADER_BYTES:total]
     inbound.leave(have)
-    return False
+    return None
 
 
 def _head(envelope: Envelope, size: int, epoch: int) -> bytes:
