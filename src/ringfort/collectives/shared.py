@@ -134,7 +134,7 @@ def _wait(board: Board, start: int, envelope: Envelope) -> None:
 
 
 _REMEMBERED: Final = 256
-"""Kinds of small all-reduces that are kept ready: programs repeat a few for ever."""
+"""Kinds of all-reduces that are kept ready: programs repeat a few for ever."""
 
 
 def remember(backend: Backend, board: Board, call: bytes, op: ReduceOp, flat: Array, folding: Folding) -> None:
@@ -145,8 +145,8 @@ def remember(backend: Backend, board: Board, call: bytes, op: ReduceOp, flat: Ar
 
 
 class QuickAllReduce:
-    """Small all-reduces of one kind, as many as are wanted: everything that can be known beforehand is. It does what
-    `all_reduce` does, in as few instructions as it takes."""
+    """All-reduces of one kind, as many as are wanted: everything that can be known beforehand is. It does what
+    `all_reduce` does, for small ones in as few instructions as it takes."""
 
     __slots__ = ("_backend", "_board", "_call", "_fold", "_of_two", "_slots")
 
@@ -154,7 +154,7 @@ class QuickAllReduce:
         self._backend = backend
         self._board = board
         self._call = call, int.from_bytes(call[:8], "little"), int.from_bytes(call[8:], "little")
-        self._slots = board.slots(folding.dtype, size)
+        self._slots = board.slots(folding.dtype, size) if size * folding.dtype.itemsize <= SMALL_BYTES else None
         self._fold = folding
         self._of_two = folding.closing if board.world_size == 2 else None
 
@@ -165,6 +165,10 @@ class QuickAllReduce:
         operation = backend.next_operation()
         if board.sleeper.has_trouble:
             board.sleeper.check(backend.envelope_of(operation, call))
+        if self._slots is None:
+            with board:
+                all_reduce(board, flat, self._fold, backend.envelope_of(operation, call))
+            return
         try:  # what `with board` does, which would cost as much as a small copy
             board.turn ^= 1
             slots = self._slots[board.turn]
