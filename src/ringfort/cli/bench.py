@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,8 @@ from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ringfort.bench.results import Report
 
 STDOUT = "-"
@@ -26,7 +28,10 @@ def bench(
     ranks: Annotated[str, typer.Option(help="World sizes.")] = RANKS,
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
     strategy: Annotated[
-        str, typer.Option(help="auto, ring, tree, tree(ARITY), direct or halving_doubling, where the operation has it.")
+        str,
+        typer.Option(
+            help="auto, ring, tree, tree(ARITY), direct, halving_doubling or hierarchical, where there is it."
+        ),
     ] = "auto",
     against: Annotated[
         str | None,
@@ -41,6 +46,9 @@ def bench(
     min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
     json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a .png or .svg.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every strategy instead of other engines: predicted, measured, chosen.")
+    ] = False,
 ) -> None:
     """Time collectives, beside other engines in the same run."""
     with errors_as_lines():
@@ -51,7 +59,7 @@ def bench(
         from ringfort.bench.run import run_bench
         from ringfort.bench.show import Watcher, print_report
 
-        choice = choose_engines(against)
+        choice = choose_engines("none" if explain else against)
         options = Options(
             op=op,
             sizes=parse_sizes(sizes),
@@ -72,11 +80,30 @@ def bench(
         progress = Console(stderr=True)
         for name, how in choice.missing.items():
             progress.print(f"{name} is left out, it is not installed: {how}", highlight=False, markup=False)
+        if explain:
+            _explain(options, progress, json_)
+            return
         watcher = Watcher(progress)
         with watcher.shown():
             report = run_bench(options, watcher.step)
         print_report(progress if json_ == STDOUT else Console(), report)
         _write(report, json_, plot)
+
+
+def _explain(options: Options, progress: Console, json_: str | None) -> None:
+    from rich.console import Console
+
+    from ringfort.bench.explain import Explained, explain, print_explained
+
+    rows: list[Explained] = []
+
+    def on_row(row: Explained) -> None:
+        rows.append(row)
+        progress.print(f"{row.ranks} ranks, {row.bytes} bytes: {row.chosen}", highlight=False)
+
+    found = explain(options, on_row)
+    print_explained(progress if json_ == STDOUT else Console(), options, rows)
+    _write_json(found, json_)
 
 
 def _check_writable(name: str, path: Path) -> None:
@@ -90,15 +117,20 @@ def _check_writable(name: str, path: Path) -> None:
 
 
 def _write(report: Report, json_: str | None, plot: Path | None) -> None:
-    if json_ is not None:
-        import json
-
-        text = json.dumps(report.to_dict(), sort_keys=True, indent=2)
-        if json_ == STDOUT:
-            typer.echo(text)
-        else:
-            Path(json_).write_text(text + "\n", encoding="utf-8")
+    _write_json(report.to_dict(), json_)
     if plot is not None:
         from ringfort.bench.plot import write_plot
 
         write_plot(report, plot)
+
+
+def _write_json(found: dict[str, Any], json_: str | None) -> None:
+    if json_ is None:
+        return
+    import json
+
+    text = json.dumps(found, sort_keys=True, indent=2)
+    if json_ == STDOUT:
+        typer.echo(text)
+    else:
+        Path(json_).write_text(text + "\n", encoding="utf-8")

@@ -187,11 +187,14 @@ def needs_measuring(backend: Backend) -> bool:
 
 
 def model_of(backend: Backend, envelope: Envelope | None = None) -> CostModel:
-    """The group's model. If it has to be measured first, that is done in the collective of `envelope`."""
+    """The group's model. If it has to be measured first, that is done in the collective of `envelope`, which all ranks
+    are in; without one, what was measured before must be there already."""
     model = _models.get(backend)
     if model is None:
         config, n = backend.config.collective, backend.world_size
-        if envelope is not None and needs_measuring(backend):
+        if needs_measuring(backend):
+            if envelope is None:
+                raise InvalidArgumentError("envelope", None, "the links have not been measured yet")
             links = costs.measure(backend, envelope)
         else:
             links = LinkCosts.even(n)

@@ -1,4 +1,4 @@
-"""Small all-reduces that are like one before them: everything that can be known beforehand is, and kept ready. They do
+"""All-reduces that are like one before them: everything that can be known beforehand is, and kept ready. They do
 what the ordinary ones do, message for message, in as few instructions as it takes."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import plan
+from ringfort.collectives import plan, shared
 from ringfort.collectives.ops import ReduceOp
 from ringfort.collectives.shared import Folding
 from ringfort.config import AllReduceStrategy, Shape
@@ -17,7 +17,7 @@ from ringfort.transport.board import Board
 from ringfort.transport.fold import Array
 
 _REMEMBERED: Final = 256
-"""Kinds of small all-reduces that are kept ready: programs repeat a few for ever."""
+"""Kinds of all-reduces that are kept ready: programs repeat a few for ever."""
 
 
 def remember(backend: Backend, op: ReduceOp, flat: Array, ready: OverBoard | OverLinks | None) -> None:
@@ -38,7 +38,8 @@ class OverBoard:
         self._backend = backend
         self._board = board
         self._call = call, int.from_bytes(call[:8], "little"), int.from_bytes(call[8:], "little")
-        self._slots = board.slots(folding.dtype, size)
+        is_small = size * folding.dtype.itemsize <= shared.SMALL_BYTES
+        self._slots = board.slots(folding.dtype, size) if is_small else None
         self._fold = folding
         self._of_two = folding.closing if board.world_size == 2 else None
 
@@ -49,6 +50,10 @@ class OverBoard:
         operation = backend.next_operation()
         if board.sleeper.has_trouble:
             board.sleeper.check(backend.envelope_of(operation, call))
+        if self._slots is None:
+            with board:
+                shared.all_reduce(board, flat, self._fold, backend.envelope_of(operation, call))
+            return
         try:  # what `with board` does, which would cost as much as a small copy
             board.turn ^= 1
             slots = self._slots[board.turn]

@@ -49,7 +49,7 @@ def all_reduce(
             with board:
                 shared.all_reduce(board, flat, folding, envelope)
             # Not bfloat16, which looks like uint16 there.
-            if flat.nbytes <= shared.SMALL_BYTES and isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
+            if isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
                 quick.remember(backend, op, flat, quick.OverBoard(backend, board, call, flat.size, folding))
         elif n == 1:
             kernels.scale_before(op, kind, flat)

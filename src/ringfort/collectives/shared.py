@@ -22,7 +22,7 @@ SMALL_BYTES = 64 * KIB
 """Up to here every rank folds all: one step less is worth more than the bytes that are read and added twice."""
 
 BLOCK = 256 * KIB
-"""Bytes of a block."""
+"""Bytes of a block, a part of a slot: smaller ones spend more on waiting for each other, larger leave the cache."""
 
 
 class Combine(Protocol):

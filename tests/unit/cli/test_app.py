@@ -29,6 +29,7 @@ COMMANDS = {
         "--min-time",
         "--json",
         "--plot",
+        "--explain",
     },
     "demo": {"--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
     "key": set(),  # its own verbs are in test_key.py
@@ -80,6 +81,7 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["bench", "--op", "gather", "--strategy", "ring"], "strategy='ring': gather has no strategies"),
         (["bench", "--against", "nccl"], "against='nccl': choose one of: tcp"),
         (["bench", "--repeat", "0"], "repeat=0"),
+        (["bench", "--explain", "--op", "gather"], "op='gather': has no strategies; choose one of: all_reduce"),
         (["bench", "--min-time", "-1"], "min_time=-1.0"),
         (["bench", "--plot", "picture.gif"], "plot='picture.gif': must end in .png or .svg"),
         (["bench", "--op", "barrier", "--plot", "picture.png"], "a barrier has no sizes"),
