@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringfort.config import KIB
-from ringfort.errors import AbortedError, ProtocolError, SizeMismatchError
+from ringfort.errors import ProtocolError, SizeMismatchError
 from ringfort.transport.frames import (
     CANCEL,
     DATA,
@@ -49,6 +49,13 @@ class Control(NamedTuple):
     payload: bytes
 
 
+class GivenUp(NamedTuple):
+    """The sender of what `receive` was folding took it back. An event, and no error at once: behind the frame that told
+    the reason, and in the same read, comes this one."""
+
+    receive: Receive
+
+
 class Inbound:
     """One link's incoming messages.
 
@@ -58,7 +65,7 @@ class Inbound:
 
     def __init__(self, peer: int, scratch: Scratch, limit: int, epoch: int = 0) -> None:
         self.peer = peer
-        self.events: deque[Disagreement | Control] = deque()
+        self.events: deque[Disagreement | Control | GivenUp] = deque()
         self.replies: list[tuple[Key, int]] = []
         """Key and serial of messages to be answered with a GO."""
         self.granted: list[tuple[Key, int]] = []
@@ -229,8 +236,7 @@ class Inbound:
                 sink.restart()
                 self._posted.setdefault(key, deque()).appendleft(sink)
             else:
-                sink.error = AbortedError("the sender gave up in the middle of a message", peer=self.peer)
-                sink.done = True
+                self.events.append(GivenUp(sink))
 
     # --- the callers' side ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from ringfort.errors import (
 )
 from ringfort.transport import notices
 from ringfort.transport.frames import ABORT, BELL, GOODBYE, NO_CALL, WAITING, pack
-from ringfort.transport.inbound import Control, Disagreement
+from ringfort.transport.inbound import Control, Disagreement, GivenUp
 from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch
 from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
@@ -169,6 +169,10 @@ class Links:
             event = inbound.events.popleft()
             if isinstance(event, Disagreement):
                 self._disagree(link, event)
+            elif isinstance(event, GivenUp):
+                if not event.receive.done:
+                    why = "the sender gave up in the middle of a message"
+                    event.receive.error, event.receive.done = AbortedError(why, peer=link.peer), True
             else:
                 self._controlled(link, event)
 

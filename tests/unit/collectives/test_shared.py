@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp
-from ringfort.collectives import shared
+from ringfort.collectives import quick
 from ringfort.collectives.shared import SMALL_BYTES
 from ringfort.errors import AbortedError, ChannelClosedError, CollectiveMismatchError, UnsupportedArrayError
 from ringfort.testing import run_ranks
@@ -112,7 +112,7 @@ def test_short_cuts_are_counted_like_all_others() -> None:
         for _ in range(5):
             context.all_reduce(np.ones(3))
         assert context.backend.shared is not None
-        assert len(context.backend.shared.quick) == 1
+        assert len(context.backend.quick) == 1
         taken = context.metrics_snapshot().operations["all_reduce"]
         assert (taken.count, taken.failures, taken.bytes) == (5, 0, 120)
 
@@ -120,13 +120,13 @@ def test_short_cuts_are_counted_like_all_others() -> None:
 
 
 def test_only_so_many_short_cuts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_REMEMBERED", 3)
+    monkeypatch.setattr(quick, "_REMEMBERED", 3)
 
     def program(context: DistributedContext) -> None:
         for size in range(10):
             assert context.all_reduce(np.ones(size)).tolist() == [2.0] * size
         assert context.backend.shared is not None
-        assert len(context.backend.shared.quick) <= 3
+        assert len(context.backend.quick) <= 3
 
     on_ranks(2, program)
 
@@ -186,12 +186,12 @@ def test_what_interrupts_a_fold_ends_the_group(monkeypatch: pytest.MonkeyPatch) 
         context.all_reduce(np.ones(3))
         assert context.backend.shared is not None
         if context.rank == 0:
-            (quick,) = context.backend.shared.quick.values()
+            (ready,) = context.backend.quick.values()
 
             def interrupt(*_: Any, **__: Any) -> None:
                 raise KeyboardInterrupt
 
-            quick._of_two = interrupt
+            ready._of_two = interrupt
             with pytest.raises(KeyboardInterrupt):
                 context.all_reduce(np.ones(3))
         else:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ringfort.errors import AbortedError, ProtocolError, SizeMismatchError
+from ringfort.errors import ProtocolError, SizeMismatchError
 from ringfort.testing.check import pattern
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import (
@@ -28,7 +28,7 @@ from ringfort.transport.frames import (
     pack,
     parse,
 )
-from ringfort.transport.inbound import Control, Disagreement, Inbound
+from ringfort.transport.inbound import Control, Disagreement, GivenUp, Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch, Send
 from ringfort.transport.outbound import Outbound
 from tests.unit.transport import small
@@ -167,10 +167,7 @@ def check_conversation(wire: Wire, key: tuple[int, int]) -> None:
             assert not receive.done
             assert receive.into == b"\xdd" * receive.total, "memory was written that its owner had taken back"
             continue
-        if not receive.done:  # there were more receives than messages: the count below holds it
-            continue
-        if isinstance(receive.error, AbortedError):  # its sender gave up; a fold cannot begin again
-            assert receive.fold is not None
+        if not receive.done:  # there were more receives than messages, or its sender gave up on a fold
             continue
         consumed += 1
         if isinstance(receive.error, SizeMismatchError):
@@ -390,9 +387,18 @@ def test_a_fold_cannot_begin_again_when_its_message_is_taken_back() -> None:
     wire = Wire()
     receive = wire.receive((0, 0), 10, fold=True)
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
-    assert receive.done
-    assert isinstance(receive.error, AbortedError)
-    assert receive.error.peer == 3
+    assert list(wire.inbound.events) == [GivenUp(receive)]
+
+
+def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
+    """They may come in one read: then whoever heeds the events in their order hears the reason first."""
+    wire = Wire()
+    receive = wire.receive((0, 0), 10, fold=True)
+    wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(ABORT) + pack(CANCEL))
+    assert not receive.done
+    reason, given_up = wire.inbound.events
+    assert isinstance(reason, Control)
+    assert given_up == GivenUp(receive)
 
 
 @pytest.mark.parametrize("fold", [True, False])
