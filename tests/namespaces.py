@@ -62,6 +62,8 @@ class Host:
 
     number: int
     namespace: str
+    switch: str
+    """The namespace of the switches."""
     running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def address(self, switch: int = 0) -> str:
@@ -94,15 +96,16 @@ class Host:
         _tool("ip", "-netns", self.namespace, "link", "set", "dev", interface, *settings)
 
     def add_docker_bridge(self, name: str = "docker0", address: str = "172.17.0.1/16") -> None:
-        """A bridge as docker makes it, with a container on it (a veth whose other end is in the bridge)."""
+        """A bridge as docker makes it, with a veth in it that leads to another namespace: the container's."""
         _batch(
             self.namespace,
             f"link add {name} type bridge",
-            f"link add vethc0 type veth peer name {name}c0",
+            f"link add vethc0 type veth peer name h{self.number}{name} netns {self.switch}",
             f"link set vethc0 master {name}",
             f"address add {address} dev {name}",
-            *(f"link set {device} up" for device in (name, "vethc0", f"{name}c0")),
+            *(f"link set {device} up" for device in (name, "vethc0")),
         )
+        _batch(self.switch, f"link set h{self.number}{name} up")
 
     def end(self) -> None:
         """Kill what runs here and wait for it."""
@@ -173,7 +176,7 @@ def lan(hosts: int, *, switches: int = 1) -> Iterator[Lan]:
     """`hosts` hosts, each connected to each of `switches` switches. Everything is gone afterwards, processes first."""
     _sweep()
     name = f"{PREFIX}{os.getpid()}x{next(_numbers)}"
-    net = Lan(f"{name}sw", [Host(number, f"{name}h{number}") for number in range(hosts)], switches)
+    net = Lan(f"{name}sw", [Host(number, f"{name}h{number}", f"{name}sw") for number in range(hosts)], switches)
     namespaces = (net.switch, *(host.namespace for host in net.hosts))
     try:
         for namespace in namespaces:

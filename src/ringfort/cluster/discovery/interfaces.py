@@ -84,13 +84,14 @@ class Choice:
         return route(address, self.interfaces)
 
 
-def choose(listing: Sequence[Interface], wanted: Sequence[str] = ()) -> Choice:
+def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: bool = True) -> Choice:
     """All useful interfaces, or those that `wanted` names by name, by address or by network (`192.168.1.0/24`).
 
-    Without a useful one, loopback: then this machine is alone. Raises `ConfigError` for a wish that cannot be had.
+    Without a useful one, loopback: then this machine is alone. Raises `ConfigError` for a wish that cannot be had; not
+    `strict`, such a wish is passed over, because what was there at the start may come back.
     """
     if wanted:
-        return _asked_for(listing, wanted)
+        return _asked_for(listing, wanted, strict=strict)
     names = {interface.name: interface for interface in listing}
     useful: list[Interface] = []
     left_out: list[tuple[str, str]] = []
@@ -103,7 +104,7 @@ def choose(listing: Sequence[Interface], wanted: Sequence[str] = ()) -> Choice:
     if not useful:
         useful = [_with_usable(interface) for interface in listing if interface.is_loopback and interface.is_up]
         left_out = [(name, why) for name, why in left_out if name not in {interface.name for interface in useful}]
-    if not useful:
+    if not useful and strict:
         raise ConfigError("interfaces", (), "this machine has no network at all, not even loopback: ip link set lo up")
     return Choice(_ordered(useful), tuple(left_out))
 
@@ -146,6 +147,28 @@ def route(address: str, interfaces: Iterable[Interface]) -> Interface | None:
             if inside and (best is None or length > best[0]):
                 best = (length, interface)
     return None if best is None else best[1]
+
+
+def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:
+    """What a peer says its addresses are, as this machine can use them.
+
+    A link-local IPv6 address means something on one wire only: it gets the name of that interface, or that of each one
+    it could be on. What nobody else can be reached at is dropped, loopback unless this machine uses it too.
+    """
+    found: dict[str, None] = {}
+    loopback = any(interface.is_loopback for interface in choice.interfaces)
+    for text in addresses:
+        ip = parse_ip(text)
+        if ip is None or not (_usable(ip, loopback=False) or (loopback and _usable(ip, loopback=True))):
+            continue
+        if ip.version == 4 or not ip.is_link_local:
+            found[str(ip).partition("%")[0]] = None
+            continue
+        scope = text.partition("%")[2]
+        for interface in choice.interfaces:
+            if scope in ("", interface.name, str(interface.index)) and not interface.is_loopback:
+                found[_text(ip, interface.name)] = None
+    return tuple(found)
 
 
 def parse_ip(text: str) -> IPAddress | None:
@@ -219,24 +242,32 @@ def _ordered(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     return tuple(sorted(interfaces, key=rank))
 
 
-def _asked_for(listing: Sequence[Interface], wanted: Sequence[str]) -> Choice:
+def _asked_for(listing: Sequence[Interface], wanted: Sequence[str], *, strict: bool) -> Choice:
     """Exactly what was named, whatever it is, as long as it is up and has an address."""
     found: dict[str, set[IPAddress] | None] = {}
     for wish in wanted:
-        for interface, addresses in _matches(listing, wish.strip()):
+        matches = _matches(listing, wish.strip())
+        if not matches and strict:
+            raise ConfigError(
+                "interfaces", wish, f"this machine has no such interface or address; {_what_there_is(listing)}"
+            )
+        for interface, addresses in matches:
             before = found.get(interface.name, set[IPAddress]())
             found[interface.name] = None if addresses is None or before is None else before | set(addresses)
     chosen: list[Interface] = []
+    left_out: list[tuple[str, str]] = []
     for interface in listing:
+        usable = _with_usable(interface, tuple(found.get(interface.name) or ()))
         if interface.name not in found:
-            continue
-        usable = _with_usable(interface, tuple(found[interface.name] or ()))
-        if not interface.is_up or not usable.addresses:
+            left_out.append((interface.name, "it was not asked for"))
+        elif interface.is_up and usable.addresses:
+            chosen.append(usable)
+        else:
             why = "has no usable address" if interface.is_up else "is down, or nothing is plugged in"
-            raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
-        chosen.append(usable)
-    rest = tuple((interface.name, "it was not asked for") for interface in listing if interface.name not in found)
-    return Choice(_ordered(chosen), rest)
+            left_out.append((interface.name, f"it {why}"))
+            if strict:
+                raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
+    return Choice(_ordered(chosen), tuple(left_out))
 
 
 def _matches(listing: Sequence[Interface], wish: str) -> list[tuple[Interface, list[IPAddress] | None]]:
@@ -249,15 +280,13 @@ def _matches(listing: Sequence[Interface], wish: str) -> list[tuple[Interface, l
     try:
         network = ipaddress.ip_network(wish.partition("%")[0], strict=False)
     except ValueError:
-        raise ConfigError("interfaces", wish, f"no interface is called so; {_what_there_is(listing)}") from None
+        return []
     scope = wish.partition("%")[2]
     found: list[tuple[Interface, list[IPAddress] | None]] = []
     for interface in listing:
         inside = [ip for ip, _ in _networks(interface) if ip.version == network.version and ip in network]
         if inside and scope in ("", interface.name):
             found.append((interface, list(inside)))
-    if not found:
-        raise ConfigError("interfaces", wish, f"this machine has no such address; {_what_there_is(listing)}")
     return found
 
 

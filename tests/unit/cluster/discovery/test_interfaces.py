@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfort.cluster.discovery.interfaces import MAX_ADDRESSES, Interface, choose, parse_ip, route
+from ringfort.cluster.discovery.interfaces import MAX_ADDRESSES, Interface, choose, parse_ip, reachable, route
 from ringfort.cluster.kinds import LinkKind
 from ringfort.errors import ConfigError
 
@@ -131,10 +131,10 @@ def test_what_is_asked_for_is_used_whatever_it_is(wanted: list[str], addresses: 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("eth9", "no interface is called so; there are lo (127.0.0.1, 127.0.1.1, ::1), enp3s0"),
-        ("10.1.2.3", "this machine has no such address"),
-        ("fe80::20%wlp2s0", "this machine has no such address"),
-        ("", "no interface is called so"),
+        ("eth9", "no such interface or address; there are lo (127.0.0.1, 127.0.1.1, ::1), enp3s0"),
+        ("10.1.2.3", "no such interface or address"),
+        ("fe80::20%wlp2s0", "no such interface or address"),
+        ("", "no such interface or address"),
         ("eth1", "is down"),
         ("eth2", "has no usable address"),
     ],
@@ -146,6 +146,23 @@ def test_a_wish_that_cannot_be_had_is_refused_with_what_there_is(wanted: str, wo
         choose([LO, CARD, down, bare], [wanted])
     assert words in str(caught.value)
     assert "enp3s0" in str(caught.value)
+
+
+def test_a_wish_for_what_has_gone_for_now_is_passed_over_if_asked_so() -> None:
+    down = replace(WIFI, is_up=False)
+    assert choose([LO, CARD, down], ["wlp2s0", "enp3s0", "usb0"], strict=False).interfaces == (CARD,)
+    assert choose([LO, CARD, down], ["wlp2s0"], strict=False).interfaces == ()
+    assert choose([], strict=False).interfaces == ()
+
+
+def test_addresses_that_a_peer_tells_are_made_usable_here() -> None:
+    choice = choose([LO, CARD, WIFI])
+    assert reachable(["10.0.0.1", "2001:db8::7", "10.0.0.1"], choice) == ("10.0.0.1", "2001:db8::7")
+    assert reachable(["fe80::7"], choice) == ("fe80::7%enp3s0", "fe80::7%wlp2s0")
+    assert reachable(["fe80::7%2"], choice) == ("fe80::7%enp3s0",)
+    assert reachable(["fe80::7%elsewhere"], choice) == ()
+    assert reachable(["127.0.0.1", "0.0.0.0", "224.0.0.251", "::1", "a name", ""], choice) == ()
+    assert reachable(["127.0.0.1", "127.0.1.1"], choose([LO])) == ("127.0.0.1",)
 
 
 def test_a_machine_without_any_interface_is_refused_with_the_fix() -> None:
