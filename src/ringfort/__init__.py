@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ringfort.backends.simulated import SimulatedBackend
     from ringfort.backends.sub import SubBackend
     from ringfort.backends.tcp import TcpBackend
+    from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
     from ringfort.collectives.ops import ReduceOp
     from ringfort.collectives.work import Work
     from ringfort.config import (
@@ -86,6 +87,7 @@ _HOMES = {
     "backends.simulated": ("SimulatedBackend",),
     "backends.sub": ("SubBackend",),
     "backends.tcp": ("TcpBackend",),
+    "cluster.topology": ("ClusterTopology", "ConnectionProfile", "NodeProfile"),
     "collectives.ops": ("ReduceOp",),
     "collectives.work": ("Work",),
     "config": (
@@ -164,9 +166,11 @@ __all__ = [
     "BackendUnavailableError",
     "BroadcastStrategy",
     "ChannelClosedError",
+    "ClusterTopology",
     "CollectiveConfig",
     "CollectiveMismatchError",
     "ConfigError",
+    "ConnectionProfile",
     "DistributedConfig",
     "DistributedContext",
     "DistributedError",
@@ -186,6 +190,7 @@ __all__ = [
     "NetworkNamespace",
     "NoConnectionError",
     "NodeIdentity",
+    "NodeProfile",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",
