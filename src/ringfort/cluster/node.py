@@ -105,3 +105,8 @@ class ClusterNode:
     def hold(self, holding: bool = True) -> None:
         """While any member of the epoch holds, newcomers wait; the epoch still shrinks when members are lost."""
         raise NotImplementedError
+
+    def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
+        """Sends a note of this program's to `peer`, or to all in sight, where it becomes the event `Noted`. Those who
+        cannot be reached do not get it. For what the programs agree on beside the epoch (`ringfort run` does)."""
+        raise NotImplementedError  # PeerCore.tell
