@@ -93,3 +93,15 @@ class Misbehaved(ClusterEvent):
 
     def __str__(self) -> str:
         return f"{self.peer} was refused: {self.why}"
+
+
+@dataclass(frozen=True)
+class Noted(ClusterEvent):
+    """The program of another peer tells ours something (`ClusterNode.tell`)."""
+
+    peer: str
+    topic: str
+    body: bytes
+
+    def __str__(self) -> str:
+        return f"{self.peer} tells {self.topic}"

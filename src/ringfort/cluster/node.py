@@ -109,4 +109,4 @@ class ClusterNode:
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
         """Sends a note of this program's to `peer`, or to all in sight, where it becomes the event `Noted`. Those who
         cannot be reached do not get it. For what the programs agree on beside the epoch (`ringfort run` does)."""
-        raise NotImplementedError  # PeerCore.tell
+        raise NotImplementedError  # a Note of talk.py
