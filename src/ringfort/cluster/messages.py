@@ -22,8 +22,11 @@ MAX_LINES: Final = 16
 MAX_NUMBER: Final = 2**48
 """Of an epoch or term. At a thousand a second it would take nine thousand years to get there without lying."""
 
+
 PeerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 """`node.instance`: the short id of the node's key, and a random name of the process (see `PeerCore`)."""
+Line = Annotated[str, msgspec.Meta(min_length=1, max_length=96)]
+"""Names a beginning: the leader and number of its first epoch."""
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Address = Annotated[str, msgspec.Meta(max_length=128)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
@@ -62,7 +65,7 @@ class Epoch(Part, frozen=True, forbid_unknown_fields=True):
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     ring: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     """The order in which the ring visits the members, as indices; empty for the order they are listed in."""
-    lines: Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
+    lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
     """The beginnings it descends from. Empty only for a peer alone: nobody can be split from it."""
 
     @property
@@ -99,6 +102,14 @@ class Standing(Part, frozen=True, forbid_unknown_fields=True):
     """Later ones that it accepted and does not know the end of: any of them may have been committed."""
 
 
+class Witness(Part, frozen=True, forbid_unknown_fields=True):
+    """A peer whose process the sender saw die: the kernel closed a link on which it had just been heard."""
+
+    peer: PeerId
+    standing: Standing
+    """The last it reported to the witness."""
+
+
 class Hello(Message, frozen=True, forbid_unknown_fields=True, tag="hello"):
     """The first message each way: who I am."""
 
@@ -125,8 +136,7 @@ class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):
     """The number of the epoch that this peer is in now; 0 if it is in none."""
     sees: Peers = ()
     """The peers it has a sound link with."""
-    witnessed: Peers = ()
-    """Peers whose process it saw die: the kernel closed a link on which they had just been heard."""
+    witnessed: Annotated[tuple[Witness, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     work: Number = 0
     holds: bool = False
     """Asks that newcomers wait."""
