@@ -184,3 +184,17 @@ def test_processes_of_one_host_hear_each_other_on_loopback_alone() -> None:
         one.hears(1002)
         two.hears(1001)
         assert one.ports[1002] == ["127.0.0.1", "::1"]
+
+
+def test_a_program_that_keeps_the_mdns_port_is_a_trouble_with_the_fix() -> None:
+    keep = (
+        "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5353)); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    with lan(1) as net:
+        keeper = net.hosts[0].start(sys.executable, "-c", keep, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert keeper.stdout.readline() == b"\n"
+        with listeners((net.hosts[0], new_network(), 1001)) as (one,):
+            assert "port 5353" in one.said["trouble"]["what"]
+            assert "avahi" in one.said["trouble"]["fix"]
+            assert "--peer" in one.said["trouble"]["fix"]

@@ -75,6 +75,8 @@ class MdnsDiscovery:
         self._choice = Choice(())
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
+        self.others: set[str] = set()
+        """The names of peers of other clusters that announce themselves here, at most `MAX_HEARD`."""
         self._heard: set[str] = set()
         self._flooded = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +160,11 @@ class MdnsDiscovery:
     def _token_of(self, name: str) -> str | None:
         """The token of an announcement of our network by somebody else."""
         match = _NAME.fullmatch(name)
-        if match is None or match[1] != self._network or match[2] == self._token:
+        if match is None or match[2] == self._token:
+            return None
+        if match[1] != self._network:
+            if len(self.others) < MAX_HEARD:
+                self.others.add(name)
             return None
         return match[2]
 

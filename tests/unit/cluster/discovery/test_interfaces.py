@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfort.cluster.discovery.interfaces import MAX_ADDRESSES, Interface, choose, parse_ip, reachable, route
@@ -206,6 +206,7 @@ INTERFACES = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(INTERFACES, max_size=5, unique_by=lambda interface: interface.name), st.ip_addresses().map(str))
 def test_any_listing_is_judged_and_what_is_chosen_can_be_parsed(listing: list[Interface], address: str) -> None:
     choice = choose([LO, *listing])
