@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
 from typing import Final
 
 from ringfort.cluster.events import ClusterEvent
@@ -146,17 +145,6 @@ class HealthMonitor:
             return HealthStatus.UNKNOWN
         slow = watched.round_trip is not None and watched.round_trip >= self.config.slow_round_trip
         return HealthStatus.DEGRADED if slow or silence >= limit / 2 else HealthStatus.HEALTHY
-
-    @property
-    def deadline(self) -> float:
-        """When silence alone will next change a status."""
-        soonest = inf
-        for peer, watched in self._peers.items():
-            if watched.status is HealthStatus.UNHEALTHY:
-                continue
-            share = 0.5 if watched.status is HealthStatus.HEALTHY else 1.0
-            soonest = min(soonest, watched.heard + share * self.limit(peer))
-        return soonest
 
     def status(self, peer: str) -> HealthStatus:
         """As of the last check; UNKNOWN for who is not watched."""

@@ -127,6 +127,8 @@ class Ledger:
     policy: Policy = "majority"
     standing: Standing = field(default_factory=Standing)
     current: Epoch | None = None
+    _companions: set[str] = field(default_factory=set[str])
+    _companions_of: Standing | None = None
 
     def objection(self, proposal: Propose) -> str | None:
         """Why `proposal` may not be accepted, or None. Every rule of this module is enforced here, by each member, so
@@ -168,7 +170,11 @@ class Ledger:
 
     def companions(self) -> set[str]:
         """Everyone in what this peer was in or may be in: those to whom it owes the lease."""
-        return {peer for record in records_of(self.standing) if record.lines for peer in record.peers} - {self.me}
+        if self._companions_of is not self.standing:
+            records = records_of(self.standing)
+            self._companions = {peer for record in records if record.lines for peer in record.peers} - {self.me}
+            self._companions_of = self.standing
+        return self._companions
 
     def accept(self, proposal: Propose) -> Epoch | None:
         """Promises; returns the epoch that this peer was in until now."""

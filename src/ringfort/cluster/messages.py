@@ -5,6 +5,7 @@ Every text and list has a limit that the decoder checks, so that no message can 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Final
 
 import msgspec
@@ -21,7 +22,6 @@ MAX_LINES: Final = 16
 """Independent beginnings that grew together into one epoch."""
 MAX_NUMBER: Final = 2**48
 """Of an epoch or term. At a thousand a second it would take nine thousand years to get there without lying."""
-
 
 PeerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 """`node.instance`: the short id of the node's key, and a random name of the process (see `PeerCore`)."""
@@ -57,7 +57,7 @@ class Member(Part, frozen=True, forbid_unknown_fields=True):
     """The number of the epoch that it has been a member since: its seniority."""
 
 
-class Epoch(Part, frozen=True, forbid_unknown_fields=True):
+class Epoch(Part, frozen=True, forbid_unknown_fields=True, dict=True):
     """One agreed, ordered list of peers. The ranks are the members' slots in order."""
 
     number: Number
@@ -73,10 +73,10 @@ class Epoch(Part, frozen=True, forbid_unknown_fields=True):
         """What names it: two groups that never met may have used one number."""
         return self.number, self.leader
 
-    @property
+    @cached_property
     def peers(self) -> tuple[str, ...]:
         """The members' ids, in order."""
-        return tuple(member.peer for member in self.members)
+        return tuple([member.peer for member in self.members])
 
     @property
     def world_size(self) -> int:

@@ -41,7 +41,6 @@ on two machines (`host` differs) is a clone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -58,6 +57,7 @@ from ringfort.cluster.events import (
     Waiting,
 )
 from ringfort.cluster.health import HealthMonitor, HealthStatus
+from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.membership import FRESH, LEASE, Evidence, Ledger, is_lawful, records_of
 from ringfort.cluster.messages import (
     MAX_NUMBER,
@@ -93,47 +93,6 @@ HELLO_WITHIN: Final = 2.0
 """Seconds within which the other side of a link must say who it is."""
 MAX_DEPARTED: Final = 1024
 """Peers remembered as departed, with the last they promised."""
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send `message` on `link`."""
-
-    link: int
-    message: AnyMessage
-
-
-@dataclass(frozen=True)
-class Close:
-    """Close `link`."""
-
-    link: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Learn:
-    """`peer` may be found at `addresses`."""
-
-    peer: str
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Remember:
-    """Write `standing` down before going on."""
-
-    standing: Standing
-
-
-@dataclass(frozen=True)
-class Notify:
-    """Tell the program."""
-
-    event: ClusterEvent
-
-
-Instruction = Send | Close | Learn | Remember | Notify
 
 
 class PeerCore:
@@ -177,6 +136,7 @@ class PeerCore:
         self._told_waiting = ""
         self._reported: Report | None = None
         self._reports: dict[str, Report] = {}
+        self._claims: dict[str, Claim] = {}
         self._deadline = now
 
     # --- questions --------------------------------------------------------------------------------------------------
@@ -338,7 +298,7 @@ class PeerCore:
         if surplus is not None:
             self._close(surplus, "there are two links")
         if surplus is not contact:
-            self._reports.pop(member.peer, None)
+            self._forget(member.peer)
             self.health.watch(member.peer, self._time)
             self._beat_to(contact)
 
@@ -367,7 +327,7 @@ class PeerCore:
     def _lose(self, contact: Contact, why: str, by_kernel: bool) -> None:
         peer, report = contact.peer, contact.report
         self.health.forget(peer)
-        self._reports.pop(peer, None)
+        self._forget(peer)
         if report is None:
             return
         # The law: a death counts only where the peer had just answered. See membership.py.
@@ -375,6 +335,10 @@ class PeerCore:
         if died and peer not in self._departed:
             self._witnessed[peer] = Witness(peer, report.standing)
         self._notify(PeerLost(peer, why, died))
+
+    def _forget(self, peer: str) -> None:
+        self._reports.pop(peer, None)
+        self._claims.pop(peer, None)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -430,6 +394,7 @@ class PeerCore:
         is_first = contact.report is None
         contact.report = report
         self._reports[contact.peer] = report
+        self._claims[contact.peer] = _claim(contact.peer, report)
         if is_first:
             assert contact.hello is not None
             self._notify(PeerJoined(contact.peer, contact.hello.name))
@@ -541,17 +506,17 @@ class PeerCore:
         self._witnessed = {peer: seen for peer, seen in self._witnessed.items() if peer in mates}
         self._answered = {peer: at for peer, at in self._answered.items() if peer in mates or self.contacts.get(peer)}
         self._notify(EpochStarted(epoch))
+        self._judge_epoch()  # somebody may have been lost since it was accepted
 
     # --- what follows from what happened ----------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Everything that may follow from a change or from time. Reports leave before heartbeats: a lease needs that."""
+        """Everything that may follow from a change or from time. Reports leave before heartbeats: leases need it."""
         self._drop_the_silent()
         self._judge_epoch()
         self._elect()
         self._lead()
         self._take_up_deferred()
-        self._judge_epoch()
         self._tell_report()
         if self._time >= self._beat_at:
             self._beat_at = self._time + self.config.health.interval
@@ -559,7 +524,6 @@ class PeerCore:
                 self._beat_to(contact)
         waiting = (
             self._beat_at,
-            self.health.deadline,
             self.election.deadline,
             self._proposer.deadline,
             inf if self._deferred is None else self._deferred[1],
@@ -596,7 +560,7 @@ class PeerCore:
 
     def _elect(self) -> None:
         mine = _claim(self.me.peer, self._make_report())
-        self.election.observe(self._time, mine, {peer: _claim(peer, report) for peer, report in self._reports.items()})
+        self.election.observe(self._time, mine, self._claims)
         self._flush_election()
 
     def _flush_election(self) -> None:

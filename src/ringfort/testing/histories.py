@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from typing import Final
 
 from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import EpochStarted
+from ringfort.cluster.instructions import Instruction, Notify, Send
 from ringfort.cluster.messages import Epoch, Term, Vote
-from ringfort.cluster.peer import Instruction, Notify, Send
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
 
@@ -74,7 +75,7 @@ class Rules:
         """The epochs of a line are a chain: each holds the majority of the one before it that was alive. So at no
         moment can two groups go on."""
         chain = sorted((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             if before.number == after.number:
                 raise RuleBroken(f"two epochs of one line have number {before.number}")
             living = sorted(set(before.peers) - self._dead[after.key])

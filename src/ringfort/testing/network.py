@@ -15,8 +15,9 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
+from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.messages import AnyMessage, Member, Standing
-from ringfort.cluster.peer import Close, Instruction, Learn, Notify, PeerCore, Remember, Send
+from ringfort.cluster.peer import PeerCore
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
