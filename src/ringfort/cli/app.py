@@ -8,6 +8,7 @@ import typer
 
 from ringfort.cli.bench import bench
 from ringfort.cli.demo import demo
+from ringfort.cli.doctor import doctor
 from ringfort.cli.key import key
 
 # Plain help and errors: an error is one line that a log or another program can read. Tracebacks are ours to avoid.
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(bench)
+app.command()(doctor)
 app.add_typer(key, name="key")
 
 

@@ -30,6 +30,7 @@ COMMANDS = {
         "--plot",
     },
     "demo": {"--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
+    "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""

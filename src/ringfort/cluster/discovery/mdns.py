@@ -92,7 +92,7 @@ class MdnsDiscovery:
         try:
             self._zeroconf = AsyncZeroconf(interfaces=doors)
         except (OSError, RuntimeError) as exc:
-            self._on_trouble(_trouble(exc))
+            self._on_trouble(trouble_of(exc))
             return
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
         # No probing whether the name is taken, which would take most of a second: the token is nobody else's.
@@ -134,7 +134,7 @@ class MdnsDiscovery:
             sent = await register(info, cooperating_responders=True)
             await sent
         except OSError as exc:
-            self._on_trouble(_trouble(exc))
+            self._on_trouble(trouble_of(exc))
 
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         """zeroconf's own thread of this call is the loop's."""
@@ -186,6 +186,27 @@ class MdnsDiscovery:
         task.add_done_callback(self._tasks.discard)
 
 
+async def browse(choice: Choice, seconds: float) -> set[tuple[str, str]]:
+    """Who is announced, as network id and token, without announcing oneself. Raises `OSError` if mDNS is refused."""
+    names: set[str] = set()
+
+    def add(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        if len(names) < MAX_HEARD:
+            names.add(name)
+
+    try:
+        zeroconf = AsyncZeroconf(interfaces=_doors(choice))
+    except RuntimeError as exc:
+        raise OSError(errno.ENODEV, str(exc)) from exc
+    browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[add])
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await browser.async_cancel()
+        await zeroconf.async_close()
+    return {(match[1], match[2]) for match in map(_NAME.fullmatch, names) if match is not None}
+
+
 def interface_troubles(choice: Choice) -> list[Trouble]:
     """What can be known beforehand: interfaces that carry no multicast, and there being none at all."""
     found = [
@@ -212,7 +233,8 @@ def _doors(choice: Choice) -> list[str | int]:
     return doors
 
 
-def _trouble(exc: Exception) -> Trouble:
+def trouble_of(exc: Exception) -> Trouble:
+    """What the system said, with the fix."""
     number = exc.errno if isinstance(exc, OSError) else None
     match number:
         case errno.EADDRINUSE:
