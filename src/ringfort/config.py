@@ -239,7 +239,9 @@ class AutoDiscoveryConfig:
     interfaces: Sequence[str] = ()
     """Interfaces to be found on, by name, address or network; empty for all useful ones."""
     port: int = 0
-    """Where this peer accepts connections; 0 for a free port. A peer that others name by address needs a fixed one."""
+    """Where this peer accepts connections; 0 for the usual port or, where that is taken, any that is free."""
+    encryption: Literal["on", "off"] = "on"
+    """Off only by name, on all peers: for wires that nobody else can reach, and for measuring."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
 
@@ -254,6 +256,8 @@ class AutoDiscoveryConfig:
             raise ConfigError("on_partition", self.on_partition, "must be majority, stop or continue")
         if not _is_whole(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError("port", self.port, "must be a number from 0 to 65535")
+        if self.encryption not in ("on", "off"):
+            raise ConfigError("encryption", self.encryption, "must be on or off")
         for name in ("peers", "interfaces"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(name, getattr(self, name), 'must be a list, such as ["..."]')
@@ -267,6 +271,8 @@ class Environment:
     world_size: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    master: str | None = None
+    """Where Ringfort's ranks meet, as `host:port`: `ringfort run` keeps MASTER_PORT free for torch's own store."""
     timeout: float | None = None
     listen_fd: int | None = None
     """A listening socket that the launcher opened for rank 0, so that no port has to be guessed."""
@@ -280,6 +286,8 @@ class Environment:
     """`on` or `off`."""
     interfaces: str | None = None
     """The interfaces to be found on, by name, address or network, with commas between them."""
+    peers: str | None = None
+    """Addresses of peers, `host` or `host:port`, with commas between them."""
 
     # The first variable that is set wins. torchrun's names come first: they are what people type by hand.
     SOURCES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -287,6 +295,7 @@ class Environment:
         "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
         "master_addr": ("MASTER_ADDR",),
         "master_port": ("MASTER_PORT",),
+        "master": ("RINGFORT_MASTER",),
         "timeout": ("RINGFORT_TIMEOUT",),
         "listen_fd": ("RINGFORT_LISTEN_FD",),
         "home": ("RINGFORT_HOME",),
@@ -294,6 +303,7 @@ class Environment:
         "cluster": ("RINGFORT_CLUSTER",),
         "encryption": ("RINGFORT_ENCRYPTION",),
         "interfaces": ("RINGFORT_INTERFACES",),
+        "peers": ("RINGFORT_PEERS",),
     }
 
     def __post_init__(self) -> None:
@@ -319,6 +329,11 @@ class Environment:
                     found[item.name] = _parse(name, variables[name], str(item.type))
                     break
         return cls(**found)  # pyright: ignore[reportArgumentType]  # each was parsed to its field's type
+
+
+def is_set(variable: str) -> bool:
+    """Whether the person has set an environment variable, to anything but nothing: a launcher does not change it."""
+    return bool(os.environ.get(variable))
 
 
 def _parse(name: str, text: str, kind: str) -> str | int | float:

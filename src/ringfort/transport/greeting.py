@@ -1,4 +1,4 @@
-"""What ranks say to each other while a group forms, in msgpack. Pure. The first is a connection's purpose."""
+"""What a connection is for, and what ranks say to each other while a group forms, in msgpack. Pure."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """My links are up. From rank 0: everybody's are."""
 
 
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """This is a control link of a cluster: what follows are its own messages."""
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """What follows is a short burst: say how fast it came."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """No, and why. `code` is one of `REFUSALS`."""
 
@@ -51,7 +59,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-Greeting = Join | Welcome | Meet | Ready | Refused
+Greeting = Join | Welcome | Meet | Ready | Control | Probe | Refused
 
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,
