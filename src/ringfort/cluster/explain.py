@@ -18,7 +18,7 @@ def view_peers(control: Control) -> tuple[PeerView, ...]:
 
 
 def _view(control: Control, peer: str, hello: Hello) -> PeerView:
-    core, epoch = control.core, control.core.epoch
+    core, epoch = control.core, control.core.epoch_in_sight
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
@@ -38,7 +38,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         bandwidth=control.speeds.bandwidth(peer),
         health=core.health.status(peer),
         is_self=is_self,
-        is_leader=core.leader == peer,
+        is_leader=peer == (core.leader or (epoch and epoch.leader)),
         is_member=epoch is not None and peer in epoch.peers,
         version=hello.version,
         slots=hello.member.slots,

@@ -49,8 +49,9 @@ class Member(Part, frozen=True, forbid_unknown_fields=True):
     peer: PeerId
     host: Text = ""
     """Names the machine, so that peers of one host can be put together and clones told from processes."""
-    slots: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
-    """Ranks that this peer brings: 1 for a script that joined, the local world size for a launcher."""
+    slots: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
+    """Ranks that this peer brings: 1 for a script that joined, the local world size for a launcher, 0 for an observer,
+    who sees all and is in no epoch."""
     addresses: Addresses = ()
     """Where its data links are accepted, best first, as `host:port`."""
     joined: Number = 0

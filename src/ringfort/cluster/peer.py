@@ -152,6 +152,13 @@ class PeerCore:
         return self.ledger.current
 
     @property
+    def epoch_in_sight(self) -> Epoch | None:
+        """The epoch that this peer is in; where it is in none, the latest that a peer in sight is in."""
+        reports = [contact.report for contact in self.contacts if contact.report is not None]
+        found = [report.standing.formed for report in reports if report.current and report.standing.formed is not None]
+        return self.epoch or max(found, key=lambda epoch: epoch.key, default=None)
+
+    @property
     def leader(self) -> str | None:
         """The leader that this peer follows, or itself."""
         return self.election.leader
@@ -328,13 +335,19 @@ class PeerCore:
         peer, report = contact.peer, contact.report
         self.health.forget(peer)
         self._forget(peer)
-        if report is None:
+        if report is None or not self._counts(contact):
             return
         # The law: a death counts only where the peer had just answered. See membership.py.
         died = peer in self._departed or (by_kernel and self._now - contact.asked <= FRESH)
         if died and peer not in self._departed:
             self._witnessed[peer] = Witness(peer, report.standing)
         self._notify(PeerLost(peer, why, died))
+
+    def _counts(self, contact: Contact) -> bool:
+        """Whether this peer and the other may ever be in one epoch. Observers may not: they vote for nobody, nobody
+        waits for them, and nobody misses them."""
+        assert contact.hello is not None
+        return self.me.slots > 0 and contact.hello.member.slots > 0
 
     def _forget(self, peer: str) -> None:
         self._reports.pop(peer, None)
@@ -393,6 +406,10 @@ class PeerCore:
             return
         is_first = contact.report is None
         contact.report = report
+        if not self._counts(contact):
+            if is_first:
+                self._introduce_all(contact)
+            return
         self._reports[contact.peer] = report
         self._claims[contact.peer] = _claim(contact.peer, report)
         if is_first:
@@ -448,6 +465,8 @@ class PeerCore:
         unseen = set(epoch.peers) - self._reports.keys() - {self.me.peer}
         if why is None and unseen:
             why = f"I do not see {min(unseen)}"
+        if why is None and self._holds and self.epoch is not None and set(epoch.peers) > set(self.epoch.peers):
+            why = "I hold: newcomers must wait"  # the leader may have proposed before it knew
         if why is not None:
             self._answer(leader, Reject(epoch.number, why[:256]))
             return
@@ -513,10 +532,11 @@ class PeerCore:
     def _refresh(self) -> None:
         """Everything that may follow from a change or from time. Reports leave before heartbeats: leases need it."""
         self._drop_the_silent()
-        self._judge_epoch()
-        self._elect()
-        self._lead()
-        self._take_up_deferred()
+        if self.me.slots:
+            self._judge_epoch()
+            self._elect()
+            self._lead()
+            self._take_up_deferred()
         self._tell_report()
         if self._time >= self._beat_at:
             self._beat_at = self._time + self.config.health.interval
@@ -524,7 +544,7 @@ class PeerCore:
                 self._beat_to(contact)
         waiting = (
             self._beat_at,
-            self.election.deadline,
+            self.election.deadline if self.me.slots else inf,
             self._proposer.deadline,
             inf if self._deferred is None else self._deferred[1],
             self._time + LEAP / 2,

@@ -31,7 +31,7 @@ class PeerView:
     is_self: bool = False
     is_leader: bool = False
     is_member: bool = False
-    """Of the epoch that this process is in."""
+    """Of the epoch that this process is in or, if it is in none, that those in sight are in."""
     version: str = ""
     slots: int = 1
     ranks: tuple[int, ...] = ()
@@ -39,5 +39,7 @@ class PeerView:
 
     @property
     def role(self) -> str:
-        """In one word: leader, member or waiting."""
+        """In one word: leader, member, waiting, or observer."""
+        if self.slots == 0:
+            return "observer"
         return "leader" if self.is_leader else "member" if self.is_member else "waiting"

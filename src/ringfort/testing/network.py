@@ -123,12 +123,12 @@ class SimulatedNetwork:
 
     # --- what a test does -------------------------------------------------------------------------------------------
 
-    def start(self, host: int) -> SimulatedPeer:
-        """A new process on `host`, which vouches for those that ended there."""
+    def start(self, host: int, *, slots: int = 1) -> SimulatedPeer:
+        """A new process on `host`, which vouches for those that ended there. With no `slots` it is an observer."""
         if host in self.peers and self.peers[host].alive:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
-        me = Member(f"n{host}.{next(self._instances)}", f"host{host}", 1, (f"host{host}:1",))
+        me = Member(f"n{host}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",))
         core = PeerCore(me, self._config, offset + self.now * rate)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer
