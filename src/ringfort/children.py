@@ -62,6 +62,11 @@ class Child:
         """None while it runs; negative for the signal that ended it."""
         return self.process.returncode
 
+    @property
+    def is_read(self) -> bool:
+        """Whether it has ended, and its output too."""
+        return self.exit_code is not None and all(stream.closed for stream in self.streams)
+
     def keep(self, lines: Sequence[bytes]) -> None:
         """Put lines that are not empty into the tail."""
         self.tail.extend(line.decode(errors="replace").rstrip() for line in lines[-2 * TAIL_LINES :] if line.strip())
@@ -81,10 +86,11 @@ class Children:
     def __init__(self) -> None:
         self.children: list[Child] = []
         self.failed: list[Child] = []
-        """Those that ended badly, in the order in which it was noticed."""
+        """Those that ended badly and whose last words have been read, in that order."""
         self._selector = selectors.DefaultSelector()
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._is_quiet = False
+        self._over: set[Child] = set()
+        """Those that have ended and whose last words have been read."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +136,7 @@ class Children:
     @property
     def is_over(self) -> bool:
         """Whether all have ended and all that they wrote has been read."""
-        return self._is_quiet and all(child.exit_code is not None for child in self.children)
+        return len(self._over) == len(self.children)
 
     def watch(self, stream: IO[bytes] | int) -> None:
         """`poll` returns early when there is something to read in `stream`, and leaves that to the caller."""
@@ -139,7 +145,7 @@ class Children:
     def poll(self, timeout: float = POLL_SECONDS) -> list[Output]:
         """Waits for something to happen, and returns what was written. `failed` is up to date afterwards."""
         found: list[Output] = []
-        all_had_ended = all(child.exit_code is not None for child in self.children)
+        had_ended = {child for child in self.children if child.exit_code is not None}
         ready = [key for key, _ in self._selector.select(timeout) if key.data is not None]
         for key in ready:
             child, stream = cast("Child", key.data), cast("IO[bytes]", key.fileobj)
@@ -150,21 +156,23 @@ class Children:
             lines = child.split(stream, data)
             if lines:
                 found.append(Output(child, stream is child.streams[1], lines))
-        # What a dead process wrote was in its pipe when it died. So this also ends where a process that left its
-        # group still holds the other end.
-        self._is_quiet = all_had_ended and not ready
         self._notice_ends()
+        # What a dead process wrote was in its pipe when it died: if nothing is there now, nothing will be, even where a
+        # process that left its group still holds the other end.
+        silent = had_ended - {cast("Child", key.data) for key in ready}
+        for child in self.children:
+            if child not in self._over and (child in silent or child.is_read):
+                self._over.add(child)
+                if child.exit_code:
+                    self.failed.append(child)
         return found
 
     def _notice_ends(self) -> None:
         for child in self.children:
-            if child.exit_code is not None or child.process.poll() is None:
-                continue
-            if child.exit_code:
-                self.failed.append(child)
-            self._signal(child, signal.SIGKILL)  # to those it started and left behind
-            if self._keeper is not None:
-                _tell(self._keeper, "-", child.process.pid)
+            if child.exit_code is None and child.process.poll() is not None:
+                self._signal(child, signal.SIGKILL)  # to those it started and left behind
+                if self._keeper is not None:
+                    _tell(self._keeper, "-", child.process.pid)
 
     def signal(self, signum: int) -> None:
         """Send `signum` to every child that runs, and to what each of them started."""
@@ -193,7 +201,7 @@ class Children:
             for stream in child.streams:
                 stream.close()
         self._selector.close()
-        self._is_quiet = True
+        self._over = set(self.children)
         if self._keeper is not None:
             assert self._keeper.stdin is not None
             with suppress(OSError):

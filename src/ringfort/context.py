@@ -285,8 +285,9 @@ def init(
 
     With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
     the others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
-    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; `RINGFORT_TIMEOUT` in seconds; `RINGFORT_ENCRYPTION=off`. With
-    none of them this is a world of one. Raises as `TcpBackend` and `RingBackend` do.
+    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two: `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` in
+    seconds; `RINGFORT_ENCRYPTION=off`. With none of them this is a world of one. Raises as `TcpBackend` and
+    `RingBackend` do.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
@@ -310,6 +311,8 @@ def init(
     elif rank is None or world_size is None:
         missing = "rank" if rank is None else "world_size"
         raise ConfigError(missing, None, f"was given neither as a keyword nor as {missing.upper()} in the environment")
+    if master is None:
+        master = told.master
     if master is None and told.master_addr is not None and told.master_port is not None:
         master = format_address(told.master_addr, told.master_port)
     listener = tcp.adopt_listener(told.listen_fd) if rank == 0 and told.listen_fd is not None and master else None

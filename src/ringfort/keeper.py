@@ -1,7 +1,7 @@
 """Ends what a launcher started if the launcher dies: a process of its own, `python -I -S keeper.py`, that outlives it.
 
-It reads lines from its standard input, a pipe that only the launcher holds: `+123` when process group 123 was started and
-`-123` when it has ended. When the pipe ends, however the launcher died, what is left gets SIGTERM and then SIGKILL.
+It reads lines from its standard input, a pipe that only the launcher holds: `+123` when process group 123 was started
+and `-123` when it has ended. When the pipe ends, however the launcher died, what is left gets SIGTERM and then SIGKILL.
 It imports nothing of Ringfort, so that it starts in a few hundredths of a second.
 """
 
