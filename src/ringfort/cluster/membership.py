@@ -259,8 +259,8 @@ def _all_standings(
 
 
 def seat(before: Epoch | None, members: Mapping[str, Member], number: int) -> tuple[Member, ...]:
-    """`members` in order: who was in `before` keeps its place where the places reach that far; newcomers, by host and
-    id, fill the gaps, and then those whose place is gone."""
+    """`members` in order: who was in `before` keeps its place where the places reach that far. The gaps are filled by
+    those whose place is gone, and then by newcomers, by host and id."""
     seats: list[Member | None] = [None] * len(members)
     moved: list[Member] = []
     old = {} if before is None else {m.peer: (i, m.joined) for i, m in enumerate(before.members) if m.peer in members}
@@ -271,7 +271,6 @@ def seat(before: Epoch | None, members: Mapping[str, Member], number: int) -> tu
         else:
             moved.append(member)
     new = sorted((m for p, m in members.items() if p not in old), key=lambda m: (m.host, m.peer))
-    # Those who must move go to the gaps first: the ranks of newcomers then come last where nobody left.
     queue = [*moved, *(_since(member, number) for member in new)]
     return tuple(queue.pop(0) if member is None else member for member in seats)
 
