@@ -27,6 +27,8 @@ MAX_HEARD: Final = 256
 """Announcements of our network that are followed at once: more than a home has, and a bound for whoever floods."""
 MAX_ADDRESSES: Final = 16
 """Of one announcement that are used."""
+RETRY: Final = 5.0
+"""Seconds until mDNS is tried again where the system refused it: another program may have let go of the port."""
 _RESOLVE_MS: Final = 3000
 """Milliseconds to ask for the address of a name that was heard; the answer usually came with it."""
 _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})\." + re.escape(SERVICE))
@@ -78,34 +80,51 @@ class MdnsDiscovery:
         self.others: set[str] = set()
         """The names of peers of other clusters that announce themselves here, at most `MAX_HEARD`."""
         self._heard: set[str] = set()
-        self._flooded = False
+        self._said: set[Trouble] = set()
+        self._turn = asyncio.Lock()
+        """Of opening and shutting: a network that changes twice in a moment must not leave two of them open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, choice: Choice) -> None:
-        """Announce and listen on the interfaces of `choice`. Raises nothing: what fails goes to `on_trouble`."""
+        """Announce and listen on the interfaces of `choice`. Raises nothing: what fails goes to `on_trouble`, and is
+        tried again now and then."""
+        async with self._turn:
+            self._open(choice)
+
+    async def update(self, choice: Choice) -> None:
+        """The interfaces have changed: announce and listen on these from now on."""
+        async with self._turn:
+            if choice.interfaces != self._choice.interfaces:
+                await self._shut()
+                self._open(choice)
+
+    async def close(self) -> None:
+        """Say goodbye and stop. May be called again, and started again."""
+        async with self._turn:
+            await self._shut()
+
+    def _open(self, choice: Choice) -> None:
         self._choice = choice
         for trouble in interface_troubles(choice):
-            self._on_trouble(trouble)
+            self._say(trouble)
         doors = _doors(choice)
         if not doors:
             return
         try:
             self._zeroconf = AsyncZeroconf(interfaces=doors)
         except (OSError, RuntimeError) as exc:
-            self._on_trouble(trouble_of(exc))
+            self._say(trouble_of(exc))
+            self._begin(self._open_again(choice))
             return
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
         # No probing whether the name is taken, which would take most of a second: the token is nobody else's.
         self._begin(self._announce(self._zeroconf, self._info()))
 
-    async def update(self, choice: Choice) -> None:
-        """The interfaces have changed: announce and listen on these from now on."""
-        if choice != self._choice:
-            await self.close()
-            await self.start(choice)
+    async def _open_again(self, choice: Choice) -> None:
+        await asyncio.sleep(RETRY)
+        self._open(choice)
 
-    async def close(self) -> None:
-        """Say goodbye and stop. May be called again, and started again."""
+    async def _shut(self) -> None:
         zeroconf, self._zeroconf = self._zeroconf, None
         for task in list(self._tasks):
             task.cancel()
@@ -117,6 +136,13 @@ class MdnsDiscovery:
             with suppress(OSError):  # an interface that has gone cannot be said goodbye on
                 await zeroconf.async_close()
         self._heard.clear()
+        self._said.clear()
+
+    def _say(self, trouble: Trouble) -> None:
+        """Once until the interfaces change."""
+        if trouble not in self._said:
+            self._said.add(trouble)
+            self._on_trouble(trouble)
 
     def _info(self) -> ServiceInfo:
         bare = [address.partition("%")[0] for address in self._choice.addresses]
@@ -134,10 +160,10 @@ class MdnsDiscovery:
             sent = await register(info, cooperating_responders=True)
             await sent
         except OSError as exc:
-            self._on_trouble(trouble_of(exc))
+            self._say(trouble_of(exc))
 
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        """zeroconf's own thread of this call is the loop's."""
+        """Called by zeroconf, in the loop."""
         token = self._token_of(name)
         if token is None:
             return
@@ -148,9 +174,8 @@ class MdnsDiscovery:
         elif token in self._heard or len(self._heard) < MAX_HEARD:
             self._heard.add(token)
             self._begin(self._resolve(zeroconf, name, token))
-        elif not self._flooded:
-            self._flooded = True
-            self._on_trouble(
+        else:
+            self._say(
                 Trouble(
                     f"more than {MAX_HEARD} peers are announced for this network; the rest are passed over",
                     "somebody floods this network with false ones: name a peer with --peer",

@@ -130,6 +130,53 @@ def test_what_the_system_refuses_is_a_trouble_with_a_fix_and_no_error(
     asyncio.run(scene())
 
 
+def test_mdns_that_was_refused_is_tried_again_and_the_trouble_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    real = mdns.AsyncZeroconf
+
+    def refuse_twice(**options: Any) -> object:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError(errno.EADDRINUSE, "in use")
+        return real(**options)
+
+    monkeypatch.setattr(mdns, "AsyncZeroconf", refuse_twice)
+    monkeypatch.setattr(mdns, "RETRY", 0.0)
+
+    async def scene() -> None:
+        network = secrets.token_bytes(16)
+        late, other = Recorder("1" * 16, network), Recorder("2" * 16, network)
+        await late.start(LOOPBACK)
+        while len(tries) < 3:
+            await asyncio.sleep(0)
+        await other.start(LOOPBACK)
+        await asyncio.wait_for(late.heard.get(), 10)
+        await asyncio.gather(late.close(), other.close())
+        assert len(late.troubles) == 1
+
+    asyncio.run(scene())
+
+
+def test_two_changes_at_once_leave_the_last_one_and_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, ...]] = []
+    real = mdns.AsyncZeroconf
+
+    def count(interfaces: Any) -> object:
+        made.append(tuple(interfaces))
+        return real(interfaces=interfaces)
+
+    monkeypatch.setattr(mdns, "AsyncZeroconf", count)
+
+    async def scene() -> None:
+        recorder = Recorder(network=secrets.token_bytes(16))
+        await recorder.start(LOOPBACK)
+        await asyncio.gather(recorder.update(Choice(())), recorder.update(LOOPBACK))
+        assert len(made) == 2
+        await asyncio.gather(recorder.close(), recorder.close())
+
+    asyncio.run(scene())
+
+
 def test_without_any_interface_there_is_a_trouble_and_nothing_else() -> None:
     async def scene() -> None:
         recorder = Recorder()
