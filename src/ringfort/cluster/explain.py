@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ringfort.cluster.control import Control
+from ringfort.cluster.control import Control, Line
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Hello
 from ringfort.cluster.view import PeerView
+from ringfort.config import parse_address
 
 
 def view_peers(control: Control) -> tuple[PeerView, ...]:
@@ -22,7 +23,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
-    address = next(iter(control.entrance.addresses), "") if is_self else line.where if line else ""
+    address = next(iter(control.entrance.addresses), "") if is_self else _door(line, hello) if line else ""
     interface = control.finder.interface_of(address) if address else None
     kind = control.speeds.kind(peer)
     if kind is LinkKind.UNKNOWN and interface is not None:
@@ -44,6 +45,12 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
     )
+
+
+def _door(line: Line, hello: Hello) -> str:
+    """Where the peer is found: where its link comes from, but at the port it listens on and not at a passing one."""
+    host = parse_address(line.where)[0]
+    return next((address for address in hello.member.addresses if parse_address(address)[0] == host), line.where)
 
 
 def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:

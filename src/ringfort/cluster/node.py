@@ -167,7 +167,7 @@ class ClusterNode:
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("n", n, "must be a whole number of at least 0")
-        return self._wait(lambda epoch: len(epoch.members) > n, f"waiting for {n} more peers", timeout)
+        return self._wait(lambda epoch: len(epoch.members) > n, f"waiting for {n} other peer{'' if n == 1 else 's'}" if n else "waiting for an epoch", timeout)
 
     def wait_for_epoch(self, above: int, timeout: float | None = None) -> Epoch:
         """The first epoch whose number is higher than `above`: after a loss, or when newcomers are let in."""
@@ -189,7 +189,7 @@ class ClusterNode:
                 if left <= 0:
                     break
                 self._changed.wait(left)
-        raise RendezvousTimeoutError(what, timeout, state=self._ask(explain.why_alone))
+        raise RendezvousTimeoutError(what, timeout, state=self.why_alone())
 
     def connect_members(self, epoch: Epoch, timeout: float) -> dict[int, Channel]:
         """A data channel to every other member of `epoch`, by its place there. All members must call this.
@@ -216,6 +216,10 @@ class ClusterNode:
     def snapshot(self) -> tuple[PeerView, ...]:
         """All peers in sight and this one, members in the order of their ranks first."""
         return self._ask(explain.view_peers)
+
+    def why_alone(self) -> str:
+        """In words: who was seen, who was refused and why, and what to try."""
+        return self._ask(explain.why_alone)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Calls `callback` in the control thread with every `ClusterEvent` from now on; it must not wait for anything.

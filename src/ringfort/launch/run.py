@@ -228,19 +228,16 @@ class _Launcher:
             self._listener = None
 
     def _too_late(self) -> RendezvousTimeoutError:
-        """In the node's words, which knows who was seen and who was refused; or in ours, where some do not answer."""
+        """In the node's words, which knows who was seen and who was refused; or in ours, where some did not answer."""
         agreement, node = self._agreement, self._node
         assert node is not None
         what = f"waiting for {self._wanted()}"
         if agreement.silent:
             names = ", ".join(sorted(self._names.get(peer, peer) for peer in agreement.silent))
             state = f"{names} came but did not start: it must be `ringfort run` of the same program there too"
-            return RendezvousTimeoutError(what, self._options.timeout, state=state)
-        try:
-            node.wait_for_peers(self._options.node_range[0] - 1, timeout=0.01)
-        except RendezvousTimeoutError as exc:
-            return exc
-        return RendezvousTimeoutError(what, self._options.timeout, state="they agree, but the first does not say go")
+        else:
+            state = node.why_alone()
+        return RendezvousTimeoutError(what, self._options.timeout, state=state)
 
     def _sum_up(self) -> int:
         failures = self._agreement.failures
