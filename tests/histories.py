@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import repeat
 from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
@@ -18,14 +19,11 @@ from ringfort.cluster.proposing import Proposer
 from ringfort.testing.histories import History
 
 
-def violations(seeds: Iterable[int]) -> list[str]:
+def violations(seeds: Iterable[int], duration: float = 20.0) -> list[str]:
     """Of all `seeds`, lived on all cores: those that break a rule, in words and with their trace."""
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
-        return [str(found) for found in pool.map(_live, seeds, chunksize=8) if found is not None]
-
-
-def _live(seed: int) -> object:
-    return History(seed).run()
+        found = pool.map(History.violation_of, seeds, repeat(duration), chunksize=8)
+        return [str(one) for one in found if one is not None]
 
 
 def first_violation(seeds: Iterable[int]) -> str | None:

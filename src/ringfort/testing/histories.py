@@ -78,7 +78,8 @@ class Rules:
         for before, after in pairwise(chain):
             if before.number == after.number:
                 raise RuleBroken(f"two epochs of one line have number {before.number}")
-            living = sorted(set(before.peers) - self._dead[after.key])
+            # Who died after it had accepted counts: it was asked.
+            living = sorted(set(before.peers) - (self._dead[after.key] - set(after.peers)))
             kept = [peer for peer in living if peer in after.peers]
             if living and not (2 * len(kept) > len(living) or (2 * len(kept) == len(living) and living[0] in kept)):
                 raise RuleBroken(
@@ -109,6 +110,11 @@ class History:
     epochs: int = 0
     """How many were committed."""
     faults: int = 0
+
+    @classmethod
+    def violation_of(cls, seed: int, duration: float = 20.0) -> Violation | None:
+        """What goes wrong in the history of `seed`; a name that another process can import."""
+        return cls(seed, duration).run()
 
     def run(self) -> Violation | None:
         """Lives it. On a violation it is lived again with a trace."""

@@ -1,0 +1,21 @@
+"""Twenty thousand random histories of a cluster, and a proof that the rules they are held to can be broken."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.histories import BROKEN_LAWS, broken_law, first_violation, violations
+
+HISTORIES = int(os.environ.get("HISTORIES", "20000"))
+
+
+def test_no_history_breaks_a_rule() -> None:
+    assert violations(range(HISTORIES)) == []
+
+
+@pytest.mark.parametrize("law", BROKEN_LAWS)
+def test_a_law_without_one_of_its_rules_is_found_out(law: str) -> None:
+    with broken_law(law):
+        assert first_violation(range(2000)) is not None
