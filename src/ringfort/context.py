@@ -1,11 +1,11 @@
-"""`DistributedContext`: any backend, with collectives and metrics, in one handle; and `init`, which makes one."""
+"""`DistributedContext`: any backend, with collectives and metrics, in one handle; `init` and `join` make one."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Runner, Work
 from ringfort.config import (
     AllReduceStrategy,
+    AutoDiscoveryConfig,
     BroadcastStrategy,
     DistributedConfig,
     Environment,
@@ -317,3 +318,29 @@ def init(
         master = format_address(told.master_addr, told.master_port)
     listener = tcp.adopt_listener(told.listen_fd) if rank == 0 and told.listen_fd is not None and master else None
     return DistributedContext(TcpBackend(rank, world_size, master, config=config, listener=listener))
+
+
+def join(
+    min_peers: int = 1, timeout: float = 30.0, *, group: DistributedConfig | None = None, **settings: Any
+) -> DistributedContext:
+    """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
+
+    Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
+    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. Raises
+    `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
+    """
+    from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
+
+    known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
+    for name, value in settings.items():
+        if name not in known:
+            raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
+    deadline = time.monotonic() + timeout
+    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group)
+    try:
+        backend.wait_for_peers(min_peers, timeout)
+        backend.establish_ring(max(0.01, deadline - time.monotonic()))
+    except BaseException:
+        backend.close()
+        raise
+    return DistributedContext(backend)

@@ -20,6 +20,8 @@ from tests.source import PACKAGE, imports, parse
 PUBLIC = [
     "AbortedError",
     "AllReduceStrategy",
+    "AutoDiscoveryBackend",
+    "AutoDiscoveryConfig",
     "Backend",
     "BackendUnavailableError",
     "BroadcastStrategy",
@@ -33,9 +35,18 @@ PUBLIC = [
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "ElectionConfig",
+    "ElectionEvent",
+    "ElectionManager",
+    "ElectionState",
     "EncryptionMismatchError",
     "GradientMismatchError",
     "HandshakeError",
+    "HealthConfig",
+    "HealthEvent",
+    "HealthMonitor",
+    "HealthStatus",
+    "HealthSummary",
     "IdentityError",
     "InboxFullError",
     "InvalidArgumentError",
@@ -73,6 +84,7 @@ PUBLIC = [
     "Work",
     "WorldSizeMismatchError",
     "init",
+    "join",
 ]
 
 IMPORT_LIMIT = 0.200

@@ -29,10 +29,17 @@ class MeshBackend(Backend):
     """A rank with a link to every other rank."""
 
     def __init__(
-        self, rank: int, world_size: int, config: DistributedConfig, streams: dict[int, Stream], poller: Poller
+        self,
+        rank: int,
+        world_size: int,
+        config: DistributedConfig,
+        streams: dict[int, Stream],
+        poller: Poller,
+        *,
+        epoch: int = 0,
     ) -> None:
         super().__init__(rank, world_size, config)
-        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, describe=_describe)
+        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe)
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")

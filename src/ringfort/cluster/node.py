@@ -167,7 +167,8 @@ class ClusterNode:
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("n", n, "must be a whole number of at least 0")
-        return self._wait(lambda epoch: len(epoch.members) > n, f"waiting for {n} other peer{'' if n == 1 else 's'}" if n else "waiting for an epoch", timeout)
+        what = f"waiting for {n} other peer{'' if n == 1 else 's'}" if n else "waiting for an epoch"
+        return self._wait(lambda epoch: len(epoch.members) > n, what, timeout)
 
     def wait_for_epoch(self, above: int, timeout: float | None = None) -> Epoch:
         """The first epoch whose number is higher than `above`: after a loss, or when newcomers are let in."""

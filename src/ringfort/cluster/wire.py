@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,7 +57,8 @@ async def dial(
         if isinstance(exc, (asyncio.TimeoutError, TimeoutError)):
             raise NoConnectionError(f"no answer within {DIAL_TIMEOUT:g} s") from exc
         if isinstance(exc, OSError) and not isinstance(exc, DistributedError):
-            raise NoConnectionError(str(exc.strerror or exc)) from exc
+            # asyncio's own words repeat the address.
+            raise NoConnectionError(os.strerror(exc.errno) if exc.errno else str(exc)) from exc
         raise
     return sock, opening
 
@@ -147,7 +149,7 @@ class ControlLink(asyncio.Protocol):
 
     def send(self, body: bytes) -> None:
         """Queues a message."""
-        if self._transport is None or self._is_over:
+        if self._transport is None or self._is_over or self._transport.is_closing():
             return
         self._transport.write(sealed(self._sealer, body))
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
