@@ -141,11 +141,12 @@ class SimulatedNetwork:
         self._at(0.0, self._dial, peer)
         return peer
 
-    def kill(self, host: int) -> None:
-        """The process dies; its kernel closes its links, and may lose what was on its way."""
+    def kill(self, host: int, *, loses: bool | None = None) -> None:
+        """The process dies; its kernel closes its links. `loses`: what a cut held back is lost, as with a reset; drawn
+        for each link if it is not said."""
         peer = self._end(host, "is killed")
         for pipe in list(peer.links.values()):
-            if self.random.random() < 0.5:
+            if (self.random.random() < 0.5) if loses is None else loses:
                 pipe.stalled.clear()
             self._put(pipe, None)
 

@@ -168,6 +168,54 @@ def test_a_host_has_one_peer_at_a_time() -> None:
         network.start(0)
 
 
+def sleepers_and_the_dead() -> None:
+    """Of five, two sleep; the others go on without them, two of those die, and the last is cut off. Then the sleepers
+    wake, and find links that were closed."""
+    network = agreed_cluster(5)
+    for host in (3, 4):
+        network.freeze(host)
+    until(network, lambda: are_agreed([network.peers[h] for h in (0, 1, 2)]), 4.0)
+    network.partition([2])
+    for host in (0, 1):
+        network.kill(host)
+    for host in (3, 4):
+        network.thaw(host)
+    network.run_until(network.now + 6.0)
+    assert [network.peers[h].core.epoch for h in (3, 4)] == [None, None]
+
+
+def seceders_and_the_dead() -> None:
+    """Of five, the leader loses sight of two and proposes to go on without them. The other two, who see everyone, die
+    before those two could learn what they had accepted."""
+    network = agreed_cluster(5)
+    assert leader_of(network) is network.peers[0]
+    for host in (3, 4):
+        network.cut(0, host)
+        network.cut(host, 0)
+    until(network, lambda: len(network.peers[0].core.sees) == 2, 2.0)
+    for one in (1, 2):
+        for other in (3, 4):
+            network.cut(one, other)
+    network.run_until(network.now + 0.4)
+    for host in (1, 2):
+        network.kill(host, loses=True)
+    network.heal()
+    network.partition([0])
+    network.run_until(network.now + 6.0)
+
+
+def test_sleepers_do_not_take_for_dead_those_who_went_on_without_them() -> None:
+    sleepers_and_the_dead()
+    with broken_law("every closed link is a death"), pytest.raises(RuleBroken, match="of one line|split in two"):
+        sleepers_and_the_dead()
+
+
+def test_nobody_leaves_a_companion_behind_before_the_lease_is_over() -> None:
+    seceders_and_the_dead()
+    with broken_law("goes at once"), pytest.raises(RuleBroken, match="of one line|split in two"):
+        seceders_and_the_dead()
+
+
 def test_two_hundred_random_histories_keep_every_rule() -> None:
     assert violations(range(200), duration=8.0) == []
 
