@@ -118,6 +118,16 @@ def test_the_search_of_large_groups_is_mostly_as_good_as_the_exact_one(monkeypat
     assert same >= 54
 
 
+def test_both_ways_of_improving_a_tour_are_at_work() -> None:
+    total = 0.0
+    for seed in range(15):
+        rng = random.Random(seed)
+        costs = [[rng.uniform(1, 10) for _ in range(40)] for _ in range(40)]
+        total += slowest(costs, best_ring(costs))
+    # The mean is 4.673 with both and at least 4.839 without one of them, the same in every run.
+    assert total / 15 < 4.756
+
+
 def test_a_group_of_64_hosts_is_ordered_in_a_moment() -> None:
     rng = random.Random(3)
     costs = [[float(rng.randrange(1, 40)) for _ in range(64)] for _ in range(64)]
