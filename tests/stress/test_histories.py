@@ -8,6 +8,9 @@ import pytest
 
 from tests.histories import BROKEN_LAWS, broken_law, first_violation, violations
 
+# These need a schedule that chance hardly finds. The lease has one of its own in tests/unit/testing/test_network.py; the
+# other two are refused in tests/unit/cluster/test_membership.py.
+NOT_BY_CHANCE = {"accepts any number", "any witness counts", "goes at once"}
 HISTORIES = int(os.environ.get("HISTORIES", "20000"))
 
 
@@ -15,7 +18,7 @@ def test_no_history_breaks_a_rule() -> None:
     assert violations(range(HISTORIES)) == []
 
 
-@pytest.mark.parametrize("law", BROKEN_LAWS)
+@pytest.mark.parametrize("law", sorted(BROKEN_LAWS.keys() - NOT_BY_CHANCE))
 def test_a_law_without_one_of_its_rules_is_found_out(law: str) -> None:
     with broken_law(law):
         assert first_violation(range(2000)) is not None

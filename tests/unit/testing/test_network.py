@@ -206,13 +206,13 @@ def seceders_and_the_dead() -> None:
 
 def test_sleepers_do_not_take_for_dead_those_who_went_on_without_them() -> None:
     sleepers_and_the_dead()
-    with broken_law("every closed link is a death"), pytest.raises(RuleBroken, match="of one line|split in two"):
+    with broken_law("every closed link is a death"), pytest.raises(RuleBroken, match=r"of one line|split in two"):
         sleepers_and_the_dead()
 
 
 def test_nobody_leaves_a_companion_behind_before_the_lease_is_over() -> None:
     seceders_and_the_dead()
-    with broken_law("goes at once"), pytest.raises(RuleBroken, match="of one line|split in two"):
+    with broken_law("goes at once"), pytest.raises(RuleBroken, match=r"of one line|split in two"):
         seceders_and_the_dead()
 
 
