@@ -48,6 +48,8 @@ class Backend(ABC):
     """
 
     config: DistributedConfig
+    ring: tuple[int, ...] = ()
+    """The order in which rings visit the ranks, the same on all; that of their numbers where it is empty."""
 
     def __init__(self, rank: int, world_size: int, config: DistributedConfig) -> None:
         self.rank = rank

@@ -125,6 +125,8 @@ class AutoDiscoveryBackend(MeshBackend):
             _notice_dead_ways(channel)
         place = epoch.peers.index(self.node.peer_id)
         super().__init__(place, len(epoch.members), self.config, *links_over(channels), epoch=epoch.number % _EPOCHS)
+        # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
+        self.ring = epoch.ring if sorted(epoch.ring) == list(range(self.world_size)) else ()
         self._has_lost, self._group = False, (epoch, self._engine)
         if self.node.epoch != epoch:  # its end came before there was a group to end
             raise AbortedError(f"{epoch} has ended")

@@ -25,6 +25,8 @@ MAX_UNSENT: Final = 4 * 1024 * 1024
 """Bytes that may wait on a control link. A peer that lets more pile up does not read."""
 CLOSE_WITHIN: Final = 1.0
 """Seconds that the last words of a link have to leave."""
+_REST: Final = 4096
+"""Bytes: more than an opening has left when it is broken off."""
 _GONE: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
 """Errors with which the other kernel says that nobody is there. All others are the network's."""
 
@@ -82,6 +84,7 @@ async def open_over(sock: socket.socket, opening: Opening) -> None:
         with suppress(OSError):
             if opening.outgoing:
                 sock.send(opening.outgoing)
+            sock.recv(_REST)  # closed with unread bytes, the connection would be reset and the words lost
         raise
 
 

@@ -64,7 +64,7 @@ def all_reduce(
 def _all_reduce_steps(backend: Backend, strategy: Strategy, flat: Array) -> Iterable[plan.Step]:
     rank, n = backend.rank, backend.world_size
     if strategy.shape is Shape.RING:
-        return plan.ring_all_reduce(rank, n, flat.size)
+        return plan.ring_all_reduce(rank, n, flat.size, backend.ring)
     if strategy.shape is Shape.HALVING_DOUBLING:
         return plan.halving_doubling_all_reduce(rank, n, flat.size)
     return plan.tree_all_reduce(rank, n, flat.size, strategy.arity, block_of(flat))
