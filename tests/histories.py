@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ringfort.cluster import membership, peer, proposing
+from ringfort.cluster.contacts import Contact, Contacts
 from ringfort.cluster.election import ElectionManager
 from ringfort.cluster.membership import Evidence, Ledger
 from ringfort.cluster.proposing import Proposer
@@ -104,7 +105,11 @@ BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
         (Ledger, "_is_known", lambda _: lambda *_: True),
     ],
     "stays in its epoch": [(Ledger, "accept", _keeps_its_epoch)],
-    "every closed link is a death": [(peer, "FRESH", lambda _: float("inf"))],
+    "every closed link is a death": [
+        (peer, "FRESH", lambda _: float("inf")),
+        (Contact, "hung_up", lambda _: property(lambda _: False, lambda *_: None)),
+        (Contacts, "may_have_another", lambda _: lambda *_: False),
+    ],
     "goes at once": [(module, "LEASE", lambda _: 0.0) for module in (peer, proposing)],
     "any witness counts": [(Evidence, "gone", _any_witness)],
     "votes twice": [(ElectionManager, "_answer", _votes_again)],

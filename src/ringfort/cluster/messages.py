@@ -219,6 +219,12 @@ class Introduce(Message, frozen=True, forbid_unknown_fields=True, tag="introduce
     addresses: Addresses
 
 
+class Hangup(Message, frozen=True, forbid_unknown_fields=True, tag="hangup"):
+    """I close this link and live on: the last word on a link, so that its end is not taken for a death."""
+
+    why: Text = ""
+
+
 class Departed(Message, frozen=True, forbid_unknown_fields=True, tag="departed"):
     """A peer has ended, and this is the last it promised: said by itself as its last word, or by one who can vouch."""
 
@@ -228,7 +234,20 @@ class Departed(Message, frozen=True, forbid_unknown_fields=True, tag="departed")
 
 
 AnyMessage = (
-    Hello | Beat | Report | Campaign | Vote | Lead | Retire | Propose | Accept | Reject | Commit | Introduce | Departed
+    Hello
+    | Beat
+    | Report
+    | Campaign
+    | Vote
+    | Lead
+    | Retire
+    | Propose
+    | Accept
+    | Reject
+    | Commit
+    | Introduce
+    | Hangup
+    | Departed
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -68,6 +68,7 @@ from ringfort.cluster.messages import (
     Commit,
     Departed,
     Epoch,
+    Hangup,
     Hello,
     Introduce,
     Lead,
@@ -186,11 +187,13 @@ class PeerCore:
             return self._end()
         if contact.is_flooding(now):
             self._refuse(contact, "it floods: too many messages")
-        elif contact.hello is None:
+        elif contact.hello is None and not isinstance(message, Hangup):
             if isinstance(message, Hello):
                 self._meet(contact, message)
             else:
                 self._refuse(contact, "it did not say who it is")
+        elif isinstance(message, Hangup):
+            contact.hung_up = True
         elif isinstance(message, Beat):
             if self._beat(contact, message):
                 return self._end()
@@ -327,6 +330,7 @@ class PeerCore:
 
     def _close(self, contact: Contact, why: str) -> None:
         _, was_last = self.contacts.ended(contact.link)
+        self._send(contact.link, Hangup(why[:256]))
         self._out.append(Close(contact.link, why))
         if was_last:
             self._lose(contact, why, by_kernel=False)
@@ -338,7 +342,9 @@ class PeerCore:
         if report is None or not self._counts(contact):
             return
         # The law: a death counts only where the peer had just answered. See membership.py.
-        died = peer in self._departed or (by_kernel and self._now - contact.asked <= FRESH)
+        is_fresh = by_kernel and self._now - contact.asked <= FRESH
+        is_alive = contact.hung_up or self.contacts.may_have_another(contact)
+        died = peer in self._departed or (is_fresh and not is_alive)
         if died and peer not in self._departed:
             self._witnessed[peer] = Witness(peer, report.standing)
         self._notify(PeerLost(peer, why, died))
@@ -414,6 +420,7 @@ class PeerCore:
         self._claims[contact.peer] = _claim(contact.peer, report)
         if is_first:
             assert contact.hello is not None
+            self._witnessed.pop(contact.peer, None)  # it lives, whatever it looked like
             self._notify(PeerJoined(contact.peer, contact.hello.name))
             self.election.met(contact.peer)
             self._introduce_all(contact)

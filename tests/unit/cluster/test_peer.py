@@ -24,6 +24,7 @@ from ringfort.cluster.messages import (
     Commit,
     Departed,
     Epoch,
+    Hangup,
     Hello,
     Introduce,
     Lead,
@@ -185,6 +186,34 @@ def test_any_other_end_is_a_lost_contact(bench: Bench, seconds: float, by_kernel
     bench.now += seconds  # nothing was heard in between: this peer slept
     out = bench.do(bench.core.closed(bench.now, 2, by_kernel=by_kernel))
     assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", False)]
+
+
+def test_a_link_that_is_closed_on_purpose_is_no_death(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.say(2, Hangup("there are two links"))
+    out = bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", False)]
+
+
+def test_an_end_is_no_death_while_another_link_may_be_the_same_peers(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 5, "n2", initiated=False))
+    out = bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", False)]
+
+
+def test_who_is_met_again_is_not_reported_dead_any_more(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    reports = [m for m in sent(bench.meet(9, "n2.c"), 1) if isinstance(m, Report)]
+    assert reports[-1].witnessed == ()
+
+
+def test_every_link_that_the_core_closes_ends_with_a_hangup(bench: Bench) -> None:
+    bench.in_epoch()
+    out = bench.wait(1.5, 1)
+    assert closed(out) == [2]
+    assert isinstance(sent(out, 2)[-1], Hangup)
 
 
 def test_a_silent_peer_is_lost_and_the_epoch_ends(bench: Bench) -> None:
