@@ -88,8 +88,9 @@ class Basis:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """All lines, oldest record first; each once."""
-        return tuple(dict.fromkeys(line for record in self.records for line in record.lines))[-MAX_LINES:]
+        """The lines of what was committed, oldest first; each once. Not those of doubts: a doubt that was never
+        committed joined nothing, and whoever follows it must not stand for lines that went on without it."""
+        return tuple(dict.fromkeys(line for epoch in self.formed for line in epoch.lines))[-MAX_LINES:]
 
 
 def basis_of(standings: Iterable[Standing], answering: Collection[str]) -> Basis:
@@ -147,9 +148,10 @@ class Ledger:
             if not self._is_known(record, proposal):
                 return f"it does not know of epoch {record.number}"
         evidence = Evidence(frozenset(proposal.departed), frozenset(proposal.witnessed))
-        for record in proposal.formed + proposal.doubts:
+        for record in proposal.formed:
             if not set(record.lines) <= set(epoch.lines):
                 return f"it forgets a line of epoch {record.number}"
+        for record in proposal.formed + proposal.doubts:
             if not is_lawful(peers, record, evidence, self.policy):
                 return f"it lacks the majority of epoch {record.number}"
         return None

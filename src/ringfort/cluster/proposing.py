@@ -162,7 +162,7 @@ class Proposer:
         )
         members = seat(before, {peer: situation.members[peer] for peer in group}, number)
         ring = tuple(self._ring_order(members)) if self._ring_order else ()
-        lines = basis.lines or ((f"{self.me}#{number}",) if len(group) > 1 else ())
+        lines = basis.lines or ((f"{self.me}#{number}",) if len(group) > 1 or basis.doubts else ())
         # Of what the members hold, not of what the epoch rests on: they must see why something no longer counts.
         held = [record for peer in group for record in records_of(situation.reports[peer].standing)]
         concerned = {peer for record in (*basis.records, *held) for peer in record.peers}

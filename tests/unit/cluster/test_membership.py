@@ -107,6 +107,12 @@ def test_a_doubt_counts_until_a_later_epoch_of_its_lines_is_committed() -> None:
     assert not is_covered(epoch(5, "ab", lines=("x#1", "y#2")), [epoch(6, "abc")])
 
 
+def test_what_may_never_have_been_committed_hands_down_no_line() -> None:
+    merger = epoch(5, "abcd", "d", ("x#1", "y#2"))
+    assert basis_of([Standing(5, epoch(3, "abc"), (merger,))], "abc").lines == ("x#1",)
+    assert basis_of([Standing(5, None, (merger,))], "abc").lines == ()
+
+
 def test_a_doubt_is_none_when_the_leader_who_alone_could_commit_it_answers() -> None:
     standing = Standing(5, epoch(3, "abc"), (epoch(5, "ab"),))
     assert basis_of([standing], "a").doubts == ()

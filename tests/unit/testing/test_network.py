@@ -216,6 +216,19 @@ def test_nobody_leaves_a_companion_behind_before_the_lease_is_over() -> None:
         seceders_and_the_dead()
 
 
+@pytest.mark.parametrize(
+    ("seed", "duration"),
+    [
+        (23, 8.0),  # a proposal did not name the dead leader of an epoch in doubt, and was refused for ever
+        (174, 8.0),  # the rule itself forgot those who die after they have accepted
+        (50, 8.0),  # an epoch in doubt handed down a line that had gone on without it
+        (5128, 20.0),  # the second of two links was closed, and that was taken for a death
+    ],
+)
+def test_a_history_that_once_broke_a_rule_no_longer_does(seed: int, duration: float) -> None:
+    assert str(History.violation_of(seed, duration)) == "None"
+
+
 def test_two_hundred_random_histories_keep_every_rule() -> None:
     assert violations(range(200), duration=8.0) == []
 
