@@ -187,8 +187,10 @@ class Agreement:
         return (Start(Assignment.of(self.epoch, self.me, offer.place)),)
 
     def lost(self, peer: str, name: str, why: str) -> Sequence[Instruction]:
-        """`peer` is gone. One that was done may go."""
-        if not self.has_started or self.epoch is None or peer not in self.epoch.peers or peer in self._done:
+        """`peer` is gone. One that was done may go, and after a failure all do."""
+        if not self.has_started or self.failures or self.epoch is None:
+            return ()
+        if peer not in self.epoch.peers or peer in self._done:
             return ()
         return self._stop(Failure(name, 1, why=f"{name} is gone: {why}"))
 

@@ -67,16 +67,16 @@ class MachineRanks:
         self._host = host
         self._blame_at = inf
         self._kill_at = inf
-        self._blame_seconds = BLAME_SECONDS
+        self._is_alone = True
         self._seen = 0
-        self._was_stopped = False
+        self.was_stopped = False
+        """A signal was passed on, so how they end says nothing any more."""
 
     def start(
         self, assignment: Assignment, command: Sequence[str], interface: str, listener: socket.socket | None
     ) -> None:
         """Start them all. Rank 0 gets `listener`; the machine's first rank also what is piped into the launcher."""
-        if assignment.group_world_size > 1:
-            self._blame_seconds = BLAME_AFAR_SECONDS
+        self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
             variables = rank_variables(assignment, local_rank, interface)
             has_listener = listener is not None and local_rank == 0
@@ -95,6 +95,11 @@ class MachineRanks:
         return self._children.is_over
 
     @property
+    def ended_well(self) -> bool:
+        """Whether that is so, and none of them failed."""
+        return self.is_over and not self._children.failed
+
+    @property
     def running(self) -> int:
         """How many have not ended."""
         return sum(child.exit_code is None for child in self._children.children)
@@ -110,13 +115,15 @@ class MachineRanks:
 
     def failure(self) -> Failure | None:
         """The first of these ranks that failed, as soon as it is known which; none after `stop`."""
-        if self._was_stopped:
+        if self.was_stopped:
             return None
         now = time.monotonic()
+        patience = BLAME_SECONDS if self._is_alone else BLAME_AFAR_SECONDS
         for child in self._children.failed[self._seen :]:
-            self._blame_at = min(self._blame_at, now + (self._blame_seconds if self._of(child).is_victim else 0.0))
+            self._blame_at = min(self._blame_at, now + (patience if self._of(child).is_victim else 0.0))
         self._seen = len(self._children.failed)
-        if not self._seen or (now < self._blame_at and not self.is_over):
+        is_known = now >= self._blame_at or (self._is_alone and self.is_over)
+        if not self._seen or not is_known:
             return None
         return min(map(self._of, self._children.failed), key=lambda failure: failure.is_victim)
 
@@ -126,13 +133,13 @@ class MachineRanks:
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """Pass `signum` on; what still runs a while later is killed."""
-        self._was_stopped = True
+        self.was_stopped = True
         self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
         self._children.signal(signum)
 
     def kill(self) -> None:
         """At once."""
-        self._was_stopped = True
+        self.was_stopped = True
         self._children.signal(signal.SIGKILL)
 
 

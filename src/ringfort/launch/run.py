@@ -165,11 +165,13 @@ class _Launcher:
         why = f"{signalled.name} on {self._host}"
         if not self._agreement.has_started:
             self._agreement.failures.append(Failure(self._host, -signalled.number, why=why))
-        elif self._stopped or self._agreement.failures:
+        elif self._agreement.failures:
             self._ranks.kill()
         else:
-            self._stopped = self._ranks.running
-            self._ranks.stop(signalled.number)
+            # Python ignores SIGPIPE, so ranks would not end by it.
+            self._stop(signal.SIGTERM if signalled.number == signal.SIGPIPE else signalled.number)
+            if signalled.number == signal.SIGINT:
+                self._say("stopping; Ctrl-C again to kill what is slow")
             self._do(self._agreement.failed(Failure(self._host, -signalled.number, why=why)))
 
     def _watch_ranks(self) -> None:
@@ -179,11 +181,9 @@ class _Launcher:
         failure = self._ranks.failure()
         if failure is not None and not agreement.failures:
             self._do(agreement.failed(failure))
-        if not self._ranks.is_over:
-            return
         if agreement.failures:
-            self._is_over = True
-        elif not self._is_done and failure is None:
+            self._is_over = self._ranks.is_over
+        elif not self._is_done and self._ranks.ended_well:
             self._is_done = True
             self._do(agreement.done())
 
@@ -201,10 +201,14 @@ class _Launcher:
                 case Start(assignment=assignment):
                     self._start(assignment)
                 case Stop():
-                    self._stopped = self._stopped or self._ranks.running
-                    self._ranks.stop()
+                    if not self._ranks.was_stopped:
+                        self._stop(signal.SIGTERM)
                 case Finish():
                     self._is_over = True
+
+    def _stop(self, signum: int) -> None:
+        self._stopped = self._ranks.running
+        self._ranks.stop(signum)
 
     def _open_place(self, epoch: Epoch) -> Place:
         if self._listener is not None:
