@@ -98,6 +98,7 @@ class Node:
 
     def _note(self, line: dict[str, Any]) -> dict[str, Any]:
         self.lines.append(line)
+        line["who"] = line.get("started", self.peer)
         match line:
             case {"event": "EpochStarted"}:
                 self.epoch = line
@@ -105,10 +106,18 @@ class Node:
                 self.epoch = None
         return line
 
-    def restart(self) -> None:
-        """A new process in place of one that was killed."""
+    def kill(self) -> None:
+        """Kills the process. What it was in it is in no more."""
+        self.process.kill()
         self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
+        self.settle()
+        if self.epoch is not None:
+            self.lines.append({**self.epoch, "event": "EpochEnded", "at": time.monotonic()})
+            self.epoch = None
+
+    def restart(self) -> None:
+        """A new process in place of one that was killed."""
         self.process.stdin.close()
         self.process.stdout.close()
         self._come = queue.Queue()

@@ -56,12 +56,41 @@ def test_a_leader_that_is_killed_frozen_or_cut_off_is_replaced_and_comes_back() 
 
         killed = leader_of(nodes)
         others = [node for node in nodes if node is not killed]
-        killed.process.kill()
+        killed.kill()
         at = time.monotonic()
         print(f"killed: {agree(others) - at:.2f} s")
         killed.restart()
         killed.start()
         agree(nodes)
+
+
+def test_a_collective_names_the_frozen_rank_and_the_others_go_on_without_it() -> None:
+    with lan(3) as net, nodes_on(list(net.hosts)) as (nodes,):
+        for node in nodes:
+            node.start()
+        agree(nodes)
+        for node in nodes:
+            node.do("establish")
+        ranks = {node.next("rank")["rank"]: node for node in nodes}
+        for node in nodes:
+            node.do("reduce", rounds=1_000_000, pause=0.005)
+        frozen = ranks[1]
+        frozen.process.send_signal(signal.SIGSTOP)
+        at = time.monotonic()
+        others = [ranks[0], ranks[2]]
+        for node in others:
+            line = node.next("failed")
+            assert "PeerLostError: lost rank 1: silent for" in line["failed"]
+            print(f"named after {line['at'] - at:.2f} s")
+        agree(others)
+        for node in others:
+            node.do("establish")
+        assert {node.next("rank")["rank"] for node in others} == {0, 1}
+        for node in others:
+            node.do("reduce")
+        assert [node.next("sum")["sum"] for node in others] == [3.0, 3.0]
+        frozen.process.send_signal(signal.SIGCONT)
+        assert "PeerLostError" in frozen.next("failed")["failed"]
 
 
 def test_where_multicast_is_blocked_one_named_peer_brings_all_together() -> None:
