@@ -272,6 +272,11 @@ class DistributedContext:
         return result
 
 
+_adopted: set[int] = set()
+"""Sockets of the launcher's that this process has used: they are closed when a group has formed. For a second group
+rank 0 listens anew at the same address."""
+
+
 def init(
     *,
     rank: int | None = None,
@@ -316,7 +321,10 @@ def init(
         master = told.master
     if master is None and told.master_addr is not None and told.master_port is not None:
         master = format_address(told.master_addr, told.master_port)
-    listener = tcp.adopt_listener(told.listen_fd) if rank == 0 and told.listen_fd is not None and master else None
+    listener = None
+    if rank == 0 and master and told.listen_fd is not None and told.listen_fd not in _adopted:
+        _adopted.add(told.listen_fd)
+        listener = tcp.adopt_listener(told.listen_fd)
     return DistributedContext(TcpBackend(rank, world_size, master, config=config, listener=listener))
 
 
