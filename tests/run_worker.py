@@ -18,11 +18,15 @@ WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 
 def tell() -> None:
     """Meets the others, twice, and says what it was told."""
-    ringfort.init().close()
+    ringfort.join(WORLD_SIZE - 1).close()
     with ringfort.init() as ctx:
         total = ctx.all_reduce(np.array([ctx.rank + 1]))
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     print("told", *(os.environ[name] for name in names), "sum", *total, "arguments", *sys.argv[2:])
+
+
+def join() -> None:
+    ringfort.join(min_peers=1)
 
 
 def fail() -> None:

@@ -3,7 +3,8 @@
 The layers, top to bottom; each imports only those below it (tests/unit/test_layers.py):
 
     cli/          one file a verb: parse, call, print
-    bench/ demo/  what the verbs `bench` and `demo` do; local.py starts ranks on this machine
+    bench/ demo/  what the verbs `bench` and `demo` do, and launch/ what `run` does; local.py, children.py and
+                  keeper.py start ranks on this machine and see them to their end
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable
     training/     average_gradients, for any framework
     context.py    DistributedContext: any backend + collectives + metrics; init(), join()

@@ -334,9 +334,16 @@ def join(
     """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
 
     Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
-    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. Raises
-    `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
+    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. In a
+    program that `ringfort run` started this is `init`: the launchers have found each other already.
+
+    Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
     """
+    told = Environment.from_mapping()
+    if told.master is not None and told.world_size is not None:
+        if told.world_size <= min_peers:
+            raise ConfigError("min_peers", min_peers, f"but `ringfort run` made a world of {told.world_size}")
+        return init(config=group)
     from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
 
     known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
