@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
+from ringfort.cluster.contacts import node_of
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.events import CloneFound, ClusterEvent, EpochEnded, Misbehaved, Noted, PeerLost, Waiting
@@ -44,6 +45,10 @@ TALK_RATE: Final = 20.0
 """Messages a second, beside the core's, that a peer may send for long."""
 TALK_BURST: Final = 400.0
 """That it may send at once: a failing program's last words, from every rank."""
+_AFTER_FAILURE: Final = 0.2
+"""Seconds."""
+_LISTEN_AGAIN: Final = 1.0
+"""Seconds before an address that could not be had is tried again."""
 MAX_EVENTS: Final = 8
 """Of those that are remembered for the error when nobody comes."""
 
@@ -109,6 +114,7 @@ class Control:
             self._tell_addresses()
             self._vouch()
             await self.finder.start(self.entrance.port)
+            self._moved(choice)
         except BaseException:
             await self.stop()
             raise
@@ -154,9 +160,9 @@ class Control:
     def _came(self, sock: socket.socket, opening: Opening, where: str) -> None:
         match opening.purpose:
             case greeting.Control():
-                self._begin(self._attach(sock, opening, "", where, 0.0))
+                self._begin(self._attach(sock, opening, "", where), sock)
             case greeting.Probe() if self._probes < MAX_PROBES:
-                self._begin(self._answer_probe(sock, opening, where))
+                self._begin(self._answer_probe(sock, opening, where), sock)
             case greeting.Probe():
                 sock.close()
             case Meet() as said:
@@ -166,10 +172,10 @@ class Control:
                 Channel(sock, opening).refuse("group", why)
                 self.finder.refused(where, why)
 
-    def _dialled(self, sock: socket.socket, opening: Opening, address: str, seconds: float) -> None:
-        self._begin(self._attach(sock, opening, address, address, seconds))
+    def _dialled(self, sock: socket.socket, opening: Opening, address: str) -> None:
+        self._begin(self._attach(sock, opening, address, address), sock)
 
-    async def _attach(self, sock: socket.socket, opening: Opening, address: str, where: str, seconds: float) -> None:
+    async def _attach(self, sock: socket.socket, opening: Opening, address: str, where: str) -> None:
         number = next(self._numbers)
         link = ControlLink(
             opening,
@@ -290,7 +296,7 @@ class Control:
     # --- what the core instructs --------------------------------------------------------------------------------------
 
     def _do(self, instructions: Sequence[Instruction], line: Line | None = None) -> None:
-        lost: list[PeerLost] = []
+        events: list[ClusterEvent] = []
         for instruction in instructions:
             match instruction:
                 case Send(link=number, message=message):
@@ -303,18 +309,24 @@ class Control:
                 case Remember(standing=standing):
                     self._store.write(standing)
                 case Notify(event=event):
-                    if isinstance(event, PeerLost):
-                        lost.append(event)
-                    elif isinstance(event, EpochEnded):
-                        self.forming.ended(event.epoch, event.why)
-                    elif isinstance(event, (CloneFound, Misbehaved, Waiting)) and str(event) not in self.events:
-                        self.events.append(str(event))
-                    self._publish(event)
-        for event in lost:
-            self._follow(event.peer)
-            if event.peer.rpartition(".")[0] == self.setup.peer.rpartition(".")[0] and not self.core.is_over:
-                self._vouch()
+                    events.append(event)
         self._set_timer()
+        for event in events:  # only now: what the program does about one may make the core speak again
+            self._happened(event)
+
+    def _happened(self, event: ClusterEvent) -> None:
+        match event:
+            case PeerLost(peer=peer):
+                self._follow(peer)
+                if node_of(peer) == node_of(self.setup.peer) and not self.core.is_over:
+                    self._vouch()
+            case EpochEnded(epoch=epoch, why=why):
+                self.forming.ended(epoch, why)
+            case CloneFound() | Misbehaved() | Waiting() if str(event) not in self.events:
+                self.events.append(str(event))
+            case _:
+                pass
+        self._publish(event)
 
     def _close(self, number: int, why: str) -> None:
         line = self.lines.pop(number, None)
@@ -337,13 +349,24 @@ class Control:
 
     def _tick(self) -> None:
         self._timer = None
-        self._do(self.core.tick(clock()))
+        try:
+            self._do(self.core.tick(clock()))
+        except Exception:
+            # Not silently and for ever: without its timer a node would neither hear nor be heard.
+            _log.exception("the control thread failed; it goes on")
+            self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILURE, self._tick)
 
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def _moved(self, choice: Choice) -> None:
-        for trouble in self.entrance.move(choice.addresses):
-            _log.warning("%s", trouble)
+        """Listens on the interfaces of `choice`, if they still are the current ones."""
+        if choice is not self.finder.choice or self.core.is_over:
+            return
+        troubles = self.entrance.move(choice.addresses)
+        if troubles:
+            # An IPv6 address cannot be used in its first second, while its machine asks whether another has it.
+            _log.info("%s", "; ".join(troubles))
+            asyncio.get_running_loop().call_later(_LISTEN_AGAIN, self._moved, choice)
         self._tell_addresses()
 
     def _tell_addresses(self) -> None:
@@ -357,10 +380,13 @@ class Control:
         contact = self.core.contacts.get(peer)
         return None if contact is None or contact.hello is None else contact.hello.member
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], sock: socket.socket | None = None) -> None:
+        """Has `work` done; a socket that it was to take over is closed if it is cancelled, perhaps before it began."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if sock is not None:
+            task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
 
 
 def _host(address: str) -> str:

@@ -121,7 +121,12 @@ class Entrance:
         where = format_address(str(address[0]), int(address[1]))
         task = asyncio.ensure_future(self._receive(sock, where))
         self._waiting[task] = where
-        task.add_done_callback(lambda done: self._waiting.pop(done, None))
+        task.add_done_callback(lambda done: self._waited(done, sock))
+
+    def _waited(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        self._waiting.pop(task, None)
+        if task.cancelled():  # perhaps before it began
+            sock.close()
 
     async def _receive(self, sock: socket.socket, where: str) -> None:
         opening = Opening(self._credentials)

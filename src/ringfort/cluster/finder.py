@@ -4,7 +4,6 @@ announcements, resolves what a person named, dials what is due, measures, and no
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,8 +36,8 @@ at once, and one link is enough. If the other heard nothing, this one dials."""
 MAX_REFUSALS: Final = 16
 """Reasons that are remembered for the error when nobody comes."""
 
-OnDialled = Callable[[socket, Opening, str, float], None]
-"""Takes over an open control connection, with the address it leads to and the seconds it took to open."""
+OnDialled = Callable[[socket, Opening, str], None]
+"""Takes over an open control connection to the address."""
 
 
 def key_of(peer: str) -> str:
@@ -207,7 +206,6 @@ class Finder:
 
     async def _dial(self, address: str) -> None:
         host, port = parse_address(address)
-        begun = time.perf_counter()
         try:
             sock, opening = await dial(host, port, self._setup.wall, Control())
         except DistributedError as exc:
@@ -215,7 +213,7 @@ class Finder:
             if not isinstance(exc, NoConnectionError):
                 self._refused(address, str(exc))
         else:
-            self._events.dialled(sock, opening, address, time.perf_counter() - begun)
+            self._events.dialled(sock, opening, address)
 
     def _refused(self, address: str, why: str) -> None:
         line = f"{address}: {why}"

@@ -229,4 +229,5 @@ class ControlLink(asyncio.Protocol):
     def _end(self, *, by_kernel: bool, why: str) -> None:
         if not self._is_over:
             self.abort()
-            self._on_end(by_kernel, why)
+            # Soon and not now: it may be in the middle of carrying out what the core instructed.
+            asyncio.get_running_loop().call_soon(self._on_end, by_kernel, why)
