@@ -5,7 +5,7 @@ others hold the epoch and say that they are ready; when all are, it says go. If 
 with the next. From go on the list is fixed: the run ends when every member is done, or when one fails or is lost.
 
     what happens                          call
-    an epoch has started, or ended        epoch_started(now, epoch), epoch_ended(why)
+    an epoch has started, or ended        epoch_started(now, epoch), epoch_ended(now, why)
     another peer is gone                  lost(peer, name, why)
     a note came                           received(now, peer, message)
     the ranks of this machine ended well  done()
@@ -34,6 +34,8 @@ from ringfort.launch.messages import Done, Failed, Go, LauncherMessage, Offer, P
 SETTLE_SECONDS: Final = 3.0
 """How long an epoch that has MIN machines, but not MAX, waits for more: a person who has typed the command on one
 machine is typing it on the next, and every newcomer starts the time again."""
+EXPLAIN_SECONDS: Final = 1.0
+"""How long after the end of an epoch a launcher waits to hear, or to see for itself, who was lost."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,9 @@ class Agreement:
     """On the first: who was offered to start and has not answered."""
     _offer: Offer | None = None
     _offer_at: float = inf
+    _end_at: float = inf
+    """After the start: when the end of the epoch ends the run, if nobody has said why."""
+    _end_why: str = ""
     _done: set[str] = field(default_factory=set[str])
     """Whose ranks have ended well. A quick one may be done before a slow one has heard Go."""
 
@@ -126,18 +131,22 @@ class Agreement:
             self._offer_at = now if len(epoch.members) >= most else now + SETTLE_SECONDS
         return self.tick(now)
 
-    def epoch_ended(self, why: str) -> Sequence[Instruction]:
+    def epoch_ended(self, now: float, why: str) -> Sequence[Instruction]:
         """The epoch is over. Before the start that means to begin again. After it, contact was lost somewhere, maybe
         between two others; unless one who was done has gone, which is as it should be."""
-        if self.epoch is None or (self.has_started and (self._done or self.failures)):
+        if self.epoch is None:
             return ()
         if self.has_started:
-            return self.failed(Failure("", 1, why=why))
+            if not self._done:
+                self._end_at, self._end_why = now + EXPLAIN_SECONDS, f"the machines have lost each other: {why}"
+            return ()
         self.epoch, self._offer, self.silent, self._offer_at = None, None, set(), inf
         return (Hold(False),)
 
     def tick(self, now: float) -> Sequence[Instruction]:
-        """Makes the offer when its time has come."""
+        """Makes the offer when its time has come; ends a run whose epoch has ended."""
+        if now >= self._end_at and not self.failures:
+            return self.failed(Failure("", 1, why=self._end_why))
         if now < self._offer_at or self.epoch is None:
             return ()
         self._offer_at = inf
@@ -192,7 +201,7 @@ class Agreement:
             return ()
         if peer not in self.epoch.peers or peer in self._done:
             return ()
-        return self._stop(Failure(name, 1, why=f"{name} is gone: {why}"))
+        return self.failed(Failure(name, 1, why=f"{name} is gone: {why}"))
 
     def done(self) -> Sequence[Instruction]:
         """All ranks of this machine have ended well."""

@@ -103,14 +103,13 @@ class _Launcher:
                 self._printer.lines(self._ranks.poll())
                 for item in self._inbox.items():
                     self._take(item)
+                self._do(self._agreement.tick(time.monotonic()))
                 if self._agreement.has_started:
                     self._watch_ranks()
-                elif not self._agreement.failures:
-                    self._do(self._agreement.tick(time.monotonic()))
-                    if not self._agreement.has_started and time.monotonic() >= deadline:
-                        raise self._too_late()
-                else:
+                elif self._agreement.failures:
                     self._is_over = True
+                elif time.monotonic() >= deadline:
+                    raise self._too_late()
         finally:
             if self._listener is not None:
                 self._listener.close()
@@ -140,7 +139,7 @@ class _Launcher:
             case EpochStarted(epoch=epoch):
                 self._do(agreement.epoch_started(time.monotonic(), epoch))
             case EpochEnded(why=why):
-                self._do(agreement.epoch_ended(why))
+                self._do(agreement.epoch_ended(time.monotonic(), why))
             case PeerLost(peer=peer, why=why):
                 name = self._names.get(peer, peer)
                 self._do(agreement.lost(peer, name, why))

@@ -12,7 +12,17 @@ from hypothesis import given
 
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.errors import ProtocolError
-from ringfort.launch.agreement import SETTLE_SECONDS, Agreement, Finish, Hold, Instruction, Start, Stop, Tell
+from ringfort.launch.agreement import (
+    EXPLAIN_SECONDS,
+    SETTLE_SECONDS,
+    Agreement,
+    Finish,
+    Hold,
+    Instruction,
+    Start,
+    Stop,
+    Tell,
+)
 from ringfort.launch.blame import Failure
 from ringfort.launch.messages import Done, Failed, Go, Offer, Place, Ready, decode, encode
 
@@ -124,7 +134,7 @@ def test_an_epoch_that_ends_before_the_start_begins_again() -> None:
     old, new = epoch_of(*NAMES), epoch_of(*NAMES, number=6)
     first.epoch_started(0.0, old)
     assert first.received("b.1", Ready(old.key, "train.py")) == ()
-    assert first.epoch_ended("contact lost") == (Hold(False),)
+    assert first.epoch_ended(0.5, "contact lost") == (Hold(False),)
     assert first.received("c.1", Ready(old.key, "train.py")) == ()
     assert kinds(first.epoch_started(1.0, new)) == [Hold, Tell]
     assert first.received("c.1", Ready(old.key, "train.py")) == ()
@@ -178,16 +188,31 @@ def test_a_machine_that_is_lost_stops_the_run_unless_it_was_done() -> None:
     one = started("b.1")
     one.received("c.1", Done(epoch_of(*NAMES).key))
     assert one.lost("c.1", "c", "it left") == ()
-    assert one.epoch_ended("c left") == ()
+    assert one.epoch_ended(1.0, "c left") == ()
+    assert one.tick(1e6) == ()
     assert one.lost("x.1", "x", "a stranger to this run") == ()
-    [stop] = one.lost("a.1", "host-a", "silent for 1.2 s")
+    tell, stop = one.lost("a.1", "host-a", "silent for 1.2 s")
     assert isinstance(stop, Stop)
+    assert tell == Tell(Failed(stop.failure))
     assert "host-a is gone: silent" in stop.failure.why
     assert one.received("a.1", Failed(Failure("a", 1))) == ()
 
 
-def test_an_epoch_that_ends_after_the_start_ends_the_run() -> None:
-    assert kinds(started("b.1").epoch_ended("contact between two others is lost")) == [Tell, Stop]
+def test_an_epoch_that_ends_after_the_start_ends_the_run_when_nobody_says_why() -> None:
+    one = started("b.1")
+    assert one.epoch_ended(5.0, "epoch 6 of 2 is to follow") == ()
+    assert one.tick(5.0 + EXPLAIN_SECONDS - 0.1) == ()
+    assert kinds(one.tick(5.0 + EXPLAIN_SECONDS)) == [Tell, Stop]
+    assert "epoch 6 of 2" in one.failures[0].why
+    assert one.tick(1e6) == ()
+
+
+def test_who_was_lost_is_a_better_reason_than_that_an_epoch_ended() -> None:
+    one = started("b.1")
+    one.epoch_ended(5.0, "epoch 6 of 2 is to follow")
+    assert kinds(one.received("a.1", Failed(Failure("c", 1, why="c is gone: silent")))) == [Stop]
+    assert one.tick(1e6) == ()
+    assert one.failures[0].why == "c is gone: silent"
 
 
 def test_newcomers_and_new_epochs_change_nothing_after_the_start() -> None:
