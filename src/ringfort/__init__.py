@@ -3,10 +3,13 @@
 The layers, top to bottom; each imports only those below it (tests/unit/test_layers.py):
 
     cli/          one file a verb: parse, call, print
-    bench/ demo/  what the verbs `bench` and `demo` do; local.py starts ranks on this machine
+    bench/ demo/  what the verbs `bench` and `demo` do, and launch/ what `run` does; local.py, children.py and
+                  keeper.py start ranks on this machine and see them to their end
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable
     training/     average_gradients, for any framework
-    context.py    DistributedContext: any backend + collectives + metrics; init()
+    context.py    DistributedContext: any backend + collectives + metrics; init(), join()
+    cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
+                  backend.py (AutoDiscoveryBackend)
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
     backends/     base.py (Backend) and tcp, ring, simulated, sub
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, memory (streams),
@@ -30,16 +33,23 @@ if TYPE_CHECKING:
     from ringfort.backends.simulated import SimulatedBackend
     from ringfort.backends.sub import SubBackend
     from ringfort.backends.tcp import TcpBackend
+    from ringfort.cluster.backend import AutoDiscoveryBackend
+    from ringfort.cluster.election import ElectionEvent, ElectionManager, ElectionState
+    from ringfort.cluster.health import HealthEvent, HealthMonitor, HealthStatus, HealthSummary
+    from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
     from ringfort.collectives.ops import ReduceOp
     from ringfort.collectives.work import Work
     from ringfort.config import (
         AllReduceStrategy,
+        AutoDiscoveryConfig,
         BroadcastStrategy,
         CollectiveConfig,
         DistributedConfig,
+        ElectionConfig,
+        HealthConfig,
         ReduceStrategy,
     )
-    from ringfort.context import DistributedContext, init
+    from ringfort.context import DistributedContext, init, join
     from ringfort.errors import (
         AbortedError,
         BackendUnavailableError,
@@ -86,18 +96,26 @@ _HOMES = {
     "backends.simulated": ("SimulatedBackend",),
     "backends.sub": ("SubBackend",),
     "backends.tcp": ("TcpBackend",),
+    "cluster.backend": ("AutoDiscoveryBackend",),
+    "cluster.election": ("ElectionEvent", "ElectionManager", "ElectionState"),
+    "cluster.health": ("HealthEvent", "HealthMonitor", "HealthStatus", "HealthSummary"),
+    "cluster.topology": ("ClusterTopology", "ConnectionProfile", "NodeProfile"),
     "collectives.ops": ("ReduceOp",),
     "collectives.work": ("Work",),
     "config": (
         "AllReduceStrategy",
+        "AutoDiscoveryConfig",
         "BroadcastStrategy",
         "CollectiveConfig",
         "DistributedConfig",
+        "ElectionConfig",
+        "HealthConfig",
         "ReduceStrategy",
     ),
     "context": (
         "DistributedContext",
         "init",
+        "join",
     ),
     "errors": (
         "AbortedError",
@@ -160,20 +178,33 @@ def __dir__() -> list[str]:
 __all__ = [
     "AbortedError",
     "AllReduceStrategy",
+    "AutoDiscoveryBackend",
+    "AutoDiscoveryConfig",
     "Backend",
     "BackendUnavailableError",
     "BroadcastStrategy",
     "ChannelClosedError",
+    "ClusterTopology",
     "CollectiveConfig",
     "CollectiveMismatchError",
     "ConfigError",
+    "ConnectionProfile",
     "DistributedConfig",
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "ElectionConfig",
+    "ElectionEvent",
+    "ElectionManager",
+    "ElectionState",
     "EncryptionMismatchError",
     "GradientMismatchError",
     "HandshakeError",
+    "HealthConfig",
+    "HealthEvent",
+    "HealthMonitor",
+    "HealthStatus",
+    "HealthSummary",
     "IdentityError",
     "InboxFullError",
     "InvalidArgumentError",
@@ -186,6 +217,7 @@ __all__ = [
     "NetworkNamespace",
     "NoConnectionError",
     "NodeIdentity",
+    "NodeProfile",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",
@@ -210,4 +242,5 @@ __all__ = [
     "Work",
     "WorldSizeMismatchError",
     "init",
+    "join",
 ]

@@ -176,6 +176,102 @@ class DistributedConfig:
                 raise ConfigError("nodes", repeated[0], "is named twice; every rank needs an address of its own")
 
 
+@dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """How peers watch each other. `lan()` is the default; `wifi()` forgives more and so notices later."""
+
+    interval: float = 0.2
+    """Seconds between two heartbeats on a control link."""
+    lost_after: float = 1.0
+    """Seconds of silence after which a peer is lost at the earliest, on a link without jitter."""
+    lost_after_at_most: float = 2.0
+    """Seconds of silence after which a peer is lost however much jitter its link has."""
+    caution: float = 6.0
+    """How many times a link's own jitter is added to its usual pause before silence counts as loss."""
+    slow_round_trip: float = 0.25
+    """Seconds of smoothed round trip from which on a peer is degraded."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_positive(item.name, getattr(self, item.name))
+        if self.lost_after < 2 * self.interval:
+            raise ConfigError("lost_after", self.lost_after, "must be at least two intervals: one beat may be late")
+        if self.lost_after_at_most < self.lost_after:
+            raise ConfigError("lost_after_at_most", self.lost_after_at_most, "must not be below lost_after")
+
+    @classmethod
+    def lan(cls) -> HealthConfig:
+        """For cables and good Wi-Fi: a silent peer is lost after one to two seconds."""
+        return cls()
+
+    @classmethod
+    def wifi(cls) -> HealthConfig:
+        """For bad Wi-Fi: pauses of seconds are forgiven."""
+        return cls(interval=0.5, lost_after=3.0, lost_after_at_most=10.0, slow_round_trip=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectionConfig:
+    """How a leader is found."""
+
+    settle: float = 0.3
+    """Seconds without a leader before a peer stands for election: links that are coming up are waited for."""
+    timeout: float = 0.5
+    """Seconds that a candidate waits for votes before it tries again, or goes on with those it has."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_positive(item.name, getattr(self, item.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoDiscoveryConfig:
+    """How peers find each other and when they are a group."""
+
+    min_peers: int = 1
+    """Members that an epoch has at least, this one among them. Fewer wait."""
+    max_peers: int | None = None
+    """Members that an epoch has at most; the rest wait. None for no limit."""
+    timeout: float = 30.0
+    """Seconds that `wait_for_peers` and `establish_ring` wait unless told otherwise."""
+    settle: float = 0.5
+    """Seconds that nobody new must have come before newcomers are admitted, so that many make one epoch. They are
+    admitted after three times as long in any case."""
+    on_partition: Literal["majority", "stop", "continue"] = "majority"
+    """What a group does that has lost contact with members which may be alive: go on with more than half of the last
+    epoch, or exactly half and its lowest peer id; stop until all are back; or go on in any case, and risk that the run
+    splits in two. Must be the same on all peers."""
+    peers: Sequence[str] = ()
+    """Addresses `host` or `host:port` of peers, for networks that block multicast. One is enough: it knows the rest."""
+    multicast: bool = True
+    """Whether to look for peers by mDNS."""
+    interfaces: Sequence[str] = ()
+    """Interfaces to be found on, by name, address or network; empty for all useful ones."""
+    port: int = 0
+    """Where this peer accepts connections; 0 for the usual port or, where that is taken, any that is free."""
+    encryption: Literal["on", "off"] = "on"
+    """Off only by name, on all peers: for wires that nobody else can reach, and for measuring."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    election: ElectionConfig = field(default_factory=ElectionConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "settle"):
+            _check_positive(name, getattr(self, name))
+        if not _is_whole(self.min_peers) or self.min_peers < 1:
+            raise ConfigError("min_peers", self.min_peers, "must be a whole number of at least 1")
+        if self.max_peers is not None and (not _is_whole(self.max_peers) or self.max_peers < self.min_peers):
+            raise ConfigError("max_peers", self.max_peers, f"must be a whole number of at least {self.min_peers}")
+        if self.on_partition not in ("majority", "stop", "continue"):
+            raise ConfigError("on_partition", self.on_partition, "must be majority, stop or continue")
+        if not _is_whole(self.port) or not 0 <= self.port <= 65535:
+            raise ConfigError("port", self.port, "must be a number from 0 to 65535")
+        if self.encryption not in ("on", "off"):
+            raise ConfigError("encryption", self.encryption, "must be on or off")
+        for name in ("peers", "interfaces"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(name, getattr(self, name), 'must be a list, such as ["..."]')
+
+
 @dataclass(frozen=True)
 class Environment:
     """What the process was told by its launcher. Read once, by `from_mapping`."""
@@ -184,6 +280,8 @@ class Environment:
     world_size: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    master: str | None = None
+    """Where Ringfort's ranks meet, as `host:port`: `ringfort run` keeps MASTER_PORT free for torch's own store."""
     timeout: float | None = None
     listen_fd: int | None = None
     """A listening socket that the launcher opened for rank 0, so that no port has to be guessed."""
@@ -197,6 +295,10 @@ class Environment:
     """`on` or `off`."""
     shared_memory: str | None = None
     """`on` or `off`."""
+    interfaces: str | None = None
+    """The interfaces to be found on, by name, address or network, with commas between them."""
+    peers: str | None = None
+    """Addresses of peers, `host` or `host:port`, with commas between them."""
 
     # The first variable that is set wins. torchrun's names come first: they are what people type by hand.
     SOURCES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -204,6 +306,7 @@ class Environment:
         "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
         "master_addr": ("MASTER_ADDR",),
         "master_port": ("MASTER_PORT",),
+        "master": ("RINGFORT_MASTER",),
         "timeout": ("RINGFORT_TIMEOUT",),
         "listen_fd": ("RINGFORT_LISTEN_FD",),
         "home": ("RINGFORT_HOME",),
@@ -211,6 +314,8 @@ class Environment:
         "cluster": ("RINGFORT_CLUSTER",),
         "encryption": ("RINGFORT_ENCRYPTION",),
         "shared_memory": ("RINGFORT_SHM",),
+        "interfaces": ("RINGFORT_INTERFACES",),
+        "peers": ("RINGFORT_PEERS",),
     }
 
     def __post_init__(self) -> None:
@@ -239,11 +344,20 @@ class Environment:
         return cls(**found)  # pyright: ignore[reportArgumentType]  # each was parsed to its field's type
 
 
+def is_set(variable: str) -> bool:
+    """Whether the person has set an environment variable, to anything but nothing: a launcher does not change it."""
+    return bool(os.environ.get(variable))
+
+
 def _parse(name: str, text: str, kind: str) -> str | int | float:
     try:
         return float(text) if kind.startswith("float") else int(text) if kind.startswith("int") else text
     except ValueError as exc:
         raise ConfigError(name, text, "must be a number") from exc
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_timeout(timeout: float, name: str = "timeout") -> None:

@@ -1,11 +1,11 @@
-"""`DistributedContext`: any backend, with collectives and metrics, in one handle; and `init`, which makes one."""
+"""`DistributedContext`: any backend, with collectives and metrics, in one handle; `init` and `join` make one."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Runner, Work
 from ringfort.config import (
     AllReduceStrategy,
+    AutoDiscoveryConfig,
     BroadcastStrategy,
     DistributedConfig,
     Environment,
@@ -299,6 +300,11 @@ class DistributedContext:
         return result
 
 
+_adopted: set[int] = set()
+"""Sockets of the launcher's that this process has used: they are closed when a group has formed. For a second group
+rank 0 listens anew at the same address."""
+
+
 def init(
     *,
     rank: int | None = None,
@@ -314,8 +320,9 @@ def init(
 
     With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
     the others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
-    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; `RINGFORT_TIMEOUT` in seconds; `RINGFORT_ENCRYPTION=off`;
-    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as `TcpBackend` and `RingBackend` do.
+    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two: `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` in
+    seconds; `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as
+    `TcpBackend` and `RingBackend` do.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
@@ -342,7 +349,45 @@ def init(
     elif rank is None or world_size is None:
         missing = "rank" if rank is None else "world_size"
         raise ConfigError(missing, None, f"was given neither as a keyword nor as {missing.upper()} in the environment")
+    if master is None:
+        master = told.master
     if master is None and told.master_addr is not None and told.master_port is not None:
         master = format_address(told.master_addr, told.master_port)
-    listener = tcp.adopt_listener(told.listen_fd) if rank == 0 and told.listen_fd is not None and master else None
+    listener = None
+    if rank == 0 and master and told.listen_fd is not None and told.listen_fd not in _adopted:
+        _adopted.add(told.listen_fd)
+        listener = tcp.adopt_listener(told.listen_fd)
     return DistributedContext(TcpBackend(rank, world_size, master, config=config, listener=listener))
+
+
+def join(
+    min_peers: int = 1, timeout: float = 30.0, *, group: DistributedConfig | None = None, **settings: Any
+) -> DistributedContext:
+    """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
+
+    Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
+    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. In a
+    program that `ringfort run` started this is `init`: the launchers have found each other already.
+
+    Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
+    """
+    told = Environment.from_mapping()
+    if told.master is not None and told.world_size is not None:
+        if told.world_size <= min_peers:
+            raise ConfigError("min_peers", min_peers, f"but `ringfort run` made a world of {told.world_size}")
+        return init(config=group)
+    from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
+
+    known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
+    for name, value in settings.items():
+        if name not in known:
+            raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
+    deadline = time.monotonic() + timeout
+    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group)
+    try:
+        backend.wait_for_peers(min_peers, timeout)
+        backend.establish_ring(max(0.01, deadline - time.monotonic()))
+    except BaseException:
+        backend.close()
+        raise
+    return DistributedContext(backend)

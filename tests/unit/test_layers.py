@@ -27,8 +27,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "training",
         "torch testing",
         "ringfort",
+        "keeper",
+        "children",
         "local",
-        "demo bench",
+        "demo bench launch",
         "cli",
         "__main__",
     )

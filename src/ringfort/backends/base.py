@@ -55,6 +55,8 @@ class Backend(ABC):
     """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
     shared: Board | None = None
     """What `board` has found, for those in a hurry."""
+    ring: tuple[int, ...] = ()
+    """The order in which rings visit the ranks, the same on all; that of their numbers where it is empty."""
 
     def __init__(self, rank: int, world_size: int, config: DistributedConfig) -> None:
         self.rank = rank

@@ -39,12 +39,14 @@ class MeshBackend(Backend):
         streams: dict[int, Stream],
         poller: Poller,
         machines: Mapping[int, Machine] | None = None,
+        *,
+        epoch: int = 0,
     ) -> None:
         super().__init__(rank, world_size, config)
         machines = machines or dict.fromkeys(range(world_size), Machine())
         self._hosts = hosts_of(machines)
         self._machines = machines
-        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, describe=_describe)
+        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe)
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
 

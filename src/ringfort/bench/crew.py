@@ -17,8 +17,9 @@ from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Plan
 from ringfort.bench.options import Options
 from ringfort.bench.wire import Message, Wire
+from ringfort.children import TAIL_LINES
 from ringfort.errors import DistributedError
-from ringfort.local import ONE_THREAD, TAIL_LINES
+from ringfort.local import ONE_THREAD
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,7 +8,10 @@ import typer
 
 from ringfort.cli.bench import bench
 from ringfort.cli.demo import demo
+from ringfort.cli.doctor import doctor
 from ringfort.cli.key import key
+from ringfort.cli.peers import peers
+from ringfort.cli.run import run
 
 # Plain help and errors: an error is one line that a log or another program can read. Tracebacks are ours to avoid.
 app = typer.Typer(
@@ -22,6 +25,10 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(bench)
+# What comes after the script is the script's, options too.
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(peers)
+app.command()(doctor)
 app.add_typer(key, name="key")
 
 

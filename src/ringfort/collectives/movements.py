@@ -81,7 +81,8 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
                 shared.all_gather(board, view.flat, [result.part(r) for r in range(n)], envelope)
             return result.finish()
         result.part(rank)[...] = view.flat
-        run_steps(backend, plan.ring_all_gather(rank, n), Memory(result.flat, unit=view.flat.nbytes), envelope)
+        steps = plan.ring_all_gather(rank, n, backend.ring)
+        run_steps(backend, steps, Memory(result.flat, unit=view.flat.nbytes), envelope)
         return result.finish()
 
     return Operation("all_gather", view.flat.nbytes, run)

@@ -53,28 +53,42 @@ def split(count: int, parts: int) -> list[Span]:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def ring_all_reduce(rank: int, world_size: int, count: int) -> tuple[Step, ...]:
-    """Reduce-scatter and then all-gather round the ring, in place. Each rank sends 2(n-1)/n of the data."""
+def ring_all_reduce(rank: int, world_size: int, count: int, ring: tuple[int, ...] = ()) -> tuple[Step, ...]:
+    """Reduce-scatter and then all-gather round the ring, in place. Each rank sends 2(n-1)/n of the data.
+
+    `ring` is the order in which the ring visits the ranks; that of their numbers where it is empty.
+    """
     _check_place(rank, world_size)
     parts = split(count, world_size)
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    place, left, right = _neighbours(rank, world_size, ring)
     steps: list[Step] = []
     for back in range(1, world_size):
-        into = parts[(rank - back - 1) % world_size]
+        into = parts[(place - back - 1) % world_size]
         last = back == world_size - 1
-        steps.append(Step(right, parts[(rank - back) % world_size], left, into, True, into if last else None))
-    # Rank r now has the whole of part r, which is where an all-gather begins.
-    order = [parts[(rank - back) % world_size] for back in range(world_size)]
+        steps.append(Step(right, parts[(place - back) % world_size], left, into, True, into if last else None))
+    # The rank at place p now has the whole of part p, which is where an all-gather begins.
+    order = [parts[(place - back) % world_size] for back in range(world_size)]
     steps.extend(Step(right, out, left, into) for out, into in pairwise(order))
     return tuple(steps)
 
 
-def ring_all_gather(rank: int, world_size: int) -> list[Step]:
+def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> list[Step]:
     """Each rank's part to every rank, passed on round the ring. Spans are in parts: part `p` is `(p, p + 1)`."""
     _check_place(rank, world_size)
-    right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    order = [(rank - back) % world_size for back in range(world_size)]
+    place, left, right = _neighbours(rank, world_size, ring)
+    ring = ring or tuple(range(world_size))
+    order = [ring[(place - back) % world_size] for back in range(world_size)]
     return [Step(right, (a, a + 1), left, (b, b + 1)) for a, b in pairwise(order)]
+
+
+def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
+    """The place of `rank` in the ring, and the ranks before and after it."""
+    if not ring:
+        return rank, (rank - 1) % world_size, (rank + 1) % world_size
+    if sorted(ring) != list(range(world_size)):
+        raise InvalidArgumentError("ring", ring, f"must name each of {world_size} ranks once")
+    place = ring.index(rank)
+    return place, ring[place - 1], ring[(place + 1) % world_size]
 
 
 # --- halving and doubling ---------------------------------------------------------------------------------------------

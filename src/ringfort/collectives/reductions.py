@@ -80,7 +80,7 @@ def _all_reduce_by(
 def _all_reduce_steps(backend: Backend, strategy: Strategy, flat: Array) -> Iterable[plan.Step]:
     rank, n = backend.rank, backend.world_size
     if strategy.shape is Shape.RING:
-        return plan.ring_all_reduce(rank, n, flat.size)
+        return plan.ring_all_reduce(rank, n, flat.size, backend.ring)
     if strategy.shape is Shape.HALVING_DOUBLING:
         return plan.halving_doubling_all_reduce(rank, n, flat.size)
     if strategy.shape is Shape.HIERARCHICAL:

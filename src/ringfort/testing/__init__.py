@@ -1,4 +1,5 @@
-"""For people who write a `Backend`, and for our own tests: conformance checks, a virtual clock, faults by timetable.
+"""For people who write a `Backend`, and for our own tests: conformance checks, a virtual clock, faults by timetable, a
+simulated network.
 
 clock.py            VirtualClock: time moves when the test says so
 faults.py           FaultTimetable and FaultyBackend: who fails how and when
@@ -8,6 +9,8 @@ processes.py        ProcessRanks: the same checks with a process a rank
 check.py            Check: a rule as a program that every rank runs
 *_checks.py         the rules
 conformance.py      BACKEND_CHECKS and COLLECTIVE_CHECKS: all of them
+network.py          SimulatedNetwork: whole clusters in virtual time
+histories.py        History: random lives of a cluster, and the rules that none may break
 """
 
 from ringfort.testing.check import Check, CheckFailedError, check
@@ -15,6 +18,8 @@ from ringfort.testing.clock import VirtualClock
 from ringfort.testing.conformance import ALL_CHECKS, BACKEND_CHECKS, COLLECTIVE_CHECKS
 from ringfort.testing.faults import Fault, FaultKind, FaultTimetable, FaultyBackend, RankKilled
 from ringfort.testing.groups import GroupFactory, ring_group, simulated_group, sub_group_of, tcp_group
+from ringfort.testing.histories import History, RuleBroken, Rules, Violation
+from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 from ringfort.testing.processes import ProcessRanks
 from ringfort.testing.ranks import HangError, at_once, results, run_ranks
 
@@ -30,8 +35,14 @@ __all__ = [
     "FaultyBackend",
     "GroupFactory",
     "HangError",
+    "History",
     "ProcessRanks",
     "RankKilled",
+    "RuleBroken",
+    "Rules",
+    "SimulatedNetwork",
+    "SimulatedPeer",
+    "Violation",
     "VirtualClock",
     "at_once",
     "check",

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from ringfort.errors import ChannelClosedError, ProtocolError, TamperedError
+from ringfort.errors import ChannelClosedError, PeerLostError, ProtocolError, TamperedError
 from ringfort.transport import notices, quick
 from ringfort.transport.frames import BELL, WAITING, pack
 from ringfort.transport.inbound import Disagreement
-from ringfort.transport.link import Job, Link
+from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.links import Describe, Links
 from ringfort.transport.messages import Envelope, Receive, Watch
 from ringfort.transport.notices import Aborted
@@ -174,6 +174,16 @@ class Engine(Links):
         """Closes all links without a word, as a process that dies does. For fault injection."""
         self._as_leader(lambda: self._drop(lambda: ChannelClosedError("this rank was killed on purpose")))
 
+    def lose(self, peer: int, reason: str) -> None:
+        """Somebody who watches `peer` has found that it is gone: ends what waits on it, and every collective that it is
+        part of. Returns at once."""
+        link = self.links[peer]
+        self._soon(lambda: self._lose(link, lambda: PeerLostError(peer, reason), reason))
+
+    def fail(self, error: MakeError) -> None:
+        """Ends every call of this process, now and later, with `error`. The peers are not told. Returns at once."""
+        self._soon(lambda: self._fail_all(error))
+
     def traffic(self) -> tuple[int, int, int, int]:
         """Messages and bytes sent, messages and bytes received, since the start."""
         links = self.links.values()
@@ -311,6 +321,14 @@ class Engine(Links):
                 done.wait(0.01)
         if failure:
             raise failure[0]
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        """Runs `action` with the rights of the leader, here if nobody leads, else by the leader, a moment later. If one
+        is just stopping, it sees what was left for it: see `_release`."""
+        self._arrivals.append(action)
+        self._poller.wake()
+        if self._lead.acquire(blocking=False):
+            self._release()
 
     def _admit(self) -> None:
         """Takes up what other threads have left for the leader."""

@@ -1,4 +1,4 @@
-"""What ranks say to each other while a group forms, in msgpack. Pure. The first is a connection's purpose."""
+"""What a connection is for, and what ranks say to each other while a group forms, in msgpack. Pure."""
 
 from __future__ import annotations
 
@@ -68,6 +68,14 @@ class Shared(msgspec.Struct, frozen=True, tag="shared"):
     is_open: bool
 
 
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """This is a control link of a cluster: what follows are its own messages."""
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """What follows is a short burst: say how fast it came."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """No, and why. `code` is one of `REFUSALS`."""
 
@@ -75,7 +83,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-Greeting = Join | Welcome | Meet | Ready | Share | Shared | Refused
+Greeting = Join | Welcome | Meet | Ready | Share | Shared | Control | Probe | Refused
 
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,

@@ -32,7 +32,10 @@ COMMANDS = {
         "--explain",
     },
     "demo": {"--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
+    "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
+    "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
+    "run": {"-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout"},
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
 
@@ -46,7 +49,8 @@ def test_the_verbs_and_their_options_are_these() -> None:
     group = typer.main.get_command(app)
     commands = group.commands  # pyright: ignore[reportAttributeAccessIssue]
     found = {
-        name: {text for option in command.params for text in (*option.opts, *option.secondary_opts)} - {"--help", "-h"}
+        name: {text for option in command.params for text in (*option.opts, *option.secondary_opts) if text[0] == "-"}
+        - {"--help", "-h"}
         for name, command in commands.items()
     }
     assert found == COMMANDS
@@ -90,6 +94,17 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["demo", "--ranks", "0"], "ranks=0"),
         (["demo", "--steps", "0"], "steps=0"),
         (["demo", "--seed", "-1"], "seed=-1"),
+        (["peers", "--seconds", "0"], "seconds=0.0"),
+        (["peers", "--peer", "a b"], "peer='a b'"),
+        (["peers", "--interface", "eth99"], "interfaces='eth99'"),
+        (["run", "no_such_script.py"], "script='no_such_script.py': there is no such file"),
+        (["run", "/"], "script='/': is a folder"),
+        (["run", "-n", "0", __file__], "local=0"),
+        (["run", "--nodes", "3:2", __file__], "nodes='3:2'"),
+        (["run", "--nodes", "two", __file__], "nodes='two'"),
+        (["run", "--timeout", "0", __file__], "timeout=0.0"),
+        (["run", "--nodes", "2", "--peer", "a b", __file__], "peer='a b'"),
+        (["run", "--nodes", "2", "--interface", "eth99", __file__], "interfaces='eth99'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -101,12 +116,22 @@ def test_a_bad_argument_is_one_line_that_names_it(arguments: list[str], words: s
     assert words in err
 
 
-@pytest.mark.parametrize("arguments", [["bench", "--ops", "x"], ["demo", "--steps", "many"], ["no-such-verb"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [["bench", "--ops", "x"], ["demo", "--steps", "many"], ["no-such-verb"], ["run", "-n", "many"]],
+    ids=str,
+)
 def test_a_slip_in_the_command_line_itself_is_exit_code_2_without_a_traceback(arguments: list[str]) -> None:
     code, _, err = invoke(*arguments)
     assert code == 2
     assert arguments[-1] in err or arguments[-2] in err
     assert "Traceback" not in err
+
+
+def test_a_run_of_nothing_is_exit_code_2() -> None:
+    code, _, err = invoke("run", "-n", "2")
+    assert code == 2
+    assert "Missing argument 'SCRIPT'" in err
 
 
 def test_a_file_that_may_not_be_written_is_refused_before_the_run(

@@ -171,6 +171,13 @@ def test_a_ring_leaves_the_whole_reduction_on_every_rank(world_size: int, count:
     assert set(network.messages.values()) <= {2 * (world_size - 1)}
 
 
+@given(st.permutations(range(7)), counts)
+def test_a_ring_may_visit_the_ranks_in_any_order(ring: list[int], count: int) -> None:
+    order = tuple(ring)
+    network = check_all_reduce(7, count, lambda rank: plan.ring_all_reduce(rank, 7, count, order))
+    assert set(network.sent) == {(ring[place - 1], ring[place]) for place in range(7)}
+
+
 @given(st.integers(2, 33), counts)
 def test_every_rank_of_a_ring_sends_its_even_share(world_size: int, count: int) -> None:
     network = check_all_reduce(world_size, count, lambda rank: plan.ring_all_reduce(rank, world_size, count))
@@ -331,6 +338,14 @@ def test_an_all_gather_brings_each_rank_every_part_once(world_size: int) -> None
     assert sum(network.sent.values()) == world_size * (world_size - 1)
 
 
+@given(st.permutations(range(6)))
+def test_an_all_gather_round_a_ring_of_another_order_still_puts_each_part_in_its_place(ring: list[int]) -> None:
+    memory = [[Element(part, (rank,)) for part in range(6)] for rank in range(6)]
+    network = Network(memory, [plan.ring_all_gather(rank, 6, tuple(ring)) for rank in range(6)]).run()
+    assert memory == [[Element(part, (part,)) for part in range(6)]] * 6
+    assert set(network.sent) == {(ring[place - 1], ring[place]) for place in range(6)}
+
+
 @given(world_sizes)
 def test_a_pairwise_exchange_meets_every_other_rank_once_each_way_and_both_sides_agree(world_size: int) -> None:
     orders = [plan.exchange_order(rank, world_size) for rank in range(world_size)]
@@ -381,6 +396,7 @@ def test_a_world_of_one_moves_nothing() -> None:
         (lambda: plan.tree_all_reduce(0, 3, 1, 2, 0), InvalidArgumentError, "block=0"),
         (lambda: plan.broadcast(0, 3, 0, -1, 2, 1), InvalidArgumentError, "count=-1"),
         (lambda: plan.ring_all_reduce(0, 3, -1), InvalidArgumentError, "count=-1"),
+        (lambda: plan.ring_all_reduce(0, 3, 1, (0, 1, 1)), InvalidArgumentError, "ring="),
         (lambda: plan.split(3, 0), InvalidArgumentError, "parts=0"),
     ],
 )

@@ -64,6 +64,27 @@ def test_a_peer_that_ends_without_a_word_is_lost(wide: Scene) -> None:
     assert into == b"hello"
 
 
+def test_a_peer_that_somebody_else_found_lost_ends_what_waits_on_it_and_nothing_else(wide: Scene) -> None:
+    call = wide.recv(1, src=1)
+    wide.me._engine.lose(1, "silent for 1.0 s")
+    with pytest.raises(PeerLostError, match="silent for") as caught:
+        call.result()
+    assert caught.value.peer == 1
+    wide.peers[2].say(b"hello")
+    into = bytearray(5)
+    wide.me.recv(into, 2, timeout=5)
+    assert into == b"hello"
+
+
+def test_a_group_that_somebody_else_ended_fails_everything_now_and_later(wide: Scene) -> None:
+    call = wide.recv(1, src=1)
+    wide.me._engine.fail(lambda: AbortedError("the epoch has ended"))
+    with pytest.raises(AbortedError, match="the epoch has ended"):
+        call.result()
+    with pytest.raises(AbortedError, match="the epoch has ended"):
+        wide.me.send(b"x", 2)
+
+
 def test_a_peer_that_said_goodbye_has_closed(scene: Scene) -> None:
     scene.peers[1].say(b"last words", tag=3)
     scene.peers[1].write(pack(GOODBYE))

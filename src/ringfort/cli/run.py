@@ -1,0 +1,53 @@
+"""`ringfort run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ringfort.cli.outcome import errors_as_lines
+from ringfort.launch.options import TIMEOUT, RunOptions
+
+
+def run(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The Python file to run, or with -m a module.", show_default=False)
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the script is given.", metavar="ARGUMENTS")
+    ] = None,
+    local: Annotated[int, typer.Option("-n", "--local", help="Ranks on this machine.")] = 1,
+    nodes: Annotated[
+        str,
+        typer.Option(metavar="MIN[:MAX]", help="Machines: wait for MIN of them, and a little longer for up to MAX."),
+    ] = "1",
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT names a module, as in python -m.")] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST[:PORT]", help="Where another machine is, if the network hides it. Repeatable."),
+    ] = None,
+    interface: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|ADDRESS", help="Use this network interface only. Repeatable."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the other machines.")] = TIMEOUT,
+) -> None:
+    """Run a program on this machine, or on several: type the same on each."""
+    with errors_as_lines():
+        options = RunOptions(
+            script=script,
+            arguments=tuple(arguments or ()),
+            module=module,
+            local=local,
+            nodes=nodes,
+            peers=tuple(peer or ()),
+            interfaces=tuple(interface or ()),
+            timeout=timeout,
+        )
+
+        from ringfort.launch.run import run_job
+
+        status = run_job(options)
+        if status:
+            raise typer.Exit(status)

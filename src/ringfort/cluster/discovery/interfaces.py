@@ -1,0 +1,295 @@
+"""Which network interfaces and addresses of a machine are useful to a cluster, and why the others are not.
+
+Pure: `choose` judges a listing of any machine; `system.py` reads that of this one. The judgement rests on what an
+interface is rather than on what it is called, because the same name means different things: `eth0` is a card on one
+machine and the end of a container's veth on the next, `bridge0` is a Mac's Thunderbolt and a hypervisor's network.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ringfort.cluster.kinds import LinkKind
+from ringfort.errors import ConfigError
+
+MAX_ADDRESSES: Final = 8
+"""Of one interface that are used: privacy extensions give a laptop a new IPv6 address a day and keep the old ones."""
+
+LOOPBACK_ADDRESSES: Final = ("127.0.0.1", "::1")
+"""Others, such as the 127.0.1.1 that Debian gives a host name, are no addresses to be found by."""
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """One network interface as the system describes it."""
+
+    name: str
+    index: int = 0
+    addresses: tuple[str, ...] = ()
+    """In the system's order, without prefix lengths; an IPv6 link-local one may carry its scope, as `fe80::1%eth0`."""
+    prefixes: tuple[int, ...] = ()
+    """The prefix length of each address, where the system tells."""
+    kind: LinkKind = LinkKind.UNKNOWN
+    is_up: bool = True
+    """Switched on, and its cable or radio is connected."""
+    multicast: bool = True
+    mtu: int = 1500
+    speed: int = 0
+    """Megabits a second as the card says; 0 if it does not."""
+    hardware: bool = False
+    """There is a device behind it, real or given by a hypervisor."""
+    is_bridge: bool = False
+    ports: tuple[str, ...] = ()
+    """For a bridge or a bond: the interfaces in it."""
+    bridge: str = ""
+    """The bridge that it is a port of."""
+    tunnel: bool = False
+    """A VPN, a tap of a virtual machine, a link between two points."""
+    no_arp: bool = False
+    """It asks for no neighbours, so there are none: dummy devices and their like."""
+    foreign: str = ""
+    """What the reader of the system knows it is for, where that is not this network: `AirDrop`."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.kind is LinkKind.LOOPBACK
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to bind to and to advertise, and what was left out."""
+
+    interfaces: tuple[Interface, ...]
+    """Each with only those of its addresses that are to be used, scopes included."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """The name of each other interface, and why it is not used."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all interfaces, the fastest kind first, IPv4 before IPv6 within one: the order to advertise and to try."""
+        return tuple(address for interface in self.interfaces for address in interface.addresses)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only processes of this machine can be met."""
+        return all(interface.is_loopback for interface in self.interfaces)
+
+    def interface_of(self, address: str) -> Interface | None:
+        """The interface that has `address`, or whose network `address` is in."""
+        return route(address, self.interfaces)
+
+
+def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: bool = True) -> Choice:
+    """All useful interfaces, or those that `wanted` names by name, by address or by network (`192.168.1.0/24`).
+
+    Without a useful one, loopback: then this machine is alone. Raises `ConfigError` for a wish that cannot be had; not
+    `strict`, such a wish is passed over, because what was there at the start may come back.
+    """
+    if wanted:
+        return _asked_for(listing, wanted, strict=strict)
+    names = {interface.name: interface for interface in listing}
+    useful: list[Interface] = []
+    left_out: list[tuple[str, str]] = []
+    for interface in listing:
+        why = why_not(interface, names)
+        if why:
+            left_out.append((interface.name, why))
+        else:
+            useful.append(_with_usable(interface))
+    if not useful:
+        useful = [_with_usable(interface) for interface in listing if interface.is_loopback and interface.is_up]
+        left_out = [(name, why) for name, why in left_out if name not in {interface.name for interface in useful}]
+    if not useful and strict:
+        raise ConfigError("interfaces", (), "this machine has no network at all, not even loopback: ip link set lo up")
+    return Choice(_ordered(useful), tuple(left_out))
+
+
+def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
+    """Why an interface is not used unless it is asked for; empty if it is. `names` are all interfaces there are."""
+    if interface.is_loopback:
+        return "loopback reaches only this machine"
+    if not interface.is_up:
+        return "it is down, or nothing is plugged in"
+    if interface.foreign:
+        return f"it is for {interface.foreign}"
+    if interface.bridge:
+        return f"it is a port of the bridge {interface.bridge}"
+    if interface.tunnel:
+        return "it is a tunnel (a VPN or a virtual machine); ask for it by name to use it"
+    if interface.no_arp:
+        return "it is a virtual device with no neighbours"
+    if interface.is_bridge and not _leads_out(interface, names):
+        return "it is a bridge of containers or virtual machines, with no card in it"
+    if not _with_usable(interface).addresses:
+        return "it has no address"
+    return ""
+
+
+def route(address: str, interfaces: Iterable[Interface]) -> Interface | None:
+    """The interface whose own address or network `address` is in; the narrowest network if there are several."""
+    ip = parse_ip(address)
+    if ip is None:
+        return None
+    scope = getattr(ip, "scope_id", None)
+    best: tuple[int, Interface] | None = None
+    for interface in interfaces:
+        for own, prefix in _networks(interface):
+            if own.version != ip.version or (scope is not None and scope not in (interface.name, str(interface.index))):
+                continue
+            same = int(own) == int(ip)
+            length = own.max_prefixlen + 1 if same else prefix
+            inside = same or int(own) >> (own.max_prefixlen - prefix) == int(ip) >> (own.max_prefixlen - prefix)
+            if inside and (best is None or length > best[0]):
+                best = (length, interface)
+    return None if best is None else best[1]
+
+
+def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:
+    """What a peer says its addresses are, as this machine can use them.
+
+    A link-local IPv6 address means something on one wire only: it gets the name of that interface, or that of each one
+    it could be on. What nobody else can be reached at is dropped, loopback unless this machine uses it too.
+    """
+    found: dict[str, None] = {}
+    loopback = any(interface.is_loopback for interface in choice.interfaces)
+    for text in addresses:
+        ip = parse_ip(text)
+        if ip is None or not (_usable(ip, loopback=False) or (loopback and _usable(ip, loopback=True))):
+            continue
+        if ip.version == 4 or not ip.is_link_local:
+            found[str(ip).partition("%")[0]] = None
+            continue
+        scope = text.partition("%")[2]
+        for interface in choice.interfaces:
+            if scope in ("", interface.name, str(interface.index)) and not interface.is_loopback:
+                found[_text(ip, interface.name)] = None
+    return tuple(found)
+
+
+def parse_ip(text: str) -> IPAddress | None:
+    """An address with or without a scope; None for what is none."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _leads_out(bridge: Interface, names: Mapping[str, Interface]) -> bool:
+    """Whether a card is in a bridge, by itself or in a bond or under a VLAN."""
+    seen: set[str] = set()
+    todo = list(bridge.ports)
+    while todo:
+        port = names.get(todo.pop())
+        if port is None or port.name in seen:
+            continue
+        if port.hardware:
+            return True
+        seen.add(port.name)
+        todo += port.ports
+    return False
+
+
+def _networks(interface: Interface) -> Iterable[tuple[IPAddress, int]]:
+    """Each address with its prefix length; where the system does not tell, the address alone."""
+    for position, text in enumerate(interface.addresses):
+        ip = parse_ip(text)
+        if ip is not None:
+            told = interface.prefixes[position] if position < len(interface.prefixes) else ip.max_prefixlen
+            yield ip, min(told, ip.max_prefixlen)
+
+
+def _with_usable(interface: Interface, only: Sequence[IPAddress] = ()) -> Interface:
+    """The interface with only the addresses that others can use, or of those the ones that were asked for."""
+    kept: list[tuple[bool, bool, int, str, int]] = []
+    for position, (ip, prefix) in enumerate(_networks(interface)):
+        if not _usable(ip, loopback=interface.is_loopback):
+            continue
+        if only and not any(_same(ip, wish) for wish in only):
+            continue
+        # Link-local ones last of their version: they work, but on one wire only, and must carry a scope.
+        kept.append((ip.version == 6, ip.is_link_local, position, _text(ip, interface.name), prefix))
+    kept = sorted(kept)[:MAX_ADDRESSES]
+    return replace(interface, addresses=tuple(item[3] for item in kept), prefixes=tuple(item[4] for item in kept))
+
+
+def _usable(ip: IPAddress, *, loopback: bool) -> bool:
+    if loopback:
+        return str(ip) in LOOPBACK_ADDRESSES
+    return not (ip.is_loopback or ip.is_unspecified or ip.is_multicast or getattr(ip, "ipv4_mapped", None))
+
+
+def _text(ip: IPAddress, name: str) -> str:
+    bare = str(ip).partition("%")[0]
+    return f"{bare}%{name}" if ip.version == 6 and ip.is_link_local else bare
+
+
+def _same(ip: IPAddress, wish: IPAddress) -> bool:
+    return ip.version == wish.version and int(ip) == int(wish)
+
+
+_SPEED_ORDER: Final = (LinkKind.THUNDERBOLT, LinkKind.ETHERNET, LinkKind.UNKNOWN, LinkKind.WIFI, LinkKind.LOOPBACK)
+
+
+def _ordered(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
+    def rank(interface: Interface) -> tuple[int, int, int, str]:
+        return _SPEED_ORDER.index(interface.kind), -interface.speed, interface.index, interface.name
+
+    return tuple(sorted(interfaces, key=rank))
+
+
+def _asked_for(listing: Sequence[Interface], wanted: Sequence[str], *, strict: bool) -> Choice:
+    """Exactly what was named, whatever it is, as long as it is up and has an address."""
+    found: dict[str, set[IPAddress] | None] = {}
+    for wish in wanted:
+        matches = _matches(listing, wish.strip())
+        if not matches and strict:
+            raise ConfigError(
+                "interfaces", wish, f"this machine has no such interface or address; {_what_there_is(listing)}"
+            )
+        for interface, addresses in matches:
+            before = found.get(interface.name, set[IPAddress]())
+            found[interface.name] = None if addresses is None or before is None else before | set(addresses)
+    chosen: list[Interface] = []
+    left_out: list[tuple[str, str]] = []
+    for interface in listing:
+        usable = _with_usable(interface, tuple(found.get(interface.name) or ()))
+        if interface.name not in found:
+            left_out.append((interface.name, "it was not asked for"))
+        elif interface.is_up and usable.addresses:
+            chosen.append(usable)
+        else:
+            why = "has no usable address" if interface.is_up else "is down, or nothing is plugged in"
+            left_out.append((interface.name, f"it {why}"))
+            if strict:
+                raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
+    return Choice(_ordered(chosen), tuple(left_out))
+
+
+def _matches(listing: Sequence[Interface], wish: str) -> list[tuple[Interface, list[IPAddress] | None]]:
+    """The interfaces that a wish means, each with the addresses it is limited to; None is all of them."""
+    named = [interface for interface in listing if interface.name == wish]
+    if not named and wish == "loopback":
+        named = [interface for interface in listing if interface.is_loopback]
+    if named:
+        return [(interface, None) for interface in named]
+    try:
+        network = ipaddress.ip_network(wish.partition("%")[0], strict=False)
+    except ValueError:
+        return []
+    scope = wish.partition("%")[2]
+    found: list[tuple[Interface, list[IPAddress] | None]] = []
+    for interface in listing:
+        inside = [ip for ip, _ in _networks(interface) if ip.version == network.version and ip in network]
+        if inside and scope in ("", interface.name):
+            found.append((interface, list(inside)))
+    return found
+
+
+def _what_there_is(listing: Sequence[Interface]) -> str:
+    there = ", ".join(f"{interface.name} ({', '.join(interface.addresses) or 'no address'})" for interface in listing)
+    return f"there are {there}" if there else "there is none"

@@ -1,0 +1,278 @@
+"""Multicast DNS: peers of one network that announce themselves and hear each other, with nothing configured.
+
+What is public is in the name of the service: the network id, so that other clusters are passed over unasked, and a
+token that is new in every process. There are also a port and addresses, and nothing else: no host name, no identity.
+Whoever wants may announce such names; what is heard is only an address to try, and the handshake decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from ringfort.cluster.discovery.interfaces import Choice, reachable
+
+SERVICE: Final = "_ringfort._tcp.local."
+TOKEN_BYTES: Final = 8
+"""Random, in every process. Two processes with the same would be taken for one until the handshake."""
+MAX_HEARD: Final = 256
+"""Announcements of our network that are followed at once: more than a home has, and a bound for whoever floods."""
+MAX_ADDRESSES: Final = 16
+"""Of one announcement that are used."""
+RETRY: Final = 5.0
+"""Seconds until mDNS is tried again where the system refused it: another program may have let go of the port."""
+_RESOLVE_MS: Final = 3000
+"""Milliseconds to ask for the address of a name that was heard; the answer usually came with it."""
+_NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})\." + re.escape(SERVICE))
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Somebody who says it is of our network, and where. Nothing of it is proved."""
+
+    token: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Discovery does not work, or not everywhere; peers that are named by address still do."""
+
+    what: str
+    fix: str
+    interface: str = ""
+
+
+class MdnsDiscovery:
+    """Announces this process and listens for the others, in the running asyncio loop.
+
+    The callbacks are called in that loop. `on_heard` is called again when an announcement changes.
+    """
+
+    def __init__(
+        self,
+        network_id: bytes,
+        token: str,
+        port: int,
+        *,
+        on_heard: Callable[[Announcement], None],
+        on_gone: Callable[[str], None],
+        on_trouble: Callable[[Trouble], None],
+    ) -> None:
+        self._network = network_id.hex()
+        self._token = token
+        self._port = port
+        self._on_heard = on_heard
+        self._on_gone = on_gone
+        self._on_trouble = on_trouble
+        self._choice = Choice(())
+        self._zeroconf: AsyncZeroconf | None = None
+        self._browser: AsyncServiceBrowser | None = None
+        self.others: set[str] = set()
+        """The names of peers of other clusters that announce themselves here, at most `MAX_HEARD`."""
+        self._heard: set[str] = set()
+        self._said: set[Trouble] = set()
+        self._turn = asyncio.Lock()
+        """Of opening and shutting: a network that changes twice in a moment must not leave two of them open."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, choice: Choice) -> None:
+        """Announce and listen on the interfaces of `choice`. Raises nothing: what fails goes to `on_trouble`, and is
+        tried again now and then."""
+        async with self._turn:
+            self._open(choice)
+
+    async def update(self, choice: Choice) -> None:
+        """The interfaces have changed: announce and listen on these from now on."""
+        async with self._turn:
+            if choice.interfaces != self._choice.interfaces:
+                await self._shut()
+                self._open(choice)
+
+    async def close(self) -> None:
+        """Say goodbye and stop. May be called again, and started again."""
+        async with self._turn:
+            await self._shut()
+
+    def _open(self, choice: Choice) -> None:
+        self._choice = choice
+        for trouble in interface_troubles(choice):
+            self._say(trouble)
+        doors = _doors(choice)
+        if not doors:
+            return
+        try:
+            self._zeroconf = AsyncZeroconf(interfaces=doors)
+        except (OSError, RuntimeError) as exc:
+            self._say(trouble_of(exc))
+            self._begin(self._open_again(choice))
+            return
+        self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
+        # No probing whether the name is taken, which would take most of a second: the token is nobody else's.
+        self._begin(self._announce(self._zeroconf, self._info()))
+
+    async def _open_again(self, choice: Choice) -> None:
+        await asyncio.sleep(RETRY)
+        self._open(choice)
+
+    async def _shut(self) -> None:
+        zeroconf, self._zeroconf = self._zeroconf, None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._browser is not None:
+            await self._browser.async_cancel()
+            self._browser = None
+        if zeroconf is not None:
+            with suppress(OSError):  # an interface that has gone cannot be said goodbye on
+                await zeroconf.async_close()
+        self._heard.clear()
+        self._said.clear()
+
+    def _say(self, trouble: Trouble) -> None:
+        """Once until the interfaces change."""
+        if trouble not in self._said:
+            self._said.add(trouble)
+            self._on_trouble(trouble)
+
+    def _info(self) -> ServiceInfo:
+        bare = [address.partition("%")[0] for address in self._choice.addresses]
+        return ServiceInfo(
+            SERVICE,
+            f"{self._network}-{self._token}.{SERVICE}",
+            port=self._port,
+            server=f"ringfort-{self._token}.local.",
+            parsed_addresses=bare[:MAX_ADDRESSES],
+        )
+
+    async def _announce(self, zeroconf: AsyncZeroconf, info: ServiceInfo) -> None:
+        try:
+            register = cast("Callable[..., Awaitable[Awaitable[None]]]", zeroconf.async_register_service)  # pyright: ignore[reportUnknownMemberType]
+            sent = await register(info, cooperating_responders=True)
+            await sent
+        except OSError as exc:
+            self._say(trouble_of(exc))
+
+    def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        """Called by zeroconf, in the loop."""
+        token = self._token_of(name)
+        if token is None:
+            return
+        if state_change is ServiceStateChange.Removed:
+            if token in self._heard:
+                self._heard.discard(token)
+                self._on_gone(token)
+        elif token in self._heard or len(self._heard) < MAX_HEARD:
+            self._heard.add(token)
+            self._begin(self._resolve(zeroconf, name, token))
+        else:
+            self._say(
+                Trouble(
+                    f"more than {MAX_HEARD} peers are announced for this network; the rest are passed over",
+                    "somebody floods this network with false ones: name a peer with --peer",
+                )
+            )
+
+    def _token_of(self, name: str) -> str | None:
+        """The token of an announcement of our network by somebody else."""
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] == self._token:
+            return None
+        if match[1] != self._network:
+            if len(self.others) < MAX_HEARD:
+                self.others.add(name)
+            return None
+        return match[2]
+
+    async def _resolve(self, zeroconf: Zeroconf, name: str, token: str) -> None:
+        info = AsyncServiceInfo(SERVICE, name)
+        answered = await info.async_request(zeroconf, _RESOLVE_MS)
+        if token not in self._heard:  # it has gone meanwhile
+            return
+        if not answered:
+            self._heard.discard(token)  # it keeps no place that another may need
+            return
+        addresses = reachable(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES], self._choice)
+        if addresses and info.port:
+            self._on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def browse(choice: Choice, seconds: float) -> set[tuple[str, str]]:
+    """Who is announced, as network id and token, without announcing oneself. Raises `OSError` if mDNS is refused."""
+    names: set[str] = set()
+
+    def add(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        if len(names) < MAX_HEARD:
+            names.add(name)
+
+    try:
+        zeroconf = AsyncZeroconf(interfaces=_doors(choice))
+    except RuntimeError as exc:
+        raise OSError(errno.ENODEV, str(exc)) from exc
+    browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[add])
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await browser.async_cancel()
+        await zeroconf.async_close()
+    return {(match[1], match[2]) for match in map(_NAME.fullmatch, names) if match is not None}
+
+
+def interface_troubles(choice: Choice) -> list[Trouble]:
+    """What can be known beforehand: interfaces that carry no multicast, and there being none at all."""
+    found = [
+        Trouble(
+            f"{interface.name} carries no multicast, so nobody is found through it",
+            f"ip link set dev {interface.name} multicast on, or name a peer with --peer",
+            interface.name,
+        )
+        for interface in choice.interfaces
+        if not (interface.multicast or interface.is_loopback)
+    ]
+    if not choice.interfaces:
+        found.append(Trouble("no interface is up, so nobody can be found", "connect a cable or join a Wi-Fi network"))
+    return found
+
+
+def _doors(choice: Choice) -> list[str | int]:
+    """What zeroconf is to bind to: an IPv4 address of each interface, and its index for IPv6."""
+    doors: list[str | int] = []
+    for interface in choice.interfaces:
+        doors += [address for address in interface.addresses if ":" not in address][:1]
+        if not interface.is_loopback and any(":" in address for address in interface.addresses):
+            doors.append(interface.index)
+    return doors
+
+
+def trouble_of(exc: Exception) -> Trouble:
+    """What the system said, with the fix."""
+    number = exc.errno if isinstance(exc, OSError) else None
+    match number:
+        case errno.EADDRINUSE:
+            return Trouble(
+                "another program keeps the mDNS port 5353 to itself, so nobody is found",
+                "set disallow-other-stacks=no in /etc/avahi/avahi-daemon.conf, or name a peer with --peer",
+            )
+        case errno.EACCES | errno.EPERM:
+            return Trouble(
+                "the system refuses multicast to this program, so nobody is found",
+                "allow it (macOS: Settings, Privacy & Security, Local Network), or name a peer with --peer",
+            )
+        case errno.ENODEV | errno.ENETUNREACH | errno.EADDRNOTAVAIL | errno.ENETDOWN:
+            return Trouble(f"an interface went away ({exc})", "nothing: it is tried again when the network changes")
+        case _:
+            return Trouble(f"mDNS could not be started ({exc})", "name a peer with --peer")

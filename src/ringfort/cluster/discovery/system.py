@@ -1,0 +1,170 @@
+"""The network interfaces of this machine, read from the system. Thin: what they are good for is judged elsewhere.
+
+psutil knows addresses and flags everywhere. What an interface is made of, Linux tells in /sys/class/net and macOS in
+`networksetup`; where neither is there, the names have to do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from ringfort.cluster.discovery.interfaces import Interface
+from ringfort.cluster.kinds import LinkKind
+
+SYS_CLASS_NET: Final = Path("/sys/class/net")
+
+_ARPHRD_ETHER: Final = 1
+"""`type` in /sys of everything that looks like Ethernet, Wi-Fi too."""
+_TOOL_TIMEOUT: Final = 2.0
+"""Seconds for `networksetup`, which answers in a tenth of one."""
+
+_FOREIGN: Final = (
+    (re.compile(r"(awdl|llw)\d"), "AirDrop"),
+    (re.compile(r"anpi\d"), "the Mac's own chips"),
+    (re.compile(r"ap\d"), "a Mac's access point"),
+    (re.compile(r"(vmnet|vboxnet)\d"), "virtual machines"),
+    (re.compile(r"cali\w|cilium_|flannel\."), "containers"),
+)
+"""Names of those that look like a card in every other respect, and what they are for."""
+
+_TUNNEL_NAMES: Final = ("utun", "ipsec", "gif", "stf", "tailscale", "zt", "wg")
+"""Of systems that do not say what is a tunnel."""
+
+
+def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
+    """All of them, useful or not, in the system's order. Takes about a millisecond; never raises for what is odd."""
+    import psutil  # not at the top: the command line starts without it
+
+    stats = psutil.net_if_stats()
+    indexes = {name: index for index, name in socket.if_nameindex()}
+    ports = _mac_ports()
+    found: list[Interface] = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if name not in stats:  # it went away between the two questions
+            continue
+        flags = frozenset(str(getattr(stats[name], "flags", "")).split(","))
+        listed = [
+            (address.address, _prefix_length(address.netmask))
+            for address in addresses
+            if address.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+        about: dict[str, Any] = {
+            "name": name,
+            "index": indexes.get(name, 0),
+            "addresses": tuple(address for address, _ in listed),
+            "prefixes": tuple(prefix for _, prefix in listed),
+            "is_up": stats[name].isup,
+            "multicast": "multicast" in flags,
+            "mtu": stats[name].mtu,
+            "speed": stats[name].speed,
+        }
+        found.append(Interface(**about, **_nature(name, flags, folder, ports)))
+    return found
+
+
+def _nature(name: str, flags: frozenset[str], folder: Path, ports: Mapping[str, LinkKind]) -> dict[str, Any]:
+    """What kind of thing an interface is."""
+    about: dict[str, Any] = {"foreign": _foreign(name), "no_arp": "noarp" in flags, "tunnel": "pointopoint" in flags}
+    if "loopback" in flags:
+        return {"kind": LinkKind.LOOPBACK}
+    if (folder / name).is_dir():
+        return {**about, **_from_sysfs(folder / name, tunnel=about["tunnel"])}
+    return {**about, **_from_names(name, ports, tunnel=about["tunnel"])}
+
+
+def _from_sysfs(entry: Path, *, tunnel: bool) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "hardware": (entry / "device").exists(),
+        "is_bridge": (entry / "bridge").is_dir(),
+        "ports": tuple(sorted(path.name.removeprefix("lower_") for path in entry.glob("lower_*"))),
+        "tunnel": tunnel or (entry / "tun_flags").exists() or "DEVTYPE=vxlan" in _text(entry / "uevent").split(),
+        "kind": _kind_in_sysfs(entry),
+    }
+    if (entry / "brport").is_dir():
+        about["bridge"] = (entry / "master").resolve().name
+    return about
+
+
+def _kind_in_sysfs(entry: Path) -> LinkKind:
+    if (entry / "wireless").is_dir() or (entry / "phy80211").exists():
+        return LinkKind.WIFI
+    if (entry / "device" / "driver").resolve().name == "thunderbolt-net":
+        return LinkKind.THUNDERBOLT
+    return LinkKind.ETHERNET if _text(entry / "type") == str(_ARPHRD_ETHER) else LinkKind.UNKNOWN
+
+
+def _from_names(name: str, ports: Mapping[str, LinkKind], *, tunnel: bool) -> dict[str, Any]:
+    """For macOS. Its bridge of Thunderbolt ports is `bridge0`; those of virtual machines count from `bridge100`."""
+    kind = ports.get(name, LinkKind.UNKNOWN)
+    is_bridge = name.startswith("bridge") and kind is LinkKind.UNKNOWN
+    return {
+        "kind": kind,
+        "hardware": name in ports,
+        "is_bridge": is_bridge,
+        "tunnel": tunnel or name.startswith(_TUNNEL_NAMES),
+    }
+
+
+def parse_hardware_ports(text: str) -> dict[str, LinkKind]:
+    """What `networksetup -listallhardwareports` prints, as the kind of each device."""
+    found: dict[str, LinkKind] = {}
+    port = ""
+    for line in text.splitlines():
+        label, _, value = line.partition(": ")
+        if label == "Hardware Port":
+            port = value
+        elif label == "Device" and value:
+            found[value] = (
+                LinkKind.WIFI
+                if port in ("Wi-Fi", "AirPort")
+                else LinkKind.THUNDERBOLT
+                if "Thunderbolt" in port and "Ethernet" not in port
+                else LinkKind.ETHERNET
+            )
+    return found
+
+
+@lru_cache(maxsize=1)
+def _mac_ports() -> Mapping[str, LinkKind]:
+    """Asked once: a card that is plugged in later counts as unknown, and is used all the same."""
+    if sys.platform != "darwin":
+        return {}
+    try:
+        done = subprocess.run(
+            ["networksetup", "-listallhardwareports"],
+            capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return parse_hardware_ports(done.stdout)
+
+
+def _foreign(name: str) -> str:
+    return next((purpose for pattern, purpose in _FOREIGN if pattern.match(name)), "")
+
+
+def _prefix_length(netmask: str | None) -> int:
+    """Of `255.255.255.0` or `ffff:ffff:ffff:ffff::`; all bits where the system gives none, so that it matches itself
+    alone."""
+    if not netmask:
+        return 128
+    try:
+        mask = ipaddress.ip_address(netmask.partition("%")[0].partition("/")[0])
+    except ValueError:
+        return 128
+    return int(mask).bit_count()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,222 @@
+"""`Forming`: the data connections of an epoch's members, one between every two, made in the control thread.
+
+As in `backends.rendezvous`, every rank connects to those below it and lets in those above it. Here every connection
+comes to the door that the cluster has anyway; each is made on its own, at the same time as the others; and all is given
+up at once when the epoch ends, which a thread that waits in `connect` could not do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from ringfort.cluster.finder import Finder
+from ringfort.cluster.host import clock
+from ringfort.cluster.messages import Epoch, Member
+from ringfort.cluster.setup import Setup
+from ringfort.cluster.wire import dial, hear
+from ringfort.config import parse_address
+from ringfort.errors import AbortedError, DistributedError
+from ringfort.transport import greeting
+from ringfort.transport.channel import Channel
+from ringfort.transport.greeting import Meet, Ready
+from ringfort.transport.machine import Machine
+from ringfort.transport.opening import Opening, sealed
+
+MAX_EARLY: Final = 256
+"""Connections of members whose program is ahead of ours. As many as an epoch has members."""
+EARLY_SECONDS: Final = 60.0
+"""For which they are kept. One that is dropped comes again."""
+_PAUSE: Final = 0.1
+"""Seconds before a peer that could not be reached is tried again."""
+_LOOK: Final = 0.25
+"""Seconds between two looks whether those who came are still there."""
+
+
+def token_of(epoch: Epoch) -> bytes:
+    """What only the members of this very epoch know alike: two that disagree about a rank never meet."""
+    return blake2b(msgspec.msgpack.encode(epoch), digest_size=16).digest()
+
+
+Seat = tuple[socket.socket, Opening, Machine]
+"""A connection to a member, and on which machine that is."""
+
+
+@dataclass
+class _Caller:
+    sock: socket.socket
+    opening: Opening
+    said: Meet
+    came: float = field(default_factory=clock)
+
+
+@dataclass
+class _Group:
+    epoch: Epoch
+    token: bytes
+    rank: int
+    machine: Machine
+    seats: dict[int, Seat] = field(default_factory=dict[int, "Seat"])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: DistributedError | None = None
+    why: dict[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(len(self.epoch.members)) if rank != self.rank and rank not in self.seats]
+
+    def drop_ended(self) -> None:
+        """One that has gone before all were there is expected again."""
+        for rank, (sock, _, _) in tuple(self.seats.items()):
+            if _is_ended(sock):
+                del self.seats[rank]
+                sock.close()
+
+
+class Forming:
+    """Lives in the control thread's loop. One group at a time."""
+
+    def __init__(self, setup: Setup, finder: Finder) -> None:
+        self._setup = setup
+        self._finder = finder
+        self._early: list[_Caller] = []
+        self._group: _Group | None = None
+
+    def came(self, sock: socket.socket, opening: Opening, said: Meet) -> None:
+        """A member knocks. Kept until our own program is as far."""
+        self._early.append(_Caller(sock, opening, said))
+        self._let_in()
+        oldest = clock() - EARLY_SECONDS
+        while self._early and (len(self._early) > MAX_EARLY or self._early[0].came < oldest):
+            self._early.pop(0).sock.close()
+
+    def missing(self) -> dict[int, str]:
+        """The ranks of the group that forms which there is no connection with, and what is known of why."""
+        group = self._group
+        return {} if group is None else {rank: group.why.get(rank, "it has not come yet") for rank in group.missing}
+
+    def ended(self, epoch: Epoch, why: str) -> None:
+        """The epoch is over, and what forms in it."""
+        if self._group is not None and self._group.epoch.key == epoch.key:
+            self._group.failure = AbortedError(f"{epoch} has ended: {why}")
+            self._group.changed.set()
+
+    def close(self) -> None:
+        """Gives up."""
+        for caller in self._early:
+            caller.sock.close()
+        self._early.clear()
+        if self._group is not None:
+            self._group.failure = AbortedError("this node was closed")
+            self._group.changed.set()
+
+    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Channel]:
+        """A channel to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
+
+        Raises `AbortedError` when the epoch ends.
+        """
+        group = self._group = _Group(epoch, token_of(epoch), epoch.peers.index(self._setup.peer), machine)
+        knocking = [asyncio.ensure_future(self._knock(group, rank)) for rank in range(group.rank)]
+        done = False
+        try:
+            self._let_in()
+            while True:
+                group.changed.clear()
+                if group.failure is not None:
+                    raise group.failure
+                if not group.missing:
+                    group.drop_ended()
+                    done = not group.missing
+                    if done:
+                        return {rank: _channel(*seat) for rank, seat in group.seats.items()}
+                    below = [rank for rank in group.missing if rank < group.rank]
+                    knocking += [asyncio.ensure_future(self._knock(group, rank)) for rank in below]
+                await _wait(group.changed, _LOOK)
+        finally:
+            for task in knocking:
+                task.cancel()
+            await asyncio.gather(*knocking, return_exceptions=True)
+            if not done:
+                for sock, _, _ in group.seats.values():
+                    sock.close()
+            if self._group is group:
+                self._group = None
+
+    def _let_in(self) -> None:
+        group = self._group
+        if group is None:
+            return
+        for caller in [caller for caller in self._early if secrets.compare_digest(caller.said.token, group.token)]:
+            self._early.remove(caller)
+            rank = caller.said.rank
+            if not group.rank < rank < len(group.epoch.members) or _is_ended(caller.sock):
+                caller.sock.close()
+                continue
+            try:
+                caller.sock.send(sealed(caller.opening.sealer, greeting.encode(Ready(group.machine))))
+            except OSError:
+                caller.sock.close()  # it has gone, and comes again
+                continue
+            before = group.seats.pop(rank, None)
+            if before is not None:
+                before[0].close()
+            group.seats[rank] = (caller.sock, caller.opening, caller.said.machine)
+        group.changed.set()
+
+    async def _knock(self, group: _Group, rank: int) -> None:
+        member = group.epoch.members[rank]
+        meet = Meet(group.rank, len(group.epoch.members), group.token, group.machine)
+        while rank not in group.seats:
+            for address in await self._finder.ways_to(member.peer, member.addresses):
+                seat = await self._meet(group, rank, member, address, meet)
+                if seat is not None:
+                    group.seats[rank] = seat
+                    group.changed.set()
+                    return
+            await asyncio.sleep(_PAUSE)
+
+    async def _meet(self, group: _Group, rank: int, member: Member, address: str, meet: Meet) -> Seat | None:
+        host, port = parse_address(address)
+        sock: socket.socket | None = None
+        try:
+            sock, opening = await dial(host, port, self._setup.wall, meet)
+            group.why[rank] = "it is connected, but its program has not come this far"
+            answer = await hear(sock, opening)
+            if isinstance(answer, Ready):
+                return sock, opening, answer.machine
+        except DistributedError as exc:
+            group.why[rank] = f"{member.peer} at {address}: {exc}"
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+        if sock is not None:
+            sock.close()
+        return None
+
+
+def _channel(sock: socket.socket, opening: Opening, machine: Machine) -> Channel:
+    channel = Channel(sock, opening)
+    channel.machine = machine
+    return channel
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(asyncio.TimeoutError, TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+def _is_ended(sock: socket.socket) -> bool:
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,281 @@
+"""The law of membership: which group may follow which epoch, and what a peer promises when it accepts one. Pure.
+
+An epoch is committed when every member has accepted it. A peer accepts only rising numbers, and when it accepts it
+leaves what it was in. What it has accepted and does not know the end of it keeps as a *doubt*. A new epoch is lawful if
+it holds the majority of the last committed epoch **and of every doubt** of every member: two successors of one epoch
+then share a member, and that member knows of the first when it is asked for the second. (This is dynamic voting with
+ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components", 1997.)
+
+Beginnings. Peers that never met may begin two clusters; each beginning is a *line*, and an epoch carries the lines it
+descends from. The majority is asked of each line. A peer alone has none: nobody can be split from it.
+
+The dead. A member that can be at work nowhere does not count. Three proofs are taken:
+- it said goodbye, or another process of its node vouches for its end, with the last it promised (*departed*);
+- a peer saw the kernel close a link on which that member had answered less than `FRESH` ago (*witnessed*). It proves
+  that the member followed nobody away without telling the witness first, because of the *lease*: a peer that is asked
+  to accept an epoch without some member of its last one stops answering that member, and accepts `LEASE` later. The
+  witness must itself be in the new group, so that it joins nothing older any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from ringfort.cluster.messages import MAX_DOUBTS, MAX_LINES, Epoch, Member, Propose, Standing, Witness
+
+FRESH: Final = 1.0
+"""Seconds between asking a peer and the kernel closing its link within which it has died and not gone elsewhere. Five
+heartbeats of the LAN preset, two of the Wi-Fi one."""
+LEASE: Final = 1.5
+"""Seconds without an answer before a member is left out. Above FRESH by more than clocks differ, and short enough that
+it has mostly passed when silence is noticed."""
+
+Policy = Literal["majority", "stop", "continue"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Who is surely dead."""
+
+    departed: frozenset[str] = frozenset()
+    witnessed: frozenset[tuple[str, str]] = frozenset()
+    """(witness, dead)."""
+
+    def gone(self, epoch: Epoch, group: Collection[str]) -> set[str]:
+        """The members of `epoch` that do not count when `group` is to follow it."""
+        peers = set(epoch.peers)
+        seen = {dead for witness, dead in self.witnessed if witness in peers and witness in group}
+        return peers & (self.departed | seen) - set(group)
+
+
+def is_lawful(group: Collection[str], epoch: Epoch, evidence: Evidence, policy: Policy) -> bool:
+    """Whether `group` may follow `epoch`: it holds more than half of those not surely dead, or exactly half and the
+    lowest id among them."""
+    if not epoch.lines or policy == "continue":
+        return True
+    rest = sorted(set(epoch.peers) - evidence.gone(epoch, group))
+    kept = sum(peer in group for peer in rest)
+    if policy == "stop":
+        return kept == len(rest)
+    return 2 * kept > len(rest) or (2 * kept == len(rest) and (not rest or rest[0] in group))
+
+
+def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
+    """Whether committed epochs of all its lines have followed `record`, so that it can be forgotten."""
+    formed = tuple(formed)
+    return all(any(line in later.lines and later.number >= record.number for later in formed) for line in record.lines)
+
+
+def records_of(standing: Standing) -> tuple[Epoch, ...]:
+    """Everything in a standing that a new epoch must respect."""
+    return standing.doubts if standing.formed is None else (standing.formed, *standing.doubts)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a new epoch rests on."""
+
+    formed: tuple[Epoch, ...] = ()
+    doubts: tuple[Epoch, ...] = ()
+    highest: int = 0
+
+    @property
+    def records(self) -> tuple[Epoch, ...]:
+        """All that a group must hold the majority of."""
+        return self.formed + self.doubts
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of what was committed, oldest first; each once. Not those of doubts: a doubt that was never
+        committed joined nothing, and whoever follows it must not stand for lines that went on without it."""
+        return tuple(dict.fromkeys(line for epoch in self.formed for line in epoch.lines))[-MAX_LINES:]
+
+
+def basis_of(standings: Iterable[Standing], answering: Collection[str]) -> Basis:
+    """The last committed epoch of each line, and the later doubts, of `standings`.
+
+    An epoch is first committed by the leader that proposed it. So a doubt is none where that leader is among those
+    `answering`: the members of the new epoch, who commit nothing older once they have accepted it, and the departed,
+    who commit nothing at all. If it had been committed, it would be in that leader's own standing.
+    """
+    standings = tuple(standings)
+    formed = {s.formed.key: s.formed for s in standings if s.formed is not None and s.formed.lines}
+    last = [e for e in formed.values() if not is_covered(e, (o for o in formed.values() if o.key != e.key))]
+    doubts = {
+        d.key: d
+        for s in standings
+        for d in s.doubts
+        if d.lines and d.leader not in answering and d.key not in formed and not is_covered(d, last)
+    }
+    return Basis(
+        tuple(sorted(last, key=_by_key)),
+        tuple(sorted(doubts.values(), key=_by_key)),
+        max((s.highest for s in standings), default=0),
+    )
+
+
+def _by_key(epoch: Epoch) -> tuple[int, str]:
+    return epoch.key
+
+
+@dataclass
+class Ledger:
+    """What one peer has promised, and which epoch it is in."""
+
+    me: str
+    policy: Policy = "majority"
+    standing: Standing = field(default_factory=Standing)
+    current: Epoch | None = None
+    _companions: set[str] = field(default_factory=set[str])
+    _companions_of: Standing | None = None
+
+    def objection(self, proposal: Propose) -> str | None:
+        """Why `proposal` may not be accepted, or None. Every rule of this module is enforced here, by each member, so
+        that a leader which errs or knows too little does no harm."""
+        epoch = proposal.epoch
+        peers = set(epoch.peers)
+        if epoch.number <= self.standing.highest:
+            return f"number {epoch.number} is not above {self.standing.highest}"
+        if self.me not in peers or len(peers) != len(epoch.members) or epoch.leader not in peers:
+            return "its members are not a list of peers with you and me"
+        if len(peers) > 1 and not epoch.lines:
+            return "it has no line"
+        if len(self._left_over(proposal)) >= MAX_DOUBTS:
+            return "too many epochs are in doubt"
+        for record in records_of(self.standing):
+            if not self._is_known(record, proposal):
+                return f"it does not know of epoch {record.number}"
+        evidence = Evidence(frozenset(proposal.departed), frozenset(proposal.witnessed))
+        for record in proposal.formed:
+            if not set(record.lines) <= set(epoch.lines):
+                return f"it forgets a line of epoch {record.number}"
+        for record in proposal.formed + proposal.doubts:
+            if not is_lawful(peers, record, evidence, self.policy):
+                return f"it lacks the majority of epoch {record.number}"
+        return None
+
+    def _is_known(self, record: Epoch, proposal: Propose) -> bool:
+        answering = {*proposal.epoch.peers, *proposal.departed}
+        return (
+            not record.lines
+            or record in proposal.formed
+            or record in proposal.doubts
+            or is_covered(record, proposal.formed)
+            or (record in self.standing.doubts and record.leader in answering)
+        )
+
+    def _left_over(self, proposal: Propose) -> tuple[Epoch, ...]:
+        """The doubts that remain: the proposer has given up what it proposed before."""
+        return tuple(d for d in self.standing.doubts if d.leader != proposal.epoch.leader)
+
+    def companions(self) -> set[str]:
+        """Everyone in what this peer was in or may be in: those to whom it owes the lease."""
+        if self._companions_of is not self.standing:
+            records = records_of(self.standing)
+            self._companions = {peer for record in records if record.lines for peer in record.peers} - {self.me}
+            self._companions_of = self.standing
+        return self._companions
+
+    def accept(self, proposal: Propose) -> Epoch | None:
+        """Promises; returns the epoch that this peer was in until now."""
+        left, self.current = self.current, None
+        doubts = (*self._left_over(proposal), proposal.epoch)
+        self.standing = Standing(proposal.epoch.number, self.standing.formed, doubts)
+        return left
+
+    def commit(self, key: tuple[int, str]) -> Epoch | None:
+        """All have accepted the epoch of `key`. Returns it if this peer is in it from now on."""
+        epoch = next((doubt for doubt in self.standing.doubts if doubt.key == key), None)
+        if epoch is None:
+            return None
+        later = tuple(doubt for doubt in self.standing.doubts if doubt.number > epoch.number)
+        self.standing = Standing(self.standing.highest, epoch, later)
+        if later or self.standing.highest != epoch.number:
+            return None  # it has gone on to accept another, and is in none until that is committed
+        self.current = epoch
+        return epoch
+
+    def leave(self) -> Epoch | None:
+        """This peer is in no epoch from now on; returns the one it was in. Promises stay."""
+        left, self.current = self.current, None
+        return left
+
+
+def largest_lawful(
+    group: Sequence[str],
+    standings: Mapping[str, Standing],
+    departed: Mapping[str, Standing],
+    witnesses: Mapping[str, Sequence[Witness]],
+    policy: Policy,
+) -> tuple[list[str], Basis, Evidence]:
+    """The peers of `group` that may have an epoch together, what it rests on, and who is dead.
+
+    Whoever holds a record that the group has no majority of must wait, and the rest are asked again without it.
+    """
+    peers = list(group)
+    while True:
+        evidence = Evidence(
+            frozenset(departed),
+            frozenset((peer, seen.peer) for peer in peers for seen in witnesses.get(peer, ())),
+        )
+        basis = basis_of(_all_standings(peers, standings, departed, witnesses), {*peers, *departed})
+        broken = {r.key for r in basis.records if not is_lawful(peers, r, evidence, policy)}
+        if not broken:
+            return peers, basis, evidence
+        held = [p for p in peers if broken.isdisjoint(r.key for r in _known_to(p, standings, departed, witnesses))]
+        if len(held) == len(peers):
+            return [], basis, evidence
+        peers = held
+
+
+def _known_to(
+    peer: str,
+    standings: Mapping[str, Standing],
+    departed: Mapping[str, Standing],
+    witnesses: Mapping[str, Sequence[Witness]],
+) -> list[Epoch]:
+    return [r for s in _all_standings([peer], standings, departed, witnesses) for r in records_of(s)]
+
+
+def _all_standings(
+    peers: Iterable[str],
+    standings: Mapping[str, Standing],
+    departed: Mapping[str, Standing],
+    witnesses: Mapping[str, Sequence[Witness]],
+) -> list[Standing]:
+    """Those of `peers`, and the last ones of the dead that they were in an epoch with, to the end of the chain."""
+    found: list[Standing] = []
+    asked: set[str] = set()
+    to_ask = [(peer, standings[peer]) for peer in peers]
+    to_ask += [(seen.peer, seen.standing) for peer, _ in tuple(to_ask) for seen in witnesses.get(peer, ())]
+    while to_ask:
+        peer, standing = to_ask.pop()
+        found.append(standing)
+        asked.add(peer)
+        mates = {mate for record in records_of(standing) for mate in record.peers}
+        to_ask += [(mate, departed[mate]) for mate in sorted(mates) if mate in departed and mate not in asked]
+        asked |= mates & departed.keys()
+    return found
+
+
+def seat(before: Epoch | None, members: Mapping[str, Member], number: int) -> tuple[Member, ...]:
+    """`members` in order: who was in `before` keeps its place where the places reach that far. The gaps are filled by
+    those whose place is gone, and then by newcomers, by host and id."""
+    seats: list[Member | None] = [None] * len(members)
+    moved: list[Member] = []
+    old = {} if before is None else {m.peer: (i, m.joined) for i, m in enumerate(before.members) if m.peer in members}
+    for peer, (place, joined) in old.items():
+        member = _since(members[peer], joined)
+        if place < len(seats):
+            seats[place] = member
+        else:
+            moved.append(member)
+    new = sorted((m for p, m in members.items() if p not in old), key=lambda m: (m.host, m.peer))
+    queue = [*moved, *(_since(member, number) for member in new)]
+    return tuple(queue.pop(0) if member is None else member for member in seats)
+
+
+def _since(member: Member, joined: int) -> Member:
+    return Member(member.peer, member.host, member.slots, member.addresses, joined)

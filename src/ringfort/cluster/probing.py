@@ -1,0 +1,180 @@
+"""How fast an address is: a connection of its own, a short burst there, one back, and what each side saw of it.
+
+    initiator                                  responder
+    burst, end                           ->
+                                         <-    who I am and how fast that came; burst, end
+    how fast that came                   ->
+
+The speed is that of what came after the first part, which the buffers on the way may have swallowed at once. A burst
+ends after `BURST_BYTES` or `BURST_SECONDS`, whichever is first, so that it disturbs nobody for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from ringfort.cluster.messages import PeerId
+from ringfort.cluster.wire import dial
+from ringfort.config import KIB
+from ringfort.errors import ProtocolError
+from ringfort.identity.credentials import Credentials
+from ringfort.transport.greeting import Probe
+from ringfort.transport.opening import Opening, sealed
+from ringfort.transport.records import LENGTH, MAX_OVERHEAD
+
+BURST_BYTES: Final = 512 * KIB
+"""4 ms of gigabit Ethernet."""
+BURST_SECONDS: Final = 0.04
+"""What a slow link is kept busy for, and what its buffers hold beyond that."""
+PROBE_TIMEOUT: Final = 2.0
+"""Seconds for all of it, after the connection is open."""
+MAX_PROBES: Final = 4
+"""That are answered at once."""
+_PIECE: Final = bytes(64 * KIB - MAX_OVERHEAD)
+"""Smaller ones would measure the interpreter: each costs it some 50 microseconds."""
+_WARM_UP: Final = len(_PIECE)
+"""Bytes that do not count: rate limits let a bucketful pass at once, and TCP starts slowly."""
+_SEND_BUFFER: Final = 64 * KIB
+"""Bytes: otherwise the kernel takes the whole burst at once, whatever the link, and the time limit limits nothing."""
+_FASTEST: Final = 1e12
+
+Speed = Annotated[float, msgspec.Meta(gt=0, le=_FASTEST)]
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    peer: PeerId
+    speed: Speed
+
+
+_decoder = msgspec.msgpack.Decoder(_Said)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a probe found, seen from this side; bytes a second."""
+
+    peer: str
+    bandwidth_out: float
+    bandwidth_in: float
+    round_trip: float | None = None
+    """Seconds to connect and open: about two round trips and the arithmetic of a handshake. None at the responder."""
+
+
+async def probe(host: str, port: int, credentials: Credentials | None, me: str) -> Measurement:
+    """Measures the way to an address. Raises as `dial` does, and `ProtocolError` or `TimeoutError` for what answers
+    something else or too late."""
+    begun = time.perf_counter()
+    sock, opening = await dial(host, port, credentials, Probe())
+    round_trip = time.perf_counter() - begun
+
+    async def measure() -> Measurement:
+        way = _Way(sock, opening)
+        await way.burst()
+        said = way.parse(await way.read())
+        speed = await way.sink()
+        await way.write(msgspec.msgpack.encode(_Said(me, speed)))
+        return Measurement(said.peer, said.speed, speed, round_trip)
+
+    with sock:
+        return await asyncio.wait_for(measure(), PROBE_TIMEOUT)
+
+
+async def answer_probe(sock: socket.socket, opening: Opening, me: str) -> Measurement:
+    """The responder's side, which closes the socket. Raises as `probe` does."""
+
+    async def measure() -> Measurement:
+        way = _Way(sock, opening)
+        speed = await way.sink()
+        await way.write(msgspec.msgpack.encode(_Said(me, speed)))
+        await way.burst()
+        said = way.parse(await way.read())
+        return Measurement(said.peer, said.speed, speed)
+
+    with sock:
+        return await asyncio.wait_for(measure(), PROBE_TIMEOUT)
+
+
+class _Way:
+    """Records on a socket, one after the other."""
+
+    def __init__(self, sock: socket.socket, opening: Opening) -> None:
+        self._sock = sock
+        self._sealer, self._opener = opening.sealer, opening.opener
+        self._loop = asyncio.get_running_loop()
+        self._data = bytearray()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+
+    async def write(self, body: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._sock, sealed(self._sealer, body))
+        except OSError as exc:
+            raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
+
+    async def read(self) -> bytes:
+        while True:
+            body = self._next()
+            if body is not None:
+                return body
+            try:
+                data = await self._loop.sock_recv(self._sock, 4 * len(_PIECE))
+            except OSError as exc:
+                raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
+            if not data:
+                raise ProtocolError("a probe ended too early")
+            self._data += data
+
+    def _next(self) -> bytes | None:
+        if len(self._data) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._data)
+        if length > len(_PIECE) + MAX_OVERHEAD:
+            raise ProtocolError(f"a piece of a probe claims {length} bytes")
+        end = LENGTH.size + length
+        if len(self._data) < end:
+            return None
+        record = bytes(self._data[:end])
+        del self._data[:end]
+        if self._opener is None:
+            return record[LENGTH.size :]
+        body = bytearray(end - self._opener.overhead)
+        self._opener.open(record, memoryview(body))
+        return bytes(body)
+
+    async def burst(self) -> None:
+        until = time.perf_counter() + BURST_SECONDS
+        for _ in range(BURST_BYTES // len(_PIECE)):
+            await self.write(_PIECE)
+            if time.perf_counter() >= until:
+                break
+        await self.write(b".")
+
+    async def sink(self) -> float:
+        """Takes a burst; returns its speed."""
+        total = warm = 0
+        begun = warm_at = 0.0
+        while True:
+            body = await self.read()
+            now = time.perf_counter()
+            if len(body) != len(_PIECE):
+                break
+            begun = begun or now
+            total += len(body)
+            if total > 2 * BURST_BYTES:
+                raise ProtocolError("a burst has no end")
+            if not warm and total >= _WARM_UP:
+                warm, warm_at = total, now
+        seconds, counted = (now - warm_at, total - warm) if total > warm > 0 else (now - begun, total)
+        return min(_FASTEST, max(1.0, counted / max(seconds, 1e-6)))
+
+    @staticmethod
+    def parse(body: bytes) -> _Said:
+        try:
+            return _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise ProtocolError(f"a probe was answered with something else: {exc}") from exc

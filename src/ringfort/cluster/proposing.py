@@ -1,0 +1,182 @@
+"""The leader's side of membership: which epoch to propose, and when. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from ringfort.cluster.membership import LEASE, Basis, Evidence, largest_lawful, records_of, seat
+from ringfort.cluster.messages import MAX_MEMBERS, Epoch, Member, Propose, Report, Standing, Term
+from ringfort.config import AutoDiscoveryConfig
+
+QUICK: Final = 0.1
+"""Seconds that the group must not have changed before an epoch that was broken is followed: who died together is left
+out together."""
+ANSWER: Final = LEASE + 1.0
+"""Seconds that members have to accept: the lease they may owe, and a second."""
+NEWS: Final = 1.0
+"""Seconds after a commit before a member that has not reported it is asked again."""
+
+RingOrder = Callable[[Sequence[Member]], Sequence[int]]
+"""The leader's choice of ring order for an epoch's members: their indices."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the leader knows."""
+
+    term: Term
+    current: Epoch | None
+    standing: Standing
+    reports: Mapping[str, Report]
+    """Of all in sight, its own too."""
+    members: Mapping[str, Member]
+    departed: Mapping[str, Standing]
+
+
+class Proposer:
+    """Proposes one epoch at a time. `why` says what it waits for, `deadline` until when."""
+
+    def __init__(self, me: str, config: AutoDiscoveryConfig, ring_order: RingOrder | None = None) -> None:
+        self.me = me
+        self.pending: Propose | None = None
+        self.deadline = inf
+        self.why = ""
+        self.is_stuck = False
+        """Others may have an epoch, but not with this peer: let one of them lead."""
+        self._config = config
+        self._ring_order = ring_order
+        self._accepted: set[str] = set()
+        self._wanted: frozenset[str] = frozenset()
+        self._since = 0.0
+        self._first: float | None = None
+        self._failures = 0
+        self._committed_at = -inf
+        self._last_number = 0
+
+    def rest(self) -> None:
+        """This peer does not lead: what it proposed is given up, and never committed."""
+        self.pending, self.deadline, self.is_stuck, self._first = None, inf, False, None
+
+    def step(self, now: float, situation: Situation) -> Propose | None:
+        """The next proposal, if its time has come."""
+        self.is_stuck, self.why, self.deadline = False, "", inf
+        if self.pending is not None:
+            if now < self.pending_until and situation.reports.keys() >= set(self.pending.epoch.peers):
+                self.deadline = self.pending_until
+                return None
+            self._fail(now)
+        group, basis, evidence = largest_lawful(
+            self._clique(situation),
+            {peer: report.standing for peer, report in situation.reports.items()},
+            situation.departed,
+            {peer: report.witnessed for peer, report in situation.reports.items()},
+            self._config.on_partition,
+        )
+        if self.me not in group:
+            self.is_stuck = True
+            return None
+        if len(group) < self._config.min_peers:
+            self.why = f"{len(group)} of at least {self._config.min_peers} peers are here"
+            return None
+        due = self._due(now, frozenset(group), situation)
+        if now < due:
+            self.deadline = due
+            return None
+        return self._propose(now, group, basis, evidence, situation)
+
+    def accepted(self, now: float, peer: str, number: int) -> Epoch | None:
+        """`peer` accepts. Returns the epoch if now all have: it is committed."""
+        if self.pending is None or self.pending.epoch.number != number:
+            return None
+        epoch = self.pending.epoch
+        self._accepted.add(peer)
+        # The law: every member, not a majority. Otherwise one of them could still be at work in an older epoch.
+        if not self._accepted >= set(epoch.peers):
+            return None
+        self.pending, self._first, self._failures, self._committed_at = None, None, 0, now
+        return epoch
+
+    def rejected(self, now: float, peer: str, number: int) -> None:
+        """`peer` does not accept: the epoch is given up."""
+        if self.pending is not None and self.pending.epoch.number == number and peer in self.pending.epoch.peers:
+            self._fail(now)
+
+    def _fail(self, now: float) -> None:
+        self.pending = None
+        self._since = now
+        self._failures = min(self._failures + 1, 4)
+
+    # --- who --------------------------------------------------------------------------------------------------------
+
+    def _clique(self, situation: Situation) -> list[str]:
+        """Peers that all see each other, this one among them: members of the last epoch in their order, then others by
+        id. Who does not see one that comes before it waits."""
+        known = situation.reports
+        before = situation.standing.formed
+        old = [peer for peer in (before.peers if before else ()) if peer in known and peer != self.me]
+        group = [self.me]
+        sees = {peer: set(report.sees) for peer, report in known.items()}
+        for peer in [*old, *sorted(known.keys() - set(old) - {self.me})]:
+            if all(other in sees[peer] and peer in sees[other] for other in group):
+                group.append(peer)
+        return group[: min(self._config.max_peers or MAX_MEMBERS, MAX_MEMBERS)]
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def _due(self, now: float, wanted: frozenset[str], situation: Situation) -> float:
+        current = situation.current
+        if current is not None and wanted >= set(current.peers):
+            all_in = all(situation.reports[peer].current == current.number for peer in current.peers)
+            is_held = any(situation.reports[peer].holds for peer in current.peers)
+            if all_in and (is_held or len(wanted) == len(current.peers)):
+                self._first = None
+                return inf
+            if not all_in and now < self._committed_at + NEWS:
+                return self._committed_at + NEWS
+        if wanted != self._wanted or self._first is None:
+            self._wanted, self._since = wanted, now
+        if self._first is None:
+            self._first = now
+        is_broken = current is None and situation.standing.formed is not None
+        settle = QUICK if is_broken else self._config.settle
+        return max(min(self._since + settle, self._first + 3 * settle), self._backoff())
+
+    def _backoff(self) -> float:
+        """Proposals that fail again and again are made ever more slowly, up to 0.8 s."""
+        return self._since + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
+
+    # --- what -------------------------------------------------------------------------------------------------------
+
+    def _propose(
+        self, now: float, group: Sequence[str], basis: Basis, evidence: Evidence, situation: Situation
+    ) -> Propose:
+        number = max(basis.highest, situation.standing.highest, self._last_number) + 1
+        own = () if situation.standing.formed is None else (situation.standing.formed,)
+        before = max(
+            (*basis.formed, *own),
+            key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number),
+            default=None,
+        )
+        members = seat(before, {peer: situation.members[peer] for peer in group}, number)
+        ring = tuple(self._ring_order(members)) if self._ring_order else ()
+        lines = basis.lines or ((f"{self.me}#{number}",) if len(group) > 1 or basis.doubts else ())
+        # Of what the members hold, not of what the epoch rests on: they must see why something no longer counts.
+        held = [record for peer in group for record in records_of(situation.reports[peer].standing)]
+        concerned = {peer for record in (*basis.records, *held) for peer in record.peers}
+        self.pending = Propose(
+            situation.term,
+            Epoch(number, self.me, members, ring, lines),
+            basis.formed,
+            basis.doubts,
+            tuple(sorted(evidence.departed & concerned)),
+            tuple(sorted(pair for pair in evidence.witnessed if pair[1] in concerned)),
+        )
+        self.pending_until = self.deadline = now + ANSWER
+        self._accepted = set()
+        self._last_number = number
+        return self.pending
+
+    pending_until = inf

@@ -1,0 +1,106 @@
+"""`Speeds`: how fast the links of the cluster are, as this peer and the others have measured, and what follows: the
+order of the ring. Keeps the topology; owned by the control thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from ringfort.cluster.discovery.interfaces import Interface
+from ringfort.cluster.finder import Finder, key_of
+from ringfort.cluster.host import clock
+from ringfort.cluster.kinds import LinkKind
+from ringfort.cluster.messages import Hello, Member
+from ringfort.cluster.peer import PeerCore
+from ringfort.cluster.probing import Measurement
+from ringfort.cluster.setup import Setup
+from ringfort.cluster.talk import About, Way, Ways, connection, profile
+from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
+
+MEASURE_AFTER: Final = 0.2
+"""Seconds after a link is up before it is measured: agreeing comes first."""
+
+
+class Speeds:
+    """What is known of the links."""
+
+    def __init__(self, setup: Setup, core: PeerCore, finder: Finder) -> None:
+        self.topology = ClusterTopology()
+        self.own = NodeProfile(peer=setup.peer)
+        self._core = core
+        self._finder = finder
+        self._me = setup.peer
+        self._found: dict[str, tuple[Measurement, LinkKind]] = {}
+
+    def describe(self, own: NodeProfile) -> None:
+        """What this machine is."""
+        self.own = own
+        self.topology.add(own, clock())
+
+    async def measure(self, peer: str) -> None:
+        """Measures all ways to a peer that was just met, the one that its link goes first."""
+        await asyncio.sleep(MEASURE_AFTER)
+        for address in self._finder.directory.addresses(key_of(peer)):
+            if self._core.contacts.get(peer) is not None and not self._finder.directory.is_measured(address):
+                await self._finder.measure(address)
+
+    def measured(self, found: Measurement, interface: Interface | None) -> None:
+        """What a probe of the link with a peer found."""
+        self._found[found.peer] = (found, LinkKind.UNKNOWN if interface is None else interface.kind)
+        if found.peer in self.topology:
+            self.topology.connect(self._me, found.peer, self._profile(found.peer))
+
+    def bandwidth(self, peer: str) -> float | None:
+        """Bytes a second of the slower direction."""
+        found = self._found.get(peer)
+        return None if found is None else min(found[0].bandwidth_in, found[0].bandwidth_out)
+
+    def kind(self, peer: str) -> LinkKind:
+        """What the link with `peer` is made of."""
+        found = self._found.get(peer)
+        return LinkKind.UNKNOWN if found is None else found[1]
+
+    def ways(self) -> Ways:
+        """All links of this peer that were measured and are there."""
+        known = [peer for peer in self._found if self._core.contacts.get(peer) is not None]
+        ways: list[Way] = []
+        for peer in known:
+            link = self._profile(peer)
+            ways.append(Way(peer, link.kind, link.latency, link.bandwidth_out, link.bandwidth_in))
+        return Ways(tuple(ways))
+
+    def heard_about(self, hello: Hello, said: About, now: float) -> None:
+        """A peer says what its machine is."""
+        member = hello.member
+        self.topology.add(profile(member.peer, member.host, hello.name, hello.version, said), now)
+        self.topology.prune(now)
+        if member.peer in self._found:
+            self.topology.connect(self._me, member.peer, self._profile(member.peer))
+
+    def heard_ways(self, peer: str, said: Ways) -> None:
+        """A peer says what it has measured. It is believed about its own links alone."""
+        for way in said.ways:
+            if peer in self.topology and way.peer in self.topology and len({self._me, peer, way.peer}) == 3:
+                self.topology.connect(peer, way.peer, connection(way))
+
+    def ring_order(self, members: Sequence[Member]) -> tuple[int, ...]:
+        """The order in which a ring should visit `members`, as indices."""
+        places = {member.peer: place for place, member in enumerate(members)}
+        now = clock()
+        for member in members:
+            if member.peer in self.topology:
+                self.topology.touch(member.peer, now)
+            else:
+                self.topology.add(NodeProfile(peer=member.peer, host=member.host), now)
+        return tuple(places[peer] for peer in self.topology.ring_order(places))
+
+    def _profile(self, peer: str) -> ConnectionProfile:
+        found, kind = self._found[peer]
+        round_trip = self._core.health.round_trip(peer)
+        return ConnectionProfile(
+            kind=kind,
+            latency=round_trip / 2 if round_trip else None,
+            bandwidth_out=found.bandwidth_out,
+            bandwidth_in=found.bandwidth_in,
+        )

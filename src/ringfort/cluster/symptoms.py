@@ -1,0 +1,219 @@
+"""Looks at this machine and its network for the doctor. Thin: what it means is judged in doctor.py."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
+from ringfort.cluster.discovery.mdns import browse, interface_troubles, trouble_of
+from ringfort.cluster.discovery.static import parse_peers
+from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.cluster.doctor import MDNS_PORT, Symptoms
+from ringfort.cluster.profile import own_version
+from ringfort.config import Environment, format_address
+from ringfort.errors import ConfigError, DistributedError, IdentityError
+from ringfort.identity.keypair import KEY_FILE, NodeIdentity
+from ringfort.identity.store import DEFAULT_CLUSTER, ClusterStore, current_namespace
+
+LISTEN_SECONDS: Final = 1.5
+"""For announcements: zeroconf asks after a tenth of a second and again after one."""
+_ANSWER_SECONDS: Final = 2.0
+"""For one connection, or for our own multicast: at home both take milliseconds."""
+_TOOL_TIMEOUT: Final = 5.0
+"""Seconds for a firewall's tool."""
+_MDNS_GROUP: Final = "224.0.0.251"
+_QUESTION: Final = b"\x09_ringfort\x04_tcp\x05local\x00\x00\x0c\x00\x01"
+"""Who offers `_ringfort._tcp.local`? An ordinary mDNS question, so that nobody wonders about it."""
+
+FIREWALL_TOOLS: Final = {
+    "ufw": ("ufw", "status"),
+    "firewalld": ("firewall-cmd", "--state"),
+    "iptables": ("iptables", "-S", "INPUT"),
+    "nft": ("nft", "list", "ruleset"),
+    "macOS": ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate"),
+}
+_UFW_SETTINGS: Final = Path("/etc/ufw/ufw.conf")
+"""Says whether ufw is on, to everybody: `ufw status` answers root alone."""
+
+
+async def look(wanted: Sequence[str] = (), peers: Sequence[str] = ()) -> Symptoms:
+    """Everything, in some two seconds. Raises `ConfigError` for a peer that is no address, and nothing else."""
+    named = parse_peers(peers)
+    environment = Environment.from_mapping()
+    choice, choice_error = _choice(wanted)
+    usable = Choice(()) if choice is None else choice
+    heard, multicast, ports, answers = await asyncio.gather(
+        _browse(usable),
+        _hear_all(usable),
+        _connect_all(usable),
+        asyncio.gather(*(_answers(host, port) for host, port in named)),
+    )
+    key, cluster, network, key_error = _identity(environment)
+    announced, mdns_error = heard
+    addresses = [format_address(host, port) for host, port in named]
+    return Symptoms(
+        choice=choice,
+        choice_error=choice_error,
+        multicast=multicast,
+        announced=sum(found == network for found, _ in announced),
+        strangers=sum(found != network for found, _ in announced),
+        mdns_error=mdns_error,
+        ports=ports,
+        peers={address: why for address, (why, _) in zip(addresses, answers, strict=True)},
+        segments={address: size for address, (why, size) in zip(addresses, answers, strict=True) if not why},
+        firewall=await asyncio.get_running_loop().run_in_executor(None, _firewall),
+        clock=time.time(),
+        key=key,
+        key_error=key_error,
+        cluster=cluster,
+        version=own_version(),
+    )
+
+
+def _choice(wanted: Sequence[str]) -> tuple[Choice | None, str]:
+    try:
+        return choose(list_interfaces(), wanted), ""
+    except ConfigError as exc:
+        return None, str(exc)
+
+
+async def _browse(choice: Choice) -> tuple[set[tuple[str, str]], tuple[str, str] | None]:
+    try:
+        return (await browse(choice, LISTEN_SECONDS) if choice.interfaces else set()), None
+    except OSError as exc:
+        trouble = trouble_of(exc)
+        return set(), (trouble.what, trouble.fix)
+
+
+async def _hear_all(choice: Choice) -> dict[str, str]:
+    silent = {trouble.interface: trouble.what for trouble in interface_troubles(choice)}
+    found: dict[str, str] = {}
+    for interface in choice.interfaces:
+        if any(":" not in address for address in interface.addresses):
+            found[interface.name] = silent.get(interface.name) or await _hear(interface)
+    return found
+
+
+async def _hear(interface: Interface) -> str:
+    """Why a question that is sent on an interface is not heard on it; the kernel gives multicast back to the sender's
+    own machine through the same firewall that others' would have to pass."""
+    address = socket.inet_aton(next(address for address in interface.addresses if ":" not in address))
+    number = struct.pack("!H", secrets.randbelow(65535) + 1)
+    question = number + b"\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00" + _QUESTION
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth,
+    ):
+        try:
+            ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError, AttributeError):  # macOS needs it beside the other, some kernels lack it
+                ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            ear.bind(("", MDNS_PORT))
+            ear.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(_MDNS_GROUP) + address)
+            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, address)
+            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            ear.setblocking(False)
+            mouth.sendto(question, (_MDNS_GROUP, MDNS_PORT))
+            await asyncio.wait_for(_wait_for(ear, question), _ANSWER_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            return "sent, but not heard"
+        except OSError as exc:
+            return trouble_of(exc).what if exc.errno == errno.EADDRINUSE else f"refused by the system ({exc.strerror})"
+    return ""
+
+
+async def _wait_for(ear: socket.socket, question: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(ear, 2048) != question:
+        pass
+
+
+async def _connect_all(choice: Choice) -> dict[str, str]:
+    return {address: await _connect_self(address) for address in choice.addresses}
+
+
+async def _connect_self(address: str) -> str:
+    """Why this machine cannot be connected to at an address of its own."""
+
+    async def welcome(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(welcome, address, 0)
+    except OSError as exc:
+        return f"cannot be listened on ({exc.strerror or exc})"
+    async with server:
+        why, _ = await _answers(address, server.sockets[0].getsockname()[1])
+    return why
+
+
+async def _answers(host: str, port: int) -> tuple[str, int]:
+    """Why nobody takes a connection there, and the data bytes of a packet that both sides agreed on."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _ANSWER_SECONDS)
+    except (asyncio.TimeoutError, TimeoutError):
+        return "no answer", 0
+    except (OSError, UnicodeError) as exc:
+        return _in_words(exc), 0
+    try:
+        sock: socket.socket = writer.get_extra_info("socket")
+        return "", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    except OSError:
+        return "", 0
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def _in_words(exc: Exception) -> str:
+    """The system's own words: those of asyncio for a refused connection say nothing but the address again."""
+    number = exc.errno if isinstance(exc, OSError) else None
+    if number is None or isinstance(exc, socket.gaierror):
+        return str(getattr(exc, "strerror", None) or exc)
+    return os.strerror(number)
+
+
+def _firewall() -> dict[str, str]:
+    """What those tools print that are here and answer this user."""
+    found: dict[str, str] = {}
+    for name, command in FIREWALL_TOOLS.items():
+        if shutil.which(command[0]) is None:
+            continue
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
+            if done.returncode == 0:
+                found[name] = done.stdout
+    with suppress(OSError, UnicodeDecodeError):
+        found.setdefault("ufw", _UFW_SETTINGS.read_text(encoding="utf-8"))
+    return found
+
+
+def _identity(environment: Environment) -> tuple[str, str, str, tuple[str, str] | None]:
+    """This node's id, its cluster's name and network id, and what is wrong. Makes nothing that is not there."""
+    key = cluster = network = ""
+    try:
+        home = environment.home_folder
+        if (home / KEY_FILE).exists():
+            key = NodeIdentity.load_or_generate(home / KEY_FILE).peer_id
+        named = environment.key is not None or environment.cluster not in (None, DEFAULT_CLUSTER)
+        if named or DEFAULT_CLUSTER in ClusterStore(home).names():
+            namespace = current_namespace(environment)
+            cluster, network = namespace.name, namespace.network_id.hex()
+    except IdentityError as exc:
+        return key, cluster, network, (f"{exc.path}: {exc.why}", exc.mend)
+    except DistributedError as exc:
+        return key, cluster, network, (str(exc), "unset RINGFORT_KEY or RINGFORT_CLUSTER, or correct it")
+    return key, cluster, network, None

@@ -1,0 +1,45 @@
+"""`PeerView`: what this process knows of one peer, for tables and for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringfort.cluster.health import HealthStatus
+from ringfort.cluster.kinds import LinkKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerView:
+    """One peer at one moment, this process too (its `address` is then the first that it is found at)."""
+
+    peer: str
+    """Its id, `node.instance`."""
+    name: str = ""
+    """The host's name, as the peer tells it."""
+    host: str = ""
+    """Names the machine: peers with the same are on one."""
+    address: str = ""
+    """Where the control link goes, as `host:port`."""
+    interface: str = ""
+    """The interface of this machine that the link goes through; empty where that is not known."""
+    kind: LinkKind = LinkKind.UNKNOWN
+    round_trip: float | None = None
+    """Seconds, smoothed; None before the first answer."""
+    bandwidth: float | None = None
+    """Bytes a second of the slower direction; None until it has been measured."""
+    health: HealthStatus = HealthStatus.UNKNOWN
+    is_self: bool = False
+    is_leader: bool = False
+    is_member: bool = False
+    """Of the epoch that this process is in or, if it is in none, that those in sight are in."""
+    version: str = ""
+    slots: int = 1
+    ranks: tuple[int, ...] = ()
+    """In the epoch; empty where it is no member."""
+
+    @property
+    def role(self) -> str:
+        """In one word: leader, member, waiting, or observer."""
+        if self.slots == 0:
+            return "observer"
+        return "leader" if self.is_leader else "member" if self.is_member else "waiting"

@@ -1,0 +1,233 @@
+"""Connections of the control thread: how they are opened, and `ControlLink`, the one that messages go over. All I/O is
+asyncio's; the protocol is the same `Opening` and the same records as everywhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from ringfort.cluster.messages import MAX_MESSAGE_BYTES
+from ringfort.errors import DistributedError, NoConnectionError, ProtocolError
+from ringfort.identity.credentials import Credentials
+from ringfort.transport import greeting
+from ringfort.transport.greeting import Greeting, Refused
+from ringfort.transport.opening import Opening, sealed
+from ringfort.transport.records import LENGTH, MAX_OVERHEAD
+
+DIAL_TIMEOUT: Final = 2.0
+"""Seconds for one address to answer and prove itself: a local network needs milliseconds, a busy laptop tenths."""
+MAX_UNSENT: Final = 4 * 1024 * 1024
+"""Bytes that may wait on a control link. A peer that lets more pile up does not read."""
+CLOSE_WITHIN: Final = 1.0
+"""Seconds that the last words of a link have to leave."""
+_REST: Final = 4096
+"""Bytes: more than an opening has left when it is broken off."""
+_GONE: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
+"""Errors with which the other kernel says that nobody is there. All others are the network's."""
+
+
+async def dial(
+    host: str, port: int, credentials: Credentials | None, purpose: Greeting
+) -> tuple[socket.socket, Opening]:
+    """A connection that is open. Raises `NoConnectionError`, or what the other side refuses with, within
+    `DIAL_TIMEOUT`. `host` is an address, not a name."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+        sock = socket.socket(found[0], socket.SOCK_STREAM)
+    except OSError as exc:
+        raise NoConnectionError(f"{host} is no address ({exc.strerror or exc})") from exc
+    opening = Opening(credentials, purpose)
+
+    async def connect() -> None:
+        await loop.sock_connect(sock, found[4])
+        if sock.getsockname() == sock.getpeername():  # TCP's simultaneous open with itself
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await open_over(sock, opening)
+
+    try:
+        sock.setblocking(False)
+        await asyncio.wait_for(connect(), DIAL_TIMEOUT)
+    except BaseException as exc:
+        sock.close()
+        if isinstance(exc, (asyncio.TimeoutError, TimeoutError)):
+            raise NoConnectionError(f"no answer within {DIAL_TIMEOUT:g} s") from exc
+        if isinstance(exc, OSError) and not isinstance(exc, DistributedError):
+            # asyncio's own words repeat the address.
+            raise NoConnectionError(os.strerror(exc.errno) if exc.errno else str(exc)) from exc
+        raise
+    return sock, opening
+
+
+async def open_over(sock: socket.socket, opening: Opening) -> None:
+    """Runs either side of an opening to its end. Raises what `Opening.feed` does; what there is left to say, which
+    tells a cousin why, is said."""
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            if opening.outgoing:
+                data, opening.outgoing = opening.outgoing, bytearray()
+                await loop.sock_sendall(sock, data)
+            if opening.is_open:
+                return
+            data = await loop.sock_recv(sock, opening.wants)
+            if not data:
+                raise ProtocolError("it closed before it said who it is")
+            opening.feed(data)
+    except DistributedError:
+        with suppress(OSError):
+            if opening.outgoing:
+                sock.send(opening.outgoing)
+            sock.recv(_REST)  # closed with unread bytes, the connection would be reset and the words lost
+        raise
+
+
+async def hear(sock: socket.socket, opening: Opening) -> Greeting:
+    """Reads one greeting over an open connection, and not a byte more. Raises what a refusal means, `ProtocolError`,
+    or `NoConnectionError` when the other side goes."""
+    head = await _read(sock, LENGTH.size)
+    length = LENGTH.unpack(head)[0] if opening.opener is None else opening.opener.body_length(head)
+    if length > greeting.MAX_GREETING + MAX_OVERHEAD:
+        raise ProtocolError(f"a greeting of {length} bytes; the limit is {greeting.MAX_GREETING}")
+    body = await _read(sock, length)
+    if opening.opener is not None:
+        plain = bytearray(LENGTH.size + length - opening.opener.overhead)
+        opening.opener.open(head + body, memoryview(plain))
+        body = bytes(plain)
+    said = greeting.decode(body)
+    if isinstance(said, Refused):
+        raise greeting.to_error(said, "it")
+    return said
+
+
+async def _read(sock: socket.socket, count: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < count:
+        try:
+            more = await loop.sock_recv(sock, count - len(data))
+        except OSError as exc:
+            raise NoConnectionError(f"it broke the connection: {exc.strerror or exc}") from exc
+        if not more:
+            raise NoConnectionError("it closed the connection before it answered")
+        data += more
+    return data
+
+
+class ControlLink(asyncio.Protocol):
+    """Messages over an open connection. `on_message` gets each one's bytes, `on_end` is called once, unless `close` was
+    called before."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        on_message: Callable[[bytes], None],
+        on_end: Callable[[bool, str], None],
+    ) -> None:
+        self._opener = opening.opener
+        self._sealer = opening.sealer
+        self._on_message = on_message
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._data = bytearray()
+        self._is_over = False
+        self._saw_end = False
+        self.ended = asyncio.Event()
+        """Set when nothing is left of it."""
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Begins. From now on the socket is this link's."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, sock)
+        except BaseException:
+            self.ended.set()
+            sock.close()
+            raise
+
+    def send(self, body: bytes) -> None:
+        """Queues a message."""
+        if self._transport is None or self._is_over or self._transport.is_closing():
+            return
+        self._transport.write(sealed(self._sealer, body))
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
+            self._end(by_kernel=False, why="it does not read what it is sent")
+
+    def close(self) -> None:
+        """Ends the link when what was queued has left. What still comes is not looked at, but read: a socket that is
+        closed with unread bytes in it resets the connection, and the last words could be lost."""
+        if self._is_over or self._transport is None:
+            return
+        self._is_over = True
+        transport = self._transport
+        asyncio.get_running_loop().call_later(CLOSE_WITHIN, transport.abort)
+        with suppress(OSError, RuntimeError):
+            transport.write_eof()
+
+    def abort(self) -> None:
+        """Ends the link at once."""
+        self._is_over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        self._data += data
+        try:
+            while not self._is_over:
+                body = self._next()
+                if body is None:
+                    return
+                self._on_message(body)
+        except DistributedError as exc:
+            self._end(by_kernel=False, why=str(exc))
+
+    def _next(self) -> bytes | None:
+        """The next whole message. Raises `ProtocolError` or `TamperedError`."""
+        data = self._data
+        if len(data) < LENGTH.size:
+            return None
+        head = bytes(data[: LENGTH.size])
+        length = LENGTH.unpack(head)[0] if self._opener is None else self._opener.body_length(head)
+        if length > MAX_MESSAGE_BYTES + MAX_OVERHEAD:
+            raise ProtocolError(f"a control message has at most {MAX_MESSAGE_BYTES} bytes, this one claims {length}")
+        end = LENGTH.size + length
+        if len(data) < end:
+            return None
+        record = bytes(data[:end])
+        del data[:end]
+        if self._opener is None:
+            return record[LENGTH.size :]
+        body = bytearray(end - self._opener.overhead)
+        self._opener.open(record, memoryview(body))
+        return bytes(body)
+
+    def eof_received(self) -> None:
+        self._saw_end = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+        if self._is_over:
+            return
+        self._is_over = True
+        number = exc.errno if isinstance(exc, OSError) else None
+        by_kernel = (exc is None and self._saw_end) or number in _GONE
+        self._on_end(by_kernel, "its process has ended or closed the link" if by_kernel else f"the link broke ({exc})")
+
+    def _end(self, *, by_kernel: bool, why: str) -> None:
+        if not self._is_over:
+            self.abort()
+            # Soon and not now: it may be in the middle of carrying out what the core instructed.
+            asyncio.get_running_loop().call_soon(self._on_end, by_kernel, why)

@@ -1,0 +1,60 @@
+"""Where the ranks of a run meet: an address of the first machine that the others reach, and two ports there."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ringfort.cluster.discovery.interfaces import route
+from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.cluster.messages import Epoch
+from ringfort.config import parse_address
+from ringfort.launch.messages import Place
+from ringfort.transport import tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringfort.cluster.node import ClusterNode
+
+LOOPBACK = "127.0.0.1"
+
+
+def open_place(epoch: Epoch, node: ClusterNode | None) -> tuple[socket.socket, Place]:
+    """For the first machine: the socket that Ringfort's ranks will meet at, and the place to tell the others.
+
+    torch's own store cannot be handed a socket, so its port is one that is free now. Raises `TransportError`.
+    """
+    if node is None or len(epoch.members) == 1:
+        host = LOOPBACK
+    else:
+        links = [view.interface for view in node.snapshot() if view.peer in epoch.peers and not view.is_self]
+        host = best_address([parse_address(address)[0] for address in node.addresses], links)
+    listener = tcp.listen(host, 0)
+    try:
+        with tcp.listen(host, 0) as other:
+            torch_port = int(other.getsockname()[1])
+    except BaseException:
+        listener.close()
+        raise
+    return listener, Place(host, torch_port, int(listener.getsockname()[1]))
+
+
+def best_address(mine: Sequence[str], links: Sequence[str]) -> str:
+    """Of this machine's addresses, best first, the one on the interface that most links to the others go through."""
+    interfaces = list_interfaces()
+    used = Counter(links)
+
+    def badness(host: str) -> tuple[int, bool, bool]:
+        interface = route(host, interfaces)
+        # An address with a scope means something on this machine alone, and many programs cannot read it.
+        return -used[interface.name if interface else ""], "%" in host, ":" in host
+
+    return min(mine, key=badness)
+
+
+def interface_towards(host: str) -> str:
+    """The interface of this machine whose network `host` is in; empty where that is not known."""
+    interface = route(host, list_interfaces())
+    return "" if interface is None else interface.name

@@ -1,0 +1,152 @@
+"""The ranks of one machine: what each is told, who of them failed first, and how they are stopped."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from math import inf
+from typing import IO, Final
+
+from ringfort.children import Child, Children, Output
+from ringfort.config import format_address, is_set
+from ringfort.launch.agreement import Assignment
+from ringfort.launch.blame import Failure
+
+STOP_SECONDS: Final = 10.0
+"""How long ranks may take to end by a signal before they are killed: enough to finish a step and write a checkpoint,
+and what container engines give too."""
+BLAME_SECONDS: Final = 1.0
+"""How long to wait, after a rank lost another of this machine, for that other to end too."""
+BLAME_AFAR_SECONDS: Final = 3.0
+"""The same where the other may be on another machine, which is given up after one to two seconds of silence."""
+
+
+def rank_variables(assignment: Assignment, local_rank: int, interface: str = "") -> dict[str, str]:
+    """The environment of a rank: torchrun's names, so that programs written for it work, and Ringfort's.
+
+    `interface` is the one that leads to the others. What a person has set is left alone.
+    """
+    place, rank = assignment.place, assignment.first_rank + local_rank
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": assignment.world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": assignment.local_world_size,
+        "GROUP_RANK": assignment.group_rank,
+        "GROUP_WORLD_SIZE": assignment.group_world_size,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": assignment.world_size,
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": place.torch_port,
+        "RINGFORT_MASTER": format_address(place.host, place.ringfort_port),
+        # Libraries look for these to see that a launcher has set everything up. The store is rank 0's own.
+        "TORCHELASTIC_RUN_ID": "ringfort",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    wishes = {"PYTHONUNBUFFERED": "1"}  # else lines wait in the rank until there are kilobytes of them
+    if assignment.local_world_size > 1:
+        wishes["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
+    if interface:
+        wishes |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    wishes = {name: value for name, value in wishes.items() if not is_set(name)}
+    return {name: str(value) for name, value in variables.items()} | wishes
+
+
+class MachineRanks:
+    """The ranks of this machine, once they are started."""
+
+    def __init__(self, children: Children, host: str) -> None:
+        self._children = children
+        self._host = host
+        self._blame_at = inf
+        self._kill_at = inf
+        self._is_alone = True
+        self._seen = 0
+        self.was_stopped = False
+        """A signal was passed on, so how they end says nothing any more."""
+
+    def start(
+        self, assignment: Assignment, command: Sequence[str], interface: str, listener: socket.socket | None
+    ) -> None:
+        """Start them all. Rank 0 gets `listener`; the machine's first rank also what is piped into the launcher."""
+        self._is_alone = assignment.group_world_size == 1
+        for local_rank in range(assignment.local_world_size):
+            variables = rank_variables(assignment, local_rank, interface)
+            has_listener = listener is not None and local_rank == 0
+            variables["RINGFORT_LISTEN_FD"] = str(listener.fileno()) if listener and has_listener else ""
+            self._children.start(
+                assignment.first_rank + local_rank,
+                command,
+                variables,
+                stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
+                pass_fds=(listener.fileno(),) if listener and has_listener else (),
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended and all their output was read."""
+        return self._children.is_over
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether that is so, and none of them failed."""
+        return self.is_over and not self._children.failed
+
+    @property
+    def running(self) -> int:
+        """How many have not ended."""
+        return sum(child.exit_code is None for child in self._children.children)
+
+    def poll(self) -> list[Output]:
+        """What the ranks wrote; waits a moment for it."""
+        outputs = self._children.poll()
+        for child, _, lines in outputs:
+            child.keep(lines)
+        if time.monotonic() >= self._kill_at:
+            self._children.signal(signal.SIGKILL)
+        return outputs
+
+    def failure(self) -> Failure | None:
+        """The first of these ranks that failed, as soon as it is known which; none after `stop`."""
+        if self.was_stopped:
+            return None
+        now = time.monotonic()
+        patience = BLAME_SECONDS if self._is_alone else BLAME_AFAR_SECONDS
+        for child in self._children.failed[self._seen :]:
+            self._blame_at = min(self._blame_at, now + (patience if self._of(child).is_victim else 0.0))
+        self._seen = len(self._children.failed)
+        is_known = now >= self._blame_at or (self._is_alone and self.is_over)
+        if not self._seen or not is_known:
+            return None
+        return min(map(self._of, self._children.failed), key=lambda failure: failure.is_victim)
+
+    def _of(self, child: Child) -> Failure:
+        assert child.exit_code is not None
+        return Failure.of_rank(child.number, self._host, child.exit_code, child.tail)
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Pass `signum` on; what still runs a while later is killed."""
+        self.was_stopped = True
+        self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
+        self._children.signal(signum)
+
+    def kill(self) -> None:
+        """At once."""
+        self.was_stopped = True
+        self._children.signal(signal.SIGKILL)
+
+
+def _standard_input() -> IO[bytes] | int:
+    """What is piped in is passed on. A terminal is not: the ranks have sessions of their own and could not read it."""
+    stream = sys.stdin
+    try:
+        return subprocess.DEVNULL if stream is None or stream.isatty() else stream.fileno()  # pyright: ignore[reportUnnecessaryComparison]
+    except (OSError, ValueError):  # closed, or no file at all
+        return subprocess.DEVNULL

@@ -1,0 +1,254 @@
+"""A launcher: forms the cluster, starts this machine's ranks when all launchers agree, and sees them to their end.
+
+One loop in one thread: it waits for the ranks' output, for signals and for events of the cluster, asks `Agreement` what
+follows, and does it.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final
+
+from ringfort.children import Children
+from ringfort.cluster.events import (
+    CloneFound,
+    EpochEnded,
+    EpochStarted,
+    Misbehaved,
+    Noted,
+    PeerJoined,
+    PeerLost,
+    Waiting,
+)
+from ringfort.cluster.messages import Epoch, Member
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.errors import ProtocolError, RendezvousTimeoutError
+from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
+from ringfort.launch.blame import Failure, first
+from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
+from ringfort.launch.messages import TOPIC, Place, decode, encode
+from ringfort.launch.options import RunOptions
+from ringfort.launch.place import interface_towards, open_place
+from ringfort.launch.ranks import MachineRanks
+from ringfort.launch.show import Printer, summary
+
+if TYPE_CHECKING:
+    from ringfort.cluster.node import ClusterNode
+
+ALONE: Final = "this.machine"
+"""The peer id of a launcher that needs no cluster."""
+
+
+def run_job(options: RunOptions, printer: Printer | None = None) -> int:
+    """Run a program on this machine and those it forms a cluster with. Returns the exit code for a shell.
+
+    Raises `RendezvousTimeoutError` if too few machines came, and what `ClusterNode` raises.
+    """
+    printer = printer or Printer()
+    with ExitStack() as stack:
+        inbox = stack.enter_context(closing(Inbox()))
+        stack.enter_context(signals_to(inbox))
+        node: ClusterNode | None = None
+        if not options.is_alone:
+            from ringfort.cluster.node import ClusterNode
+
+            fewest, most = options.node_range
+            config = AutoDiscoveryConfig(
+                min_peers=fewest,
+                max_peers=most,
+                timeout=options.timeout,
+                peers=options.peers,
+                interfaces=options.interfaces,
+            )
+            node = ClusterNode(config, slots=options.local)
+            stack.callback(node.subscribe(inbox.put))
+            stack.enter_context(node)
+        children = stack.enter_context(Children())
+        children.watch(inbox.reader)
+        return _Launcher(options, printer, inbox, children, node).run()
+
+
+class _Launcher:
+    """The loop, and what it knows."""
+
+    def __init__(
+        self, options: RunOptions, printer: Printer, inbox: Inbox, children: Children, node: ClusterNode | None
+    ) -> None:
+        self._options = options
+        self._printer = printer
+        self._inbox = inbox
+        self._node = node
+        self._host = platform.node()
+        self._ranks = MachineRanks(children, self._host)
+        self._agreement = Agreement(
+            ALONE if node is None else node.peer_id, options.title, options.node_range, self._open_place
+        )
+        self._names: dict[str, str] = {}
+        self._listener: socket.socket | None = None
+        self._is_done = False
+        self._is_over = False
+        self._stopped = 0
+
+    def run(self) -> int:
+        """Until the end. Returns the exit code."""
+        try:
+            self._begin()
+            deadline = time.monotonic() + self._options.timeout
+            while not self._is_over:
+                self._printer.lines(self._ranks.poll())
+                for item in self._inbox.items():
+                    self._take(item)
+                self._do(self._agreement.tick(time.monotonic()))
+                if self._agreement.has_started:
+                    self._watch_ranks()
+                elif self._agreement.failures:
+                    self._is_over = True
+                elif time.monotonic() >= deadline:
+                    raise self._too_late()
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+        return self._sum_up()
+
+    def _begin(self) -> None:
+        if self._node is None:
+            alone = Epoch(1, ALONE, (Member(ALONE, slots=self._options.local),))
+            self._do(self._agreement.epoch_started(time.monotonic(), alone))
+        else:
+            self._say(
+                f"waiting for {self._wanted()}; type the same on each of them. "
+                f"This is {self._host} at {', '.join(self._node.addresses)}"
+            )
+
+    def _wanted(self) -> str:
+        fewest, most = self._options.node_range
+        return f"{fewest} machines" if fewest == most else f"{fewest} to {most} machines"
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def _take(self, item: Item) -> None:
+        agreement = self._agreement
+        match item:
+            case Signalled():
+                self._interrupt(item)
+            case EpochStarted(epoch=epoch):
+                self._do(agreement.epoch_started(time.monotonic(), epoch))
+            case EpochEnded(why=why):
+                self._do(agreement.epoch_ended(time.monotonic(), why))
+            case PeerLost(peer=peer, why=why):
+                name = self._names.get(peer, peer)
+                self._do(agreement.lost(peer, name, why))
+                if not agreement.has_started:
+                    self._say(f"{name} is gone: {why}")
+            case Noted(peer=peer, topic=topic, body=body) if topic == TOPIC:
+                try:
+                    self._do(agreement.received(peer, decode(body)))
+                except ProtocolError as exc:
+                    self._say(f"{self._names.get(peer, peer)}: {exc}")
+            case PeerJoined(peer=peer, name=name):
+                self._names[peer] = name or peer
+                if not agreement.has_started:
+                    self._say(str(item))
+            case CloneFound() | Misbehaved() | Waiting():
+                self._say(str(item))
+            case _:
+                pass
+
+    def _interrupt(self, signalled: Signalled) -> None:
+        """The first signal is passed on; a second one is impatience."""
+        why = f"{signalled.name} on {self._host}"
+        if not self._agreement.has_started:
+            self._agreement.failures.append(Failure(self._host, -signalled.number, why=why))
+        elif self._agreement.failures:
+            self._ranks.kill()
+        else:
+            # Python ignores SIGPIPE, so ranks would not end by it.
+            self._stop(signal.SIGTERM if signalled.number == signal.SIGPIPE else signalled.number)
+            if signalled.number == signal.SIGINT:
+                self._say("stopping; Ctrl-C again to kill what is slow")
+            self._do(self._agreement.failed(Failure(self._host, -signalled.number, why=why)))
+
+    def _watch_ranks(self) -> None:
+        agreement = self._agreement
+        if self._printer.is_broken and not agreement.failures:
+            self._interrupt(Signalled(signal.SIGPIPE))
+        failure = self._ranks.failure()
+        if failure is not None and not agreement.failures:
+            self._do(agreement.failed(failure))
+        if agreement.failures:
+            self._is_over = self._ranks.is_over
+        elif not self._is_done and self._ranks.ended_well:
+            self._is_done = True
+            self._do(agreement.done())
+
+    # --- what follows -----------------------------------------------------------------------------------------------
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Tell(message=message, peer=peer):
+                    if self._node is not None:
+                        self._node.tell(TOPIC, encode(message), peer)
+                case Hold(holding=holding):
+                    if self._node is not None:
+                        self._node.hold(holding)
+                case Start(assignment=assignment):
+                    self._start(assignment)
+                case Stop():
+                    if not self._ranks.was_stopped:
+                        self._stop(signal.SIGTERM)
+                case Finish():
+                    self._is_over = True
+
+    def _stop(self, signum: int) -> None:
+        self._stopped = self._ranks.running
+        self._ranks.stop(signum)
+
+    def _open_place(self, epoch: Epoch) -> Place:
+        if self._listener is not None:
+            self._listener.close()  # of an epoch that ended before the start
+        self._listener, place = open_place(epoch, self._node)
+        return place
+
+    def _start(self, assignment: Assignment) -> None:
+        self._printer.set_world(assignment.world_size)
+        if self._node is not None:
+            last = assignment.first_rank + assignment.local_world_size - 1
+            ranks = f"rank {last}" if last == assignment.first_rank else f"ranks {assignment.first_rank} to {last}"
+            self._say(
+                f"starting {assignment.world_size} ranks on {assignment.group_world_size} machines; "
+                f"this one, {self._host}, has {ranks}"
+            )
+        listener = self._listener if assignment.first_rank == 0 else None
+        self._ranks.start(assignment, self._options.command, interface_towards(assignment.place.host), listener)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _too_late(self) -> RendezvousTimeoutError:
+        """In the node's words, which knows who was seen and who was refused; or in ours, where some did not answer."""
+        agreement, node = self._agreement, self._node
+        assert node is not None
+        what = f"waiting for {self._wanted()}"
+        if agreement.silent:
+            names = ", ".join(sorted(self._names.get(peer, peer) for peer in agreement.silent))
+            state = f"{names} came but did not start: it must be `ringfort run` of the same program there too"
+        else:
+            state = node.why_alone()
+        return RendezvousTimeoutError(what, self._options.timeout, state=state)
+
+    def _sum_up(self) -> int:
+        failures = self._agreement.failures
+        if not failures:
+            return 0
+        failure = first(failures)
+        self._printer.say(summary(failure, self._host, self._stopped))
+        return failure.status
+
+    def _say(self, words: str) -> None:
+        self._printer.say(f"ringfort run: {words}")

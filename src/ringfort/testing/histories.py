@@ -1,0 +1,254 @@
+"""Random histories of a cluster, and the rules of membership that none of them may break.
+
+    violation = History(seed=4711).run()
+    print(violation)         # None, or what went wrong with the whole trace
+
+A seed gives the number of hosts, every fault and every delay; the same seed is the same history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Final
+
+from ringfort.cluster.election import ElectionState
+from ringfort.cluster.events import EpochStarted
+from ringfort.cluster.instructions import Instruction, Notify, Send
+from ringfort.cluster.messages import Epoch, Term, Vote
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
+
+HEALING: Final = 15.0
+"""Virtual seconds after the last fault within which all must be in one epoch."""
+
+
+class RuleBroken(AssertionError):  # noqa: N818  # it is a verdict on a history, not an error of the program
+    """A rule of membership was broken."""
+
+
+@dataclass
+class Rules:
+    """Watches every peer of a network and raises `RuleBroken` at the first step that breaks a rule."""
+
+    network: SimulatedNetwork | None = None
+    epochs: dict[tuple[int, str], Epoch] = field(default_factory=dict[tuple[int, str], Epoch])
+    """All committed ones."""
+    _dead: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict[tuple[int, str], frozenset[str]])
+    _votes: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    _leaders: dict[Term, str] = field(default_factory=dict[Term, str])
+
+    def __call__(self, peer: SimulatedPeer, instruction: Instruction) -> None:
+        """After each instruction of each peer."""
+        match instruction:
+            case Notify(event=EpochStarted(epoch=epoch)):
+                self._on_start(peer, epoch)
+            case Send(message=Vote(term=term, granted=True)):
+                first = self._votes.setdefault((peer.id, term.number), term.candidate)
+                if first != term.candidate:
+                    raise RuleBroken(f"{peer.id} voted twice in term {term.number}")
+            case _:
+                pass
+        election = peer.core.election
+        if election.state is ElectionState.MASTER and self._leaders.setdefault(election.term, peer.id) != peer.id:
+            raise RuleBroken(f"two leaders in term {election.term}")
+
+    def _on_start(self, peer: SimulatedPeer, epoch: Epoch) -> None:
+        assert self.network is not None
+        known = self.epochs.setdefault(epoch.key, epoch)
+        if known != epoch:
+            raise RuleBroken(f"two lists for {epoch}")
+        if peer.id not in epoch.peers:
+            raise RuleBroken(f"{peer.id} is in {epoch}, which does not name it")
+        for other in self.network.alive:
+            theirs = other.core.epoch
+            if other.id in epoch.peers and theirs is not None and theirs.number < epoch.number:
+                raise RuleBroken(f"{other.id} is still in epoch {theirs.number} when {epoch} starts at {peer.id}")
+        if epoch.key not in self._dead:
+            self._dead[epoch.key] = frozenset(dead.id for dead in self.network.ended)
+            for line in epoch.lines:
+                self._check_line(line)
+
+    def _check_line(self, line: str) -> None:
+        """The epochs of a line are a chain: each holds the majority of the one before it that was alive. So at no
+        moment can two groups go on."""
+        chain = sorted((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
+        for before, after in pairwise(chain):
+            if before.number == after.number:
+                raise RuleBroken(f"two epochs of one line have number {before.number}")
+            # Who died after it had accepted counts: it was asked.
+            living = sorted(set(before.peers) - (self._dead[after.key] - set(after.peers)))
+            kept = [peer for peer in living if peer in after.peers]
+            if living and not (2 * len(kept) > len(living) or (2 * len(kept) == len(living) and living[0] in kept)):
+                raise RuleBroken(
+                    f"epoch {after.number} {after.peers} follows epoch {before.number} {before.peers} with only "
+                    f"{kept} of {living}: the run has split in two"
+                )
+
+
+@dataclass(frozen=True)
+class Violation:
+    """What went wrong, and how it came to it."""
+
+    seed: int
+    why: str
+    trace: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join((f"seed {self.seed}: {self.why}", *self.trace))
+
+
+@dataclass
+class History:
+    """A random life of a cluster of 3 to 9 hosts."""
+
+    seed: int
+    duration: float = 20.0
+    """Virtual seconds in which there are faults."""
+    epochs: int = 0
+    """How many were committed."""
+    faults: int = 0
+
+    @classmethod
+    def violation_of(cls, seed: int, duration: float = 20.0) -> Violation | None:
+        """What goes wrong in the history of `seed`; a name that another process can import."""
+        return cls(seed, duration).run()
+
+    def run(self) -> Violation | None:
+        """Lives it. On a violation it is lived again with a trace."""
+        why = self._live(traced=False)[0]
+        if why is None:
+            return None
+        again, network = self._live(traced=True)
+        return Violation(
+            self.seed, why if again == why else f"{why}; and the second time: {again}", tuple(network.trace)
+        )
+
+    def _live(self, *, traced: bool) -> tuple[str | None, SimulatedNetwork]:
+        rules = Rules()
+        random = Random(f"faults of {self.seed}")
+        slow = random.random() < 0.2
+        network = SimulatedNetwork(
+            self.seed,
+            random.randint(3, 9),
+            AutoDiscoveryConfig(),
+            delays=Delays(most=0.15 if slow else 0.01),
+            observer=rules,
+            traced=traced,
+        )
+        rules.network = network
+        try:
+            self._suffer(network, random)
+            self._heal(network)
+        except RuleBroken as exc:
+            network.log(f"BROKEN: {exc}")
+            return str(exc), network
+        self.epochs = len(rules.epochs)
+        if not network.agreed:
+            seen = {peer.id: str(peer.core.epoch and peer.core.epoch.number) for peer in network.alive}
+            return f"no agreement {HEALING:g} s after all faults healed: {seen}", network
+        return None, network
+
+    def _suffer(self, network: SimulatedNetwork, random: Random) -> None:
+        for host in range(network.hosts):
+            network.run_until(network.now + random.choice((0.0, random.uniform(0.0, 1.5))))
+            network.start(host)
+        network.run_until(network.now + random.uniform(0.0, 4.0))
+        end = network.now + self.duration
+        self.faults = 0
+        pause = random.choice((0.2, 1.0, 3.0))
+        while network.now < end:
+            random.choice(FAULTS)(network, random)
+            self.faults += 1
+            network.run_until(network.now + random.expovariate(1 / pause))
+
+    def _heal(self, network: SimulatedNetwork) -> None:
+        network.heal()
+        for host, peer in network.peers.items():
+            if not peer.alive:
+                network.start(host)
+            elif peer.frozen:
+                network.thaw(host)
+        settled = network.now + HEALING
+        while network.now < settled and not network.agreed:
+            network.run_until(network.now + 0.25)
+
+
+Fault = Callable[[SimulatedNetwork, Random], None]
+
+
+def _some(network: SimulatedNetwork, random: Random, *, alive: bool = True, frozen: bool = False) -> int | None:
+    hosts = [
+        host for host, peer in network.peers.items() if peer.alive == alive and (not alive or peer.frozen == frozen)
+    ]
+    return random.choice(hosts) if hosts else None
+
+
+def _on_some(do: Callable[[SimulatedNetwork, int], object], *, alive: bool = True, frozen: bool = False) -> Fault:
+    def fault(network: SimulatedNetwork, random: Random) -> None:
+        host = _some(network, random, alive=alive, frozen=frozen)
+        if host is not None:
+            do(network, host)
+
+    return fault
+
+
+def _on_leader(do: Callable[[SimulatedNetwork, int], object]) -> Fault:
+    def fault(network: SimulatedNetwork, random: Random) -> None:
+        leaders = [p.host for p in network.alive if p.core.leader == p.id and not p.frozen]
+        if leaders:
+            do(network, random.choice(leaders))
+
+    return fault
+
+
+def _cut_one_way(network: SimulatedNetwork, random: Random) -> None:
+    source, target = random.sample(range(network.hosts), 2)
+    network.cut(source, target)
+
+
+def _cut_pair(network: SimulatedNetwork, random: Random) -> None:
+    one, other = random.sample(range(network.hosts), 2)
+    network.cut(one, other)
+    network.cut(other, one)
+
+
+def _partition(network: SimulatedNetwork, random: Random) -> None:
+    network.partition(random.sample(range(network.hosts), random.randint(1, network.hosts - 1)))
+
+
+def _slow(network: SimulatedNetwork, random: Random) -> None:
+    network.slow(random.randrange(network.hosts), random.choice((0.05, 0.5, 2.0)))
+
+
+def _leap(network: SimulatedNetwork, random: Random) -> None:
+    host = _some(network, random)
+    if host is not None:
+        network.leap(host, random.choice((0.5, 3.0, 60.0)))
+
+
+FAULTS: Final[tuple[Fault, ...]] = (
+    _on_some(SimulatedNetwork.kill),
+    _on_some(SimulatedNetwork.kill, frozen=True),
+    _on_leader(SimulatedNetwork.kill),
+    _on_some(SimulatedNetwork.power_off),
+    _on_some(SimulatedNetwork.leave),
+    _on_some(SimulatedNetwork.start, alive=False),
+    _on_some(SimulatedNetwork.start, alive=False),
+    _on_some(SimulatedNetwork.start, alive=False),
+    _on_some(SimulatedNetwork.freeze),
+    _on_leader(SimulatedNetwork.freeze),
+    _on_some(SimulatedNetwork.thaw, frozen=True),
+    _on_some(SimulatedNetwork.thaw, frozen=True),
+    _cut_one_way,
+    _cut_pair,
+    _partition,
+    _partition,
+    lambda network, random: network.heal(),
+    lambda network, random: network.heal(),
+    lambda network, random: network.heal(),
+    _slow,
+    _leap,
+)

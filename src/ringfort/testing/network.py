@@ -1,0 +1,368 @@
+"""`SimulatedNetwork`: peers in virtual time. The same `PeerCore` as in production; only the wires are pretended.
+
+Links are what TCP gives: ordered, and silent when something is cut; what was on its way arrives when the cut heals.
+Discovery is what multicast gives: announcements that are lost, late, doubled and out of order. Everything is drawn from
+one seed, so a run is repeated exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any, Final
+
+from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.messages import AnyMessage, Member, Standing
+from ringfort.cluster.peer import PeerCore
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.errors import InvalidArgumentError
+
+_ANNOUNCE: Final = 1.0
+"""Seconds between two announcements of a peer."""
+_DIAL: Final = 0.25
+"""Seconds between two tries to reach a peer."""
+
+Observer = Callable[["SimulatedPeer", Instruction], None]
+
+
+@dataclass
+class Delays:
+    """Seconds and shares."""
+
+    least: float = 0.0005
+    most: float = 0.005
+    loss: float = 0.2
+    """Of announcements."""
+    double: float = 0.1
+    """Of announcements."""
+
+
+@dataclass(eq=False)
+class SimulatedPeer:
+    """One process. A host that starts again gets a new one."""
+
+    host: int
+    core: PeerCore
+    offset: float
+    """What this peer's clock shows beyond the network's."""
+    rate: float
+    alive: bool = True
+    frozen: bool = False
+    links: dict[int, _Pipe] = field(default_factory=dict[int, "_Pipe"])
+    known: set[str] = field(default_factory=set[str])
+    backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = field(
+        default_factory=deque[tuple[Callable[..., None], tuple[Any, ...]]]
+    )
+    tick_at: float = -1.0
+    standing: Standing = field(default_factory=Standing)
+    """What it wrote down last."""
+
+    @property
+    def id(self) -> str:
+        """The peer's id."""
+        return self.core.me.peer
+
+
+@dataclass(eq=False)
+class _Pipe:
+    """One direction of a link."""
+
+    link: int
+    source: SimulatedPeer
+    target: SimulatedPeer
+    back: _Pipe | None = None
+    is_open: bool = True
+    free_at: float = 0.0
+    stalled: deque[AnyMessage | None] = field(default_factory=deque["AnyMessage | None"])
+    """What waits for a cut to heal; None is the end of the stream."""
+
+
+class SimulatedNetwork:
+    """Hosts 0, 1, ... with a peer each. Start them, hurt them, `run_until`, look at them.
+
+    network = SimulatedNetwork(seed=7, hosts=4)
+    for host in range(4):
+        network.start(host)
+    network.run_until(3.0)
+    assert network.agreed
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        hosts: int,
+        config: AutoDiscoveryConfig | None = None,
+        *,
+        delays: Delays | None = None,
+        observer: Observer | None = None,
+        traced: bool = False,
+    ) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.trace: list[str] = []
+        """What happened, if `traced`."""
+        self.peers: dict[int, SimulatedPeer] = {}
+        """The latest peer of each host."""
+        self.ended: list[SimulatedPeer] = []
+        """Peers that are no more."""
+        self.hosts = hosts
+        self._config = AutoDiscoveryConfig() if config is None else config
+        self._delays = Delays() if delays is None else delays
+        self._observer = observer
+        self._traced = traced
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._serial = count()
+        self._links = count(1)
+        self._instances = count(1)
+        self._cuts: set[tuple[int, int]] = set()
+        self._slow: dict[int, float] = {}
+
+    # --- what a test does -------------------------------------------------------------------------------------------
+
+    def start(self, host: int, *, slots: int = 1) -> SimulatedPeer:
+        """A new process on `host`, which vouches for those that ended there. With no `slots` it is an observer."""
+        if host in self.peers and self.peers[host].alive:
+            raise InvalidArgumentError("host", host, "has a peer already")
+        offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
+        me = Member(f"n{host}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",))
+        core = PeerCore(me, self._config, offset + self.now * rate)
+        peer = SimulatedPeer(host, core, offset, rate)
+        self.peers[host] = peer
+        self.log(f"{peer.id} starts")
+        for before in self.ended:
+            if before.host == host:
+                self._do(peer, core.vouch(self._clock(peer), before.id, before.standing))
+        self._tick(peer, -1.0)
+        self._at(0.0, self._announce, peer)
+        self._at(0.0, self._dial, peer)
+        return peer
+
+    def kill(self, host: int, *, loses: bool | None = None) -> None:
+        """The process dies; its kernel closes its links. `loses`: what a cut held back is lost, as with a reset; drawn
+        for each link if it is not said."""
+        peer = self._end(host, "is killed")
+        for pipe in list(peer.links.values()):
+            if (self.random.random() < 0.5) if loses is None else loses:
+                pipe.stalled.clear()
+            self._put(pipe, None)
+
+    def power_off(self, host: int) -> None:
+        """The machine is off: nobody is told."""
+        self._end(host, "loses power")
+
+    def leave(self, host: int) -> None:
+        """The peer says goodbye."""
+        peer = self.peers[host]
+        self._do(peer, peer.core.leave(self._clock(peer)))
+        self._end(host, "leaves")
+
+    def freeze(self, host: int) -> None:
+        """The process stops; its links stay open."""
+        self.log(f"{self.peers[host].id} freezes")
+        self.peers[host].frozen = True
+
+    def thaw(self, host: int) -> None:
+        """It goes on, and finds all that came meanwhile."""
+        peer = self.peers[host]
+        self.log(f"{peer.id} thaws")
+        peer.frozen = False
+        while peer.backlog and peer.alive:
+            do, arguments = peer.backlog.popleft()
+            do(*arguments)
+        if peer.alive:
+            self._do(peer, peer.core.tick(self._clock(peer)))
+
+    def cut(self, source: int, target: int) -> None:
+        """Nothing gets from host `source` to host `target` any more."""
+        self.log(f"cut from host {source} to {target}")
+        self._cuts.add((source, target))
+
+    def partition(self, side: Iterable[int]) -> None:
+        """Hosts in `side` and the others no longer reach each other."""
+        inside = set(side)
+        for one in inside:
+            for other in set(range(self.hosts)) - inside:
+                self.cut(one, other)
+                self.cut(other, one)
+
+    def heal(self) -> None:
+        """All cuts and slowness end; what was stalled arrives."""
+        self.log("all is healed")
+        self._cuts.clear()
+        self._slow.clear()
+        for peer in [*self.ended, *self.peers.values()]:
+            for pipe in peer.links.values():
+                waiting, pipe.stalled = pipe.stalled, deque()
+                for message in waiting:
+                    self._put(pipe, message)
+
+    def slow(self, host: int, seconds: float) -> None:
+        """Every message from `host` takes up to `seconds` longer."""
+        self.log(f"host {host} is slow: {seconds:.2f} s")
+        self._slow[host] = seconds
+
+    def leap(self, host: int, seconds: float) -> None:
+        """The clock of the peer on `host` leaps ahead."""
+        self.log(f"the clock of host {host} leaps {seconds:.1f} s")
+        self.peers[host].offset += seconds
+        self._tick(self.peers[host], self.now)
+
+    def run_until(self, time: float) -> None:
+        """Lets time pass."""
+        heap = self._heap
+        while heap and heap[0][0] <= time:
+            self.now, _, do, arguments = heapq.heappop(heap)
+            do(*arguments)
+        self.now = time
+
+    # --- what a test looks at ---------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> list[SimulatedPeer]:
+        """The peers whose process is there, frozen or not."""
+        return [peer for peer in self.peers.values() if peer.alive]
+
+    @property
+    def agreed(self) -> bool:
+        """All living peers are in one epoch, and nobody else."""
+        epochs = [peer.core.epoch for peer in self.alive]
+        first = epochs[0]
+        return first is not None and all(e == first for e in epochs) and len(first.members) == len(epochs)
+
+    def log(self, text: str) -> None:
+        """A line of the trace."""
+        if self._traced:
+            self.trace.append(f"{self.now:8.3f}  {text}")
+
+    # --- wires ------------------------------------------------------------------------------------------------------
+
+    def _at(self, delay: float, do: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._heap, (self.now + delay, next(self._serial), do, arguments))
+
+    def _delay(self, source: int) -> float:
+        delays = self._delays
+        slow = self._slow.get(source)
+        extra = 0.0 if slow is None else self.random.random() * slow
+        return delays.least + self.random.random() * (delays.most - delays.least) + extra
+
+    def _put(self, pipe: _Pipe, message: AnyMessage | None) -> None:
+        """On its way; never before what was sent earlier."""
+        if (pipe.source.host, pipe.target.host) in self._cuts or pipe.stalled:
+            pipe.stalled.append(message)
+            return
+        pipe.free_at = max(pipe.free_at, self.now + self._delay(pipe.source.host))
+        heapq.heappush(self._heap, (pipe.free_at, next(self._serial), self._arrive, (pipe, message)))
+
+    def _arrive(self, pipe: _Pipe, message: AnyMessage | None) -> None:
+        peer = pipe.target
+        if not peer.alive or not pipe.is_open:
+            return
+        if peer.frozen:
+            peer.backlog.append((self._arrive, (pipe, message)))
+        elif message is None:
+            self._shut(pipe)
+            self._do(peer, peer.core.closed(self._clock(peer), pipe.link, by_kernel=True))
+        else:
+            self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
+
+    def _shut(self, pipe: _Pipe) -> None:
+        """The receiving end of `pipe` is closed, and with it what it sends."""
+        pipe.is_open = False
+        pipe.target.links.pop(pipe.link, None)
+
+    def _end(self, host: int, how: str) -> SimulatedPeer:
+        peer = self.peers[host]
+        self.log(f"{peer.id} {how}")
+        peer.alive = False
+        peer.backlog.clear()
+        self.ended.append(peer)
+        return peer
+
+    # --- a peer's node ----------------------------------------------------------------------------------------------
+
+    def _clock(self, peer: SimulatedPeer) -> float:
+        return peer.offset + self.now * peer.rate
+
+    def _do(self, peer: SimulatedPeer, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(link=link, message=message):
+                    if link in peer.links:
+                        self._put(peer.links[link], message)
+                case Close(link=link, why=why):
+                    self.log(f"{peer.id} closes a link: {why}")
+                    pipe = peer.links.pop(link, None)
+                    if pipe is not None:
+                        self._put(pipe, None)
+                        assert pipe.back is not None
+                        pipe.back.is_open = False
+                case Remember(standing=standing):
+                    peer.standing = standing
+                case Learn(peer=about):
+                    peer.known.add(about)
+                case Notify(event=event):
+                    if self._traced:
+                        self.log(f"{peer.id}: {event}")
+            if self._observer is not None:
+                self._observer(peer, instruction)
+        if instructions or peer.tick_at <= self.now:
+            self._tick(peer, peer.tick_at)
+
+    def _tick(self, peer: SimulatedPeer, scheduled: float) -> None:
+        """Schedules the next tick where it is sooner than the one there is."""
+        due = self.now + max(0.0, peer.core.deadline - self._clock(peer)) / peer.rate
+        if scheduled <= self.now or due < scheduled:
+            peer.tick_at = due
+            heapq.heappush(self._heap, (due, next(self._serial), self._on_tick, (peer, due)))
+
+    def _on_tick(self, peer: SimulatedPeer, due: float) -> None:
+        if not peer.alive or due != peer.tick_at:
+            return
+        if peer.frozen:
+            peer.tick_at = -1.0
+            return
+        self._do(peer, peer.core.tick(self._clock(peer)))
+
+    def _announce(self, peer: SimulatedPeer) -> None:
+        if not peer.alive:
+            return
+        if not peer.frozen:
+            for other in self.alive:
+                for _ in range(1 + (self.random.random() < self._delays.double)):
+                    if other is not peer and self.random.random() >= self._delays.loss:
+                        self._at(self._delay(peer.host) * 10, self._hear, peer, other)
+        self._at(_ANNOUNCE * self.random.uniform(0.5, 1.5), self._announce, peer)
+
+    def _hear(self, source: SimulatedPeer, target: SimulatedPeer) -> None:
+        if target.alive and (source.host, target.host) not in self._cuts:
+            target.known.add(source.id)
+
+    def _dial(self, peer: SimulatedPeer) -> None:
+        """Everyone known to whom there is no link. A refused one is forgotten."""
+        if not peer.alive:
+            return
+        if not peer.frozen:
+            linked = {pipe.target.id for pipe in peer.links.values()}
+            for about in sorted(peer.known - linked):
+                other = next((p for p in self.peers.values() if p.id == about and p.alive), None)
+                if other is None:
+                    peer.known.discard(about)
+                elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
+                    self._at(2 * self._delay(peer.host), self._open, peer, other)
+        self._at(_DIAL * self.random.uniform(0.7, 1.3), self._dial, peer)
+
+    def _open(self, caller: SimulatedPeer, callee: SimulatedPeer) -> None:
+        if not caller.alive or not callee.alive or caller.frozen or callee.frozen:
+            return
+        there = _Pipe(next(self._links), caller, callee)
+        back = _Pipe(there.link, callee, caller, there)
+        there.back = back
+        caller.links[there.link], callee.links[back.link] = there, back
+        callee.known.add(caller.id)
+        for peer, other, initiated in ((callee, caller, False), (caller, callee, True)):
+            node = other.id.rpartition(".")[0]
+            self._do(peer, peer.core.connected(self._clock(peer), there.link, node, initiated=initiated))

@@ -1,0 +1,422 @@
+"""Cluster nodes of one process, on loopback: what they offer, and what they do with bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ringfort
+from ringfort.cluster.backend import AutoDiscoveryBackend
+from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted
+from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing, encode
+from ringfort.cluster.node import ClusterNode
+from ringfort.cluster.talk import MAX_NOTE_BYTES, Note
+from ringfort.cluster.talk import encode as encode_talk
+from ringfort.cluster.wire import dial
+from ringfort.config import AutoDiscoveryConfig, ElectionConfig
+from ringfort.context import DistributedContext
+from ringfort.errors import (
+    ChannelClosedError,
+    ConfigError,
+    InvalidArgumentError,
+    PeerLostError,
+    RendezvousTimeoutError,
+    TransportError,
+)
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.keypair import NodeIdentity
+from ringfort.identity.namespace import NetworkNamespace
+from ringfort.transport.greeting import Control, Join
+from ringfort.transport.opening import Opening, sealed
+
+PATIENCE = 20.0
+"""Seconds for something that takes one on an idle machine."""
+LOCAL = AutoDiscoveryConfig(interfaces=["127.0.0.1"], settle=0.15, election=ElectionConfig(settle=0.1))
+"""Processes of one machine hear of each other in milliseconds: no need to wait for more."""
+
+
+class Cluster:
+    """Nodes with one secret, closed in the end; and their events."""
+
+    def __init__(self) -> None:
+        self.namespace = NetworkNamespace.generate("test")
+        self.nodes: list[ClusterNode] = []
+        self.events: dict[str, queue.Queue[ClusterEvent]] = {}
+
+    def credentials(self, identity: NodeIdentity | None = None) -> Credentials:
+        return Credentials(identity or NodeIdentity.ephemeral(), self.namespace)
+
+    def start(
+        self, config: AutoDiscoveryConfig = LOCAL, *, identity: NodeIdentity | None = None, slots: int = 1
+    ) -> ClusterNode:
+        node = ClusterNode(config, slots=slots, credentials=self.credentials(identity))
+        events: queue.Queue[ClusterEvent] = queue.Queue()
+        self.nodes.append(node)
+        self.events[node.peer_id] = events
+        node.subscribe(events.put)
+        return node.start()
+
+    def wait_for(self, node: ClusterNode, wanted: Callable[[ClusterEvent], bool]) -> ClusterEvent:
+        deadline = time.monotonic() + PATIENCE
+        seen: list[str] = []
+        while True:
+            try:
+                event = self.events[node.peer_id].get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"it did not happen; what did: {seen}")
+            if wanted(event):
+                return event
+            seen.append(str(event))
+
+    def dial(
+        self, node: ClusterNode, purpose: Control | Join, credentials: Credentials | None = None
+    ) -> tuple[socket.socket, Opening]:
+        """A connection of a member that is no node."""
+        host, _, port = node.addresses[0].rpartition(":")
+        opened = asyncio.run(dial(host, int(port), credentials or self.credentials(), purpose))
+        opened[0].settimeout(PATIENCE)
+        return opened
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    for node in made.nodes:
+        node.close()
+
+
+@contextmanager
+def together(*actions: Callable[[], object]) -> Iterator[None]:
+    """Runs all at once, each in a thread; what one raises is raised here."""
+    failures: list[BaseException] = []
+
+    def run(action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=run, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+    if failures:
+        raise failures[0]
+
+
+def is_epoch_of(size: int) -> Callable[[ClusterEvent], bool]:
+    return lambda event: isinstance(event, EpochStarted) and len(event.epoch.members) == size
+
+
+# --- what a node offers -----------------------------------------------------------------------------------------------
+
+
+def test_nodes_find_each_other_agree_and_know_the_others(cluster: Cluster) -> None:
+    nodes = [cluster.start() for _ in range(3)]
+    epochs = [node.wait_for_peers(2, PATIENCE) for node in nodes]
+    assert len(set(epochs)) == 1
+    assert {member.peer for member in epochs[0].members} == {node.peer_id for node in nodes}
+    assert len({node.leader for node in nodes}) == 1
+    views = nodes[0].snapshot()
+    assert [view.ranks for view in views] == [(0,), (1,), (2,)]
+    assert sum(view.is_self for view in views) == 1
+    assert sum(view.role == "leader" for view in views) == 1
+    assert all(view.interface == "lo" for view in views)
+
+
+def test_a_node_that_leaves_is_done_without_and_the_rest_go_on(cluster: Cluster) -> None:
+    nodes = [cluster.start() for _ in range(3)]
+    epoch = nodes[0].wait_for_peers(2, PATIENCE)
+    nodes[2].leave("its work is done")
+    after = nodes[0].wait_for_epoch(epoch.number, PATIENCE)
+    assert set(after.peers) == {nodes[0].peer_id, nodes[1].peer_id}
+
+
+def test_a_process_that_starts_again_vouches_for_the_one_before(cluster: Cluster) -> None:
+    identity = NodeIdentity.ephemeral()
+    one, two = cluster.start(), cluster.start(identity=identity)
+    epoch = one.wait_for_peers(1, PATIENCE)
+    two.close()
+    again = cluster.start(identity=identity)
+    cluster.wait_for(one, lambda event: isinstance(event, EpochStarted) and again.peer_id in event.epoch.peers)
+    assert one.epoch is not None
+    assert one.epoch.number > epoch.number
+
+
+def test_newcomers_wait_while_a_member_holds_and_come_when_it_does_not(cluster: Cluster) -> None:
+    one, two = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    two.hold(True)
+    three = cluster.start()
+    with pytest.raises(RendezvousTimeoutError, match="seen: "):
+        three.wait_for_peers(1, 1.5)
+    assert one.epoch is not None
+    assert len(one.epoch.members) == 2
+    two.hold(False)
+    assert len(three.wait_for_peers(2, PATIENCE).members) == 3
+
+
+def test_programs_tell_each_other_notes(cluster: Cluster) -> None:
+    one, two = cluster.start(), cluster.start()
+    two.wait_for_peers(1, PATIENCE)
+    one.wait_for_peers(1, PATIENCE)
+    one.tell("port", b"29500")
+    event = cluster.wait_for(two, lambda event: isinstance(event, Noted))
+    assert event == Noted(one.peer_id, "port", b"29500")
+    with pytest.raises(InvalidArgumentError, match="body="):
+        one.tell("port", bytes(MAX_NOTE_BYTES + 1))
+
+
+def test_a_peer_that_is_named_introduces_the_rest_without_multicast(cluster: Cluster) -> None:
+    quiet = replace(LOCAL, multicast=False)
+    first = cluster.start(quiet)
+    named = replace(quiet, peers=[first.addresses[0]])
+    nodes = [first, cluster.start(named), cluster.start(named)]
+    assert len({node.wait_for_peers(2, PATIENCE) for node in nodes}) == 1
+
+
+def test_with_encryption_off_on_all_it_works_and_with_it_off_on_one_both_say_so(cluster: Cluster) -> None:
+    off = replace(LOCAL, encryption="off")
+    one, two = cluster.start(off), cluster.start(off)
+    assert one.wait_for_peers(1, PATIENCE) == two.wait_for_peers(1, PATIENCE)
+    three = cluster.start()
+    with pytest.raises(RendezvousTimeoutError, match="its encryption is off, here it is on"):
+        three.wait_for_peers(1, 1.5)
+
+
+def test_links_are_measured(cluster: Cluster) -> None:
+    one, two = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    found: list[tuple[float | None, float | None]] = []
+    while time.monotonic() < deadline:
+        found = [(v.round_trip, v.bandwidth) for n in (one, two) for v in n.snapshot() if not v.is_self]
+        if all(trip and bandwidth for trip, bandwidth in found):
+            break
+        time.sleep(0.05)
+    assert all(trip and 0 < trip < 1 and bandwidth and bandwidth > 1e5 for trip, bandwidth in found), found
+
+
+def test_a_node_can_be_closed_twice_and_does_not_start_again(cluster: Cluster) -> None:
+    node = cluster.start()
+    node.close()
+    node.close()
+    with pytest.raises(ChannelClosedError):
+        node.start()
+    with pytest.raises(ChannelClosedError):
+        node.snapshot()
+
+
+def test_closing_wakes_those_who_wait(cluster: Cluster) -> None:
+    node = cluster.start()
+
+    def wait() -> None:
+        with pytest.raises(ChannelClosedError):
+            node.wait_for_peers(5, PATIENCE)
+
+    with together(wait):
+        node.close()
+
+
+# --- the backend ------------------------------------------------------------------------------------------------------
+
+
+def form(cluster: Cluster, nodes: list[ClusterNode]) -> list[AutoDiscoveryBackend]:
+    backends = [AutoDiscoveryBackend(node=node) for node in nodes]
+    for node in nodes:
+        node.wait_for_peers(len(nodes) - 1, PATIENCE)
+    with together(*(backend.establish_ring for backend in backends)):
+        pass
+    return backends
+
+
+def test_a_ring_is_established_and_again_after_a_member_has_gone(cluster: Cluster) -> None:
+    nodes = [cluster.start() for _ in range(3)]
+    backends = form(cluster, nodes)
+    try:
+        assert sorted(backend.rank for backend in backends) == [0, 1, 2]
+        assert {backend.world_size for backend in backends} == {3}
+        arrays = [np.full(1000, 2.0**backend.rank, np.float32) for backend in backends]
+        reduce = [
+            lambda b=backend, x=array: DistributedContext(b).all_reduce(x)
+            for backend, array in zip(backends, arrays, strict=True)
+        ]
+        with together(*reduce):
+            pass
+        assert all(array[0] == 7 for array in arrays)
+        epoch = nodes[0].epoch
+        assert epoch is not None
+        backends[2].close()
+        nodes[2].close()
+        with pytest.raises((ChannelClosedError, PeerLostError)), together(*reduce[:2]):
+            pass
+        for node in nodes[:2]:
+            node.wait_for_epoch(epoch.number, PATIENCE)
+        with together(backends[0].establish_ring, backends[1].establish_ring):
+            pass
+        assert sorted(backend.rank for backend in backends[:2]) == [0, 1]
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def test_a_rank_that_never_comes_to_the_ring_is_named(cluster: Cluster) -> None:
+    nodes = [cluster.start() for _ in range(2)]
+    backends = [AutoDiscoveryBackend(node=node) for node in nodes]
+    try:
+        for node in nodes:
+            node.wait_for_peers(1, PATIENCE)
+        with pytest.raises(RendezvousTimeoutError, match=r"rank [01]: it ") as raised:
+            backends[0].establish_ring(1.0)
+        assert len(raised.value.missing) == 1
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def test_before_a_ring_is_established_it_is_a_world_of_one(cluster: Cluster) -> None:
+    with AutoDiscoveryBackend(node=cluster.start()) as backend:
+        context = DistributedContext(backend)
+        assert (context.rank, context.world_size) == (0, 1)
+        assert context.all_reduce(np.ones(3))[0] == 1
+
+
+def test_join_says_who_was_seen_and_what_to_try_when_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFORT_KEY", NetworkNamespace.generate("lonely").join_code())
+    monkeypatch.setenv("RINGFORT_INTERFACES", "127.0.0.1")
+    with pytest.raises(RendezvousTimeoutError, match=r"no other peer was seen.*ringfort doctor"):
+        ringfort.join(min_peers=1, timeout=0.5)
+
+
+def test_join_refuses_what_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="colour='red': is no setting of join"):
+        ringfort.join(colour="red")
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_with_another_key_is_passed_over_and_the_timeout_tells_of_it(cluster: Cluster) -> None:
+    other = Cluster()
+    stranger = other.start()
+    try:
+        node = cluster.start(replace(LOCAL, peers=[stranger.addresses[0]]))
+        with pytest.raises(RendezvousTimeoutError) as raised:
+            node.wait_for_peers(1, 1.5)
+    finally:
+        stranger.close()
+    text = str(raised.value)
+    assert "it belongs to another cluster" in text
+    assert "ringfort key join" in text
+    assert "of other clusters announce themselves here" in text
+
+
+@pytest.mark.parametrize("interfaces", [["nosuch0"], ["203.0.113.7"]])
+def test_an_interface_that_is_not_there_is_refused_with_those_that_are(cluster: Cluster, interfaces: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"this machine has no such interface or address; there are .*lo"):
+        cluster.start(replace(LOCAL, interfaces=interfaces))
+
+
+def test_a_port_that_is_taken_is_refused_in_words(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(TransportError, match="the port is in use"):
+        cluster.start(replace(LOCAL, port=taken.getsockname()[1]))
+
+
+def test_a_bad_address_of_a_peer_is_refused_at_once(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="peer='a b'"):
+        cluster.start(replace(LOCAL, peers=["a b"]))
+
+
+def test_a_copied_identity_is_reported_and_the_others_go_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = NodeIdentity.ephemeral()
+    one, two = cluster.start(), cluster.start(identity=identity)
+    one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    monkeypatch.setattr("ringfort.cluster.setup.host_id", lambda salt: "another machine")
+    cluster.start(identity=identity)
+    event = cluster.wait_for(one, lambda event: isinstance(event, CloneFound))
+    assert "remove the copied node_keypair" in str(event)
+    assert one.epoch is not None
+    assert set(one.epoch.peers) == {one.peer_id, two.peer_id}
+
+
+def test_another_version_is_turned_away_in_words(cluster: Cluster) -> None:
+    node = cluster.start()
+    host, _, port = node.addresses[0].rpartition(":")
+    opening = Opening(cluster.credentials(), Control(), version=99)
+    with socket.create_connection((host, int(port)), PATIENCE) as sock:
+        sock.sendall(opening.outgoing)
+        while sock.recv(4096):
+            pass
+    with pytest.raises(RendezvousTimeoutError, match="it speaks protocol version 99"):
+        node.wait_for_peers(1, 0.1)
+
+
+def misbehaves(
+    cluster: Cluster, node: ClusterNode, *bodies: bytes, credentials: Credentials | None = None
+) -> Misbehaved:
+    """What `node` reports of a member that says `bodies`; its link is closed."""
+    sock, opening = cluster.dial(node, Control(), credentials)
+    with sock:
+        for body in bodies:
+            try:
+                sock.sendall(sealed(opening.sealer, body))
+            except OSError:  # it was refused already
+                break
+        event = cluster.wait_for(node, lambda event: isinstance(event, Misbehaved))
+        with suppress(OSError):  # a reset is an end too
+            while sock.recv(1 << 16):
+                pass
+    assert isinstance(event, Misbehaved)
+    return event
+
+
+def test_a_peer_that_floods_lies_or_talks_nonsense_is_refused_and_the_others_go_on(cluster: Cluster) -> None:
+    one, two = cluster.start(), cluster.start()
+    epoch = one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    nobody = encode(Hello(Member("somebody-else.1", "host")))
+    assert "claims to be somebody-else.1" in misbehaves(cluster, one, nobody).why
+    assert "cannot be read" in misbehaves(cluster, one, b"\xc1 nonsense").why
+    assert "did not say who it is" in misbehaves(cluster, one, encode(Beat(1.0))).why
+    for message in (encode(Beat(1.0)), encode_talk(Note("x"))):
+        flooder = cluster.credentials()
+        hello = encode(Hello(Member(f"{flooder.identity.peer_id}.1", "host")))
+        flood = (hello, encode(Report(Standing())), *[message] * 2000)
+        assert "floods" in misbehaves(cluster, one, *flood, credentials=flooder).why
+    assert one.epoch == two.epoch == epoch
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
+    one = cluster.start()
+    host, _, port = one.addresses[0].rpartition(":")
+    crowd = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(200)]
+    try:
+        two = cluster.start()
+        assert len(two.wait_for_peers(1, PATIENCE).members) == 2
+    finally:
+        for sock in crowd:
+            sock.close()
+
+
+def test_who_comes_for_a_group_with_fixed_ranks_is_told_that_this_is_none(cluster: Cluster) -> None:
+    node = cluster.start()
+    sock, _ = cluster.dial(node, Join(1, 2, "127.0.0.1", 1))
+    with sock:
+        while sock.recv(4096):
+            pass
+    with pytest.raises(RendezvousTimeoutError, match="this is a peer of a cluster"):
+        node.wait_for_peers(1, 0.1)

@@ -1,0 +1,130 @@
+"""Many histories on all cores, and the law of membership with one rule removed at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import repeat
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import patch
+
+from ringfort.cluster import membership, peer, proposing
+from ringfort.cluster.contacts import Contact, Contacts
+from ringfort.cluster.election import ElectionManager
+from ringfort.cluster.membership import Evidence, Ledger
+from ringfort.cluster.proposing import Proposer
+from ringfort.testing.histories import History
+
+
+def violations(seeds: Iterable[int], duration: float = 20.0) -> list[str]:
+    """Of all `seeds`, lived on all cores: those that break a rule, in words and with their trace."""
+    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
+        found = pool.map(History.violation_of, seeds, repeat(duration), chunksize=8)
+        return [str(one) for one in found if one is not None]
+
+
+def first_violation(seeds: Iterable[int]) -> str | None:
+    """The first of `seeds` that breaks a rule of safety, in words."""
+    for seed in seeds:
+        found = History(seed).run()
+        if found is not None and "no agreement" not in found.why:
+            return f"seed {seed}: {found.why}"
+    return None
+
+
+# --- the law without one of its rules ---------------------------------------------------------------------------------
+
+
+def _any_number(original: Callable[..., Any]) -> Callable[..., Any]:
+    def objection(self: Ledger, proposal: Any) -> str | None:
+        why = original(self, proposal)
+        return None if why is not None and "is not above" in why else why
+
+    return objection
+
+
+def _commit_on_majority(original: Callable[..., Any]) -> Callable[..., Any]:
+    def accepted(self: Any, now: float, peer: str, number: int) -> Any:
+        pending = self.pending
+        if pending is not None and pending.epoch.number == number:
+            self._accepted.add(peer)
+            if 2 * len(self._accepted) > len(pending.epoch.members):
+                self._accepted |= set(pending.epoch.peers)
+        return original(self, now, peer, number)
+
+    return accepted
+
+
+def _blind_to_doubts(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: replace(original(*arguments), doubts=())
+
+
+def _keeps_its_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def accept(self: Ledger, proposal: Any) -> None:
+        kept = self.current
+        original(self, proposal)
+        self.current = kept
+
+    return accept
+
+
+def _any_witness(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gone(self: Evidence, epoch: Any, group: Any) -> set[str]:
+        return set(epoch.peers) & (self.departed | {dead for _, dead in self.witnessed}) - set(group)
+
+    return gone
+
+
+def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
+    def is_lawful(group: Any, epoch: Any, evidence: Evidence, policy: str) -> bool:
+        rest = set(epoch.peers) - evidence.gone(epoch, group)
+        return not epoch.lines or 2 * len(rest & set(group)) >= len(rest)
+
+    return is_lawful
+
+
+def _votes_again(original: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(self: Any, now: float, peer: str, term: Any) -> None:
+        self._voted = 0
+        original(self, now, peer, term)
+
+    return answer
+
+
+BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
+    "accepts any number": [(Ledger, "objection", _any_number)],
+    "commits on a majority": [(Proposer, "accepted", _commit_on_majority)],
+    "any group goes on": [(module, "is_lawful", lambda _: lambda *_: True) for module in (membership, peer)],
+    "half goes on": [(module, "is_lawful", _half_is_enough) for module in (membership, peer)],
+    "ignores doubts": [
+        (membership, "basis_of", _blind_to_doubts),
+        (Ledger, "_is_known", lambda _: lambda *_: True),
+    ],
+    "stays in its epoch": [(Ledger, "accept", _keeps_its_epoch)],
+    "every closed link is a death": [
+        (peer, "FRESH", lambda _: float("inf")),
+        (Contact, "hung_up", lambda _: property(lambda _: False, lambda *_: None)),
+        (Contacts, "may_have_another", lambda _: lambda *_: False),
+    ],
+    "goes at once": [(module, "LEASE", lambda _: 0.0) for module in (peer, proposing)],
+    "any witness counts": [(Evidence, "gone", _any_witness)],
+    "votes twice": [(ElectionManager, "_answer", _votes_again)],
+}
+
+
+@contextmanager
+def broken_law(name: str) -> Iterator[None]:
+    """The library without one rule."""
+    changes = BROKEN_LAWS[name]
+    patches = [patch.object(where, attribute, make(getattr(where, attribute))) for where, attribute, make in changes]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()

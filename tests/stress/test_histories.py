@@ -1,0 +1,22 @@
+"""Twenty thousand random histories of a cluster, and a proof that the rules they are held to can be broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.histories import BROKEN_LAWS, broken_law, first_violation, violations
+
+# These need a schedule that chance hardly finds. The lease has one in tests/unit/testing/test_network.py; the
+# other two are refused in tests/unit/cluster/test_membership.py.
+NOT_BY_CHANCE = {"accepts any number", "any witness counts", "goes at once"}
+
+
+@pytest.mark.parametrize("thousand", range(20))
+def test_no_history_breaks_a_rule(thousand: int) -> None:
+    assert violations(range(1000 * thousand, 1000 * (thousand + 1)), duration=12.0) == []
+
+
+@pytest.mark.parametrize("law", sorted(BROKEN_LAWS.keys() - NOT_BY_CHANCE))
+def test_a_law_without_one_of_its_rules_is_found_out(law: str) -> None:
+    with broken_law(law):
+        assert first_violation(range(2000)) is not None

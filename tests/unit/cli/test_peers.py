@@ -1,0 +1,87 @@
+"""`ringfort peers`: what its table and its JSON say. Real peers are in tests/cluster/test_run.py."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ringfort.cli.peers import as_dict, bandwidth, ranks, round_trip, table
+from ringfort.cluster.health import HealthStatus
+from ringfort.cluster.kinds import LinkKind
+from ringfort.cluster.view import PeerView
+
+VIEW = PeerView(
+    peer="rffd-337s-kdbs-x0ey.9d3fd927ecb70dd3",
+    name="[red]mac[/red]",
+    host="b44e",
+    address="192.168.1.20:52415",
+    interface="en0",
+    kind=LinkKind.WIFI,
+    round_trip=0.00216,
+    bandwidth=31.25e6,
+    health=HealthStatus.HEALTHY,
+    is_leader=True,
+    is_member=True,
+    version="0.1.0",
+    slots=2,
+    ranks=(4, 5),
+)
+NEW = PeerView(peer="rfab-1.2", slots=1)
+
+
+def drawn(*views: PeerView) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table(views))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_row_says_who_where_how_far_and_how_well() -> None:
+    words = drawn(VIEW).splitlines()[1]
+    for word in (
+        "rffd-337.9d3f",
+        "leader",
+        "4-5",
+        "192.168.1.20:52415",
+        "en0 (wifi)",
+        "2.16 ms",
+        "250 Mbit/s",
+        "0.1.0",
+    ):
+        assert word in words
+
+
+def test_what_another_machine_calls_itself_is_shown_and_not_obeyed() -> None:
+    assert "[red]mac[/red]" in drawn(VIEW)
+
+
+def test_what_is_not_known_yet_is_left_empty() -> None:
+    assert drawn(NEW).splitlines()[1].split() == ["rfab-1.2", "waiting", "unknown", "unknown"]
+
+
+def test_json_has_plain_units() -> None:
+    found = as_dict(VIEW)
+    assert found["round_trip_seconds"] == 0.00216
+    assert found["bandwidth_bytes_per_second"] == 31.25e6
+    assert (found["role"], found["ranks"], found["kind"], found["health"]) == ("leader", [4, 5], "wifi", "healthy")
+    assert as_dict(NEW)["round_trip_seconds"] is None
+
+
+def test_an_observer_is_called_one() -> None:
+    assert PeerView(peer="a.1", slots=0).role == "observer"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (round_trip(None), ""),
+        (round_trip(12e-6), "0.012 ms"),
+        (bandwidth(None), ""),
+        (bandwidth(1.25e9), "10 Gbit/s"),
+        (ranks(()), ""),
+        (ranks((7,)), "7"),
+    ],
+)
+def test_numbers_are_short(found: str, words: str) -> None:
+    assert found == words

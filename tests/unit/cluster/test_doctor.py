@@ -1,0 +1,110 @@
+"""What the doctor says of what was found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ringfort.cluster.discovery.interfaces import Interface, choose
+from ringfort.cluster.doctor import FIRST_RELEASE, Check, Outcome, Symptoms, examine
+from ringfort.cluster.kinds import LinkKind
+
+CARD = Interface(
+    name="eth0", addresses=("10.0.0.1",), prefixes=(24,), kind=LinkKind.ETHERNET, speed=1000, hardware=True
+)
+RADIO = Interface(name="wlan0", addresses=("10.0.1.1",), prefixes=(24,), kind=LinkKind.WIFI, hardware=True)
+LO = Interface(name="lo", addresses=("127.0.0.1",), prefixes=(8,), kind=LinkKind.LOOPBACK)
+HEALTHY = Symptoms(
+    choice=choose([LO, CARD]),
+    multicast={"eth0": ""},
+    announced=3,
+    ports={"10.0.0.1": ""},
+    clock=FIRST_RELEASE + 1,
+    key="k7qf-3m2x-9rte-w0aj",
+    cluster="default",
+    version="1.0",
+)
+OPEN_NFT = """table inet filter {
+  chain input {
+    type filter hook input priority 0; policy accept;
+  }
+  chain forward {
+    type filter hook forward priority 0; policy drop;
+  }
+}
+"""
+FIREWALLS = {
+    "ufw": ("Status: active\n", "Status: inactive\n"),
+    "firewalld": ("running\n", "not running\n"),
+    "iptables": ("-P INPUT DROP\n-A INPUT -i lo -j ACCEPT\n", "-P INPUT ACCEPT\n"),
+    "nft": (OPEN_NFT.replace("policy accept", "policy drop"), OPEN_NFT),
+    "macOS": ("Firewall is enabled. (State = 1)\n", "Firewall is disabled. (State = 0)\n"),
+}
+
+
+def complaints(**found: object) -> list[Check]:
+    return [check for check in examine(replace(HEALTHY, **found)) if check.outcome is not Outcome.PASS]
+
+
+def test_a_healthy_machine_passes_every_check() -> None:
+    checks = examine(HEALTHY)
+    assert {check.outcome for check in checks} == {Outcome.PASS}
+    assert list(dict.fromkeys(check.name for check in checks)) == [
+        "interfaces",
+        "multicast",
+        "ports",
+        "firewall",
+        "mtu",
+        "key",
+        "version",
+        "clock",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "outcome", "words", "fix"),
+    [
+        ({"choice": None, "choice_error": "no eth9"}, "interfaces", "fail", "no eth9", "RINGFORT_INTERFACES"),
+        ({"choice": choose([LO])}, "interfaces", "warn", "only this machine", "cable"),
+        ({"choice": choose([RADIO])}, "interfaces", "warn", "only Wi-Fi", "cable"),
+        ({"multicast": {"eth0": "sent, but not heard"}}, "multicast", "fail", "eth0: sent, but", "UDP port 5353"),
+        (
+            {"choice": choose([replace(CARD, multicast=False)]), "multicast": {"eth0": "off"}},
+            "multicast",
+            "fail",
+            "eth0 carries no multicast",
+            "ip link set dev eth0 multicast on",
+        ),
+        ({"mdns_error": ("taken", "free it")}, "multicast", "fail", "taken", "free it"),
+        ({"announced": 0, "peers": {"10.0.0.2:1": ""}}, "multicast", "warn", "not heard", "client isolation"),
+        ({"ports": {"10.0.0.1": "no answer"}}, "ports", "fail", "10.0.0.1: no answer", "firewall"),
+        ({"peers": {"10.0.0.2:1": "no answer"}}, "ports", "fail", "10.0.0.2:1: no answer", "running there"),
+        ({"choice": choose([replace(CARD, mtu=576)])}, "mtu", "fail", "too small", "mtu 1500"),
+        ({"choice": choose([replace(CARD, mtu=9000)])}, "mtu", "warn", "9000", "the same on every machine"),
+        ({"segments": {"10.0.0.2:1": 1228}}, "mtu", "warn", "about 1280 bytes, and eth0 has 1500", "same MTU"),
+        ({"key_error": ("loose", "chmod 600")}, "key", "fail", "loose", "chmod 600"),
+        ({"key": "", "cluster": ""}, "key", "warn", "no key yet", "ringfort key join"),
+        ({"peer_versions": {"b": "0.9"}}, "version", "warn", "b has Ringfort 0.9", "pip install"),
+        ({"clock": 5.0}, "clock", "warn", "never set", "set-ntp"),
+        ({"drifts": {"b": -90.0}}, "clock", "warn", "b is 90.0 s behind", "set-ntp"),
+        *(({"firewall": {tool: on}}, "firewall", "warn", tool, "") for tool, (on, _) in FIREWALLS.items()),
+    ],
+)
+def test_each_cause_is_one_line_with_its_fix(
+    found: dict[str, object], name: str, outcome: str, words: str, fix: str
+) -> None:
+    lines = [check for check in complaints(**found) if words in check.what]
+    assert [(check.name, check.outcome.value) for check in lines] == [(name, outcome)]
+    assert lines[0].fix
+    assert fix in lines[0].fix
+
+
+@pytest.mark.parametrize("tool", FIREWALLS)
+def test_a_firewall_that_is_off_is_no_cause(tool: str) -> None:
+    assert complaints(firewall={tool: FIREWALLS[tool][1]}) == []
+
+
+@pytest.mark.parametrize("segment", [1460, 1448, 1428, 0])
+def test_ordinary_packets_are_no_mismatch(segment: int) -> None:
+    assert complaints(segments={"10.0.0.2:1": segment, "8.8.8.8:1": 500}) == []

@@ -1,0 +1,240 @@
+"""The law of membership, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfort.cluster.membership import (
+    Evidence,
+    Ledger,
+    Policy,
+    basis_of,
+    is_covered,
+    is_lawful,
+    largest_lawful,
+    seat,
+)
+from ringfort.cluster.messages import MAX_DOUBTS, Epoch, Member, Propose, Standing, Term, Witness
+
+NOBODY = Evidence()
+
+
+def epoch(number: int, peers: str, leader: str = "", lines: tuple[str, ...] = ("x#1",)) -> Epoch:
+    return Epoch(number, leader or peers[0], tuple(map(Member, peers)), (), lines)
+
+
+def proposal(new: Epoch, formed: tuple[Epoch, ...] = (), doubts: tuple[Epoch, ...] = (), departed: str = "") -> Propose:
+    return Propose(Term(1, new.leader), new, formed, doubts, tuple(departed))
+
+
+# --- who may go on ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "before", "lawful"),
+    [
+        ("abc", "abcde", True),
+        ("ab", "abcde", False),
+        ("ab", "abcd", True),  # half, with the lowest id
+        ("cd", "abcd", False),
+        ("a", "ab", True),
+        ("b", "ab", False),
+        ("cdxyz", "abcde", False),  # newcomers do not count
+        ("x", "a", False),
+    ],
+)
+def test_more_than_half_or_half_with_the_lowest_id_goes_on(group: str, before: str, lawful: bool) -> None:
+    assert is_lawful(group, epoch(1, before), NOBODY, "majority") is lawful
+
+
+@pytest.mark.parametrize(("policy", "lawful"), [("majority", False), ("stop", False), ("continue", True)])
+def test_a_person_may_choose_otherwise(policy: Policy, lawful: bool) -> None:
+    assert is_lawful("b", epoch(1, "ab"), NOBODY, policy) is lawful
+
+
+def test_stop_waits_for_everyone_who_may_live() -> None:
+    assert not is_lawful("abcd", epoch(1, "abcde"), NOBODY, "stop")
+    assert is_lawful("abcd", epoch(1, "abcde"), Evidence(frozenset("e")), "stop")
+
+
+def test_the_departed_do_not_count() -> None:
+    assert is_lawful("b", epoch(1, "ab"), Evidence(frozenset("a")), "majority")
+    assert is_lawful("c", epoch(1, "abc"), Evidence(frozenset("ab")), "majority")
+
+
+def test_a_death_counts_only_where_the_witness_is_of_that_epoch_and_comes_along() -> None:
+    seen_by = {who: Evidence(witnessed=frozenset({(who, "a")})) for who in "bcx"}
+    assert is_lawful("bx", epoch(1, "ab"), seen_by["b"], "majority")
+    assert not is_lawful("bx", epoch(1, "ab"), seen_by["x"], "majority")
+    assert not is_lawful("bx", epoch(1, "ab"), seen_by["c"], "majority")
+
+
+def test_nobody_can_be_split_from_a_peer_alone() -> None:
+    assert is_lawful("x", epoch(1, "a", lines=()), NOBODY, "majority")
+
+
+PEERS = "abcdefg"
+groups = st.sets(st.sampled_from(PEERS), min_size=1)
+
+
+@given(before=groups, one=groups, other=groups, dead=st.sets(st.sampled_from(PEERS)))
+def test_two_lawful_successors_always_share_a_member(
+    before: set[str], one: set[str], other: set[str], dead: set[str]
+) -> None:
+    old, evidence = epoch(1, "".join(sorted(before))), Evidence(frozenset(dead))
+    one, other = one - dead, other - dead
+    if before - dead and is_lawful(one, old, evidence, "majority") and is_lawful(other, old, evidence, "majority"):
+        assert one & other & before
+
+
+# --- what a new epoch rests on ---------------------------------------------------------------------------------------
+
+
+def test_the_last_epoch_of_each_line_counts() -> None:
+    old, new, elsewhere = epoch(1, "abc"), epoch(4, "abc"), epoch(2, "de", lines=("y#2",))
+    basis = basis_of([Standing(1, old), Standing(4, new), Standing(2, elsewhere)], "")
+    assert basis.formed == (elsewhere, new)
+    assert basis.lines == ("y#2", "x#1")
+    assert basis.highest == 4
+
+
+def test_a_doubt_counts_until_a_later_epoch_of_its_lines_is_committed() -> None:
+    formed, doubt = epoch(3, "abc"), epoch(5, "ab")
+    assert basis_of([Standing(5, formed, (doubt,))], "").doubts == (doubt,)
+    assert basis_of([Standing(5, formed, (doubt,)), Standing(6, epoch(6, "abc"))], "").doubts == ()
+    assert not is_covered(epoch(5, "ab", lines=("x#1", "y#2")), [epoch(6, "abc")])
+
+
+def test_what_may_never_have_been_committed_hands_down_no_line() -> None:
+    merger = epoch(5, "abcd", "d", ("x#1", "y#2"))
+    assert basis_of([Standing(5, epoch(3, "abc"), (merger,))], "abc").lines == ("x#1",)
+    assert basis_of([Standing(5, None, (merger,))], "abc").lines == ()
+
+
+def test_a_doubt_is_none_when_the_leader_who_alone_could_commit_it_answers() -> None:
+    standing = Standing(5, epoch(3, "abc"), (epoch(5, "ab"),))
+    assert basis_of([standing], "a").doubts == ()
+
+
+def test_who_holds_what_the_group_has_no_majority_of_must_wait() -> None:
+    cut_off = Standing(3, epoch(3, "abc"))
+    group, basis, _ = largest_lawful("cxy", {"c": cut_off, "x": Standing(), "y": Standing()}, {}, {}, "majority")
+    assert group == ["x", "y"]
+    assert basis.formed == ()
+
+
+def test_a_returning_minority_joins_those_who_went_on() -> None:
+    old, new = Standing(3, epoch(3, "abc")), Standing(4, epoch(4, "ab"))
+    group, basis, _ = largest_lawful("abc", {"a": new, "b": new, "c": old}, {}, {}, "majority")
+    assert group == ["a", "b", "c"]
+    assert [e.number for e in basis.formed] == [4]
+
+
+def test_the_last_promises_of_the_dead_are_kept() -> None:
+    mine, theirs = Standing(3, epoch(3, "ab")), Standing(4, epoch(3, "ab"), (epoch(4, "ax", "x"),))
+    alone = largest_lawful("b", {"b": mine}, {"a": theirs}, {}, "majority")
+    assert alone[0] == []  # a may have gone on with x, who may be at work
+    seen = largest_lawful("b", {"b": mine}, {}, {"b": [Witness("a", theirs)]}, "majority")
+    assert seen[0] == []
+    assert largest_lawful("b", {"b": mine}, {"a": mine}, {}, "majority")[0] == ["b"]
+
+
+# --- what a peer promises --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Of b, who is in epoch 3 with a and c."""
+    made = Ledger("b")
+    made.accept(proposal(epoch(3, "abc")))
+    made.commit((3, "a"))
+    return made
+
+
+def test_a_peer_is_in_an_epoch_from_its_commit_until_it_accepts_the_next(ledger: Ledger) -> None:
+    assert ledger.current == epoch(3, "abc")
+    assert ledger.accept(proposal(epoch(4, "ab"), (epoch(3, "abc"),))) == epoch(3, "abc")
+    assert ledger.current is None
+    assert ledger.commit((4, "a")) == epoch(4, "ab")
+    assert ledger.standing == Standing(4, epoch(4, "ab"))
+
+
+@pytest.mark.parametrize(
+    ("offer", "why"),
+    [
+        (proposal(epoch(3, "abc", "c"), (epoch(3, "abc"),)), "not above"),
+        (proposal(epoch(4, "ac"), (epoch(3, "abc"),)), "not a list"),
+        (proposal(epoch(4, "abb"), (epoch(3, "abc"),)), "not a list"),
+        (proposal(epoch(4, "ab", "c"), (epoch(3, "abc"),)), "not a list"),
+        (proposal(epoch(4, "ab", lines=()), (epoch(3, "abc"),)), "no line"),
+        (proposal(epoch(4, "ab", lines=("y#4",)), (epoch(3, "abc"),)), "forgets a line"),
+        (proposal(epoch(4, "ab")), "does not know of epoch 3"),
+        (proposal(epoch(4, "ab"), (epoch(2, "ab"),)), "does not know of epoch 3"),
+        (proposal(epoch(4, "bx"), (epoch(3, "abc"),)), "majority of epoch 3"),
+        (proposal(epoch(5, "ab"), (epoch(3, "abc"),), (epoch(4, "acd", "d"),)), "majority of epoch 4"),
+    ],
+)
+def test_a_peer_refuses_what_breaks_the_law_and_says_why(ledger: Ledger, offer: Propose, why: str) -> None:
+    assert why in (ledger.objection(offer) or "")
+
+
+def test_a_peer_accepts_what_keeps_the_law(ledger: Ledger) -> None:
+    assert ledger.objection(proposal(epoch(4, "abx"), (epoch(3, "abc"),))) is None
+    assert ledger.objection(proposal(epoch(4, "b"), (epoch(3, "abc"),), departed="ac")) is None
+    assert ledger.objection(proposal(epoch(9, "ab"), (epoch(8, "ac"),))) is None  # epoch 8 has followed epoch 3
+
+
+def test_what_was_accepted_and_not_committed_stays_in_doubt_unless_its_leader_gives_it_up(ledger: Ledger) -> None:
+    base = (epoch(3, "abc"),)
+    ledger.accept(proposal(epoch(4, "ab"), base))
+    ledger.accept(proposal(epoch(5, "bc", "c"), base, (epoch(4, "ab"),)))
+    assert [d.number for d in ledger.standing.doubts] == [4, 5]
+    ledger.accept(proposal(epoch(6, "bc", "c"), base, (epoch(4, "ab"),)))
+    assert [d.number for d in ledger.standing.doubts] == [4, 6]
+
+
+def test_an_earlier_epoch_that_turns_out_committed_is_known_but_not_entered(ledger: Ledger) -> None:
+    ledger.accept(proposal(epoch(4, "ab"), (epoch(3, "abc"),)))
+    ledger.accept(proposal(epoch(5, "bc", "c"), (epoch(3, "abc"),), (epoch(4, "ab"),)))
+    assert ledger.commit((4, "a")) is None
+    assert ledger.current is None
+    assert ledger.standing == Standing(5, epoch(4, "ab"), (epoch(5, "bc", "c"),))
+
+
+def test_doubts_have_a_limit(ledger: Ledger) -> None:
+    base = (epoch(3, "abc"),)
+    for number in range(MAX_DOUBTS):
+        ledger.accept(proposal(epoch(4 + number, "ab", f"leader{number}"), base))
+    assert "too many" in (ledger.objection(proposal(epoch(99, "ab"), base)) or "")
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def places(before: str, after: str) -> str:
+    old = Epoch(1, "a", tuple(Member(peer, joined=1) for peer in before), (), ("x#1",)) if before else None
+    return "".join(member.peer for member in seat(old, {peer: Member(peer) for peer in after}, 2))
+
+
+def test_members_keep_their_places_where_they_can() -> None:
+    assert places("", "cab") == "abc"
+    assert places("dcba", "abcd") == "dcba"
+    assert places("abcd", "abcdx") == "abcdx"
+    assert places("abcd", "acd") == "adc"
+    assert places("abcd", "acdx") == "axcd"
+
+
+@given(before=st.permutations(PEERS).map(lambda p: "".join(p[:5])), after=groups)
+def test_everyone_has_one_place_and_nobody_moves_without_need(before: str, after: set[str]) -> None:
+    found = places(before, "".join(after))
+    assert sorted(found) == sorted(after)
+    for peer in after & set(before):
+        if before.index(peer) < len(after):
+            assert found.index(peer) == before.index(peer)
+
+
+def test_seniority_is_kept_and_newcomers_get_the_new_number() -> None:
+    old = Epoch(5, "a", (Member("a", joined=2),), (), ("x#1",))
+    assert [m.joined for m in seat(old, {"a": Member("a"), "b": Member("b")}, 6)] == [2, 6]

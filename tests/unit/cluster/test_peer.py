@@ -1,0 +1,411 @@
+"""A peer's core: given these events, expect these instructions."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfort.cluster.contacts import BURST
+from ringfort.cluster.events import (
+    CloneFound,
+    ClusterEvent,
+    EpochEnded,
+    EpochStarted,
+    Misbehaved,
+    PeerJoined,
+    PeerLost,
+    Waiting,
+)
+from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.messages import (
+    Accept,
+    AnyMessage,
+    Beat,
+    Campaign,
+    Commit,
+    Departed,
+    Epoch,
+    Hangup,
+    Hello,
+    Introduce,
+    Lead,
+    Member,
+    Propose,
+    Reject,
+    Report,
+    Standing,
+    Term,
+    Vote,
+)
+from ringfort.cluster.peer import PeerCore
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.errors import InvalidArgumentError
+
+LINE = ("n0.a#1",)
+
+
+def events(out: list[Instruction]) -> list[ClusterEvent]:
+    return [i.event for i in out if isinstance(i, Notify)]
+
+
+def sent(out: list[Instruction], link: int) -> list[AnyMessage]:
+    return [i.message for i in out if isinstance(i, Send) and i.link == link]
+
+
+def closed(out: list[Instruction]) -> list[int]:
+    return [i.link for i in out if isinstance(i, Close)]
+
+
+class Bench:
+    """The core of `n1.b` and a hand that plays the others."""
+
+    def __init__(self, config: AutoDiscoveryConfig | None = None) -> None:
+        self.now = 100.0
+        self.core = PeerCore(Member("n1.b", "host1"), config or AutoDiscoveryConfig(), self.now)
+        self.out: list[Instruction] = []
+
+    def do(self, out: list[Instruction]) -> list[Instruction]:
+        self.out += out
+        return out
+
+    def say(self, link: int, *messages: AnyMessage) -> list[Instruction]:
+        out: list[Instruction] = []
+        for message in messages:
+            out += self.do(self.core.received(self.now, link, message))
+        return out
+
+    def meet(self, link: int, peer: str, *, initiated: bool = False, host: str = "") -> list[Instruction]:
+        node = peer.rpartition(".")[0]
+        out = self.do(self.core.connected(self.now, link, node, initiated=initiated))
+        return out + self.say(link, Hello(Member(peer, host or f"host-{node}")), Report(Standing()))
+
+    def wait(self, seconds: float, *beating: int) -> list[Instruction]:
+        """Time passes; the peers on the links `beating` answer every heartbeat at once."""
+        out: list[Instruction] = []
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            out += self.do(self.core.tick(self.now))
+            for link in beating:
+                out += self.say(link, Beat(self.now, self.now))
+        return out
+
+    def in_epoch(self) -> Epoch:
+        """n1.b follows n0.a on link 1 and is with it and n2.c, on link 2, in epoch 3."""
+        self.meet(1, "n0.a")
+        self.meet(2, "n2.c")
+        epoch = Epoch(3, "n0.a", (Member("n0.a"), Member("n1.b", "host1"), Member("n2.c")), (), LINE)
+        both = ("n0.a", "n1.b", "n2.c")
+        self.say(1, Lead(Term(1, "n0.a")), Propose(Term(1, "n0.a"), epoch), Commit(3))
+        for link, peer in ((1, "n0.a"), (2, "n2.c")):
+            self.say(link, Report(Standing(3, epoch), 3, tuple(p for p in both if p != peer)), Beat(1.0, self.now))
+        assert self.core.epoch == epoch
+        return epoch
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# --- meeting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_opens_with_a_hello_and_a_report_each_way(bench: Bench) -> None:
+    out = bench.core.connected(bench.now, 1, "n0", initiated=True)
+    assert [type(m) for m in sent(out, 1)] == [Hello, Report]
+    out = bench.say(1, Hello(Member("n0.a"), "desk"), Report(Standing()))
+    assert PeerJoined("n0.a", "desk") in events(out)
+    assert bench.core.sees == ("n0.a",)
+
+
+def test_who_claims_another_identity_than_it_proved_is_refused(bench: Bench) -> None:
+    bench.core.connected(bench.now, 1, "n0", initiated=False)
+    out = bench.say(1, Hello(Member("n5.a")))
+    assert isinstance(events(out)[0], Misbehaved)
+    assert closed(out) == [1]
+
+
+def test_who_does_not_say_who_it_is_is_refused(bench: Bench) -> None:
+    bench.core.connected(bench.now, 1, "n0", initiated=False)
+    assert closed(bench.say(1, Commit(1))) == [1]
+    bench.core.connected(bench.now, 2, "n0", initiated=False)
+    assert closed(bench.wait(3.0)) == [2]
+
+
+def test_of_two_links_the_one_that_the_lower_id_dialled_stays(bench: Bench) -> None:
+    bench.meet(1, "n0.a", initiated=True)
+    assert closed(bench.meet(2, "n0.a", initiated=False)) == [1]
+    bench.meet(3, "n2.c", initiated=True)
+    assert closed(bench.meet(4, "n2.c", initiated=False)) == [4]
+    assert not any(isinstance(event, PeerLost) for event in events(bench.out))
+
+
+def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> None:
+    bench.meet(1, "n0.a")
+    assert closed(bench.meet(2, "n0.a")) == [1]
+
+
+def test_a_call_to_oneself_is_ended_without_a_word(bench: Bench) -> None:
+    bench.core.connected(bench.now, 1, "n1", initiated=True)
+    out = bench.say(1, Hello(Member("n1.b", "host1")))
+    assert (closed(out), events(out)) == ([1], [])
+
+
+def test_processes_of_one_machine_are_peers_and_the_same_key_elsewhere_is_a_clone(bench: Bench) -> None:
+    bench.meet(1, "n1.other", host="host1")
+    assert bench.core.sees == ("n1.other",)
+    out = bench.meet(2, "n1.third", host="host9")
+    assert CloneFound("n1.third", "host1", "host9") in events(out)
+    assert closed(out) == [2]
+
+
+def test_whoever_knows_two_peers_introduces_them(bench: Bench) -> None:
+    bench.core.connected(bench.now, 1, "n0", initiated=True)
+    bench.say(1, Hello(Member("n0.a", addresses=("10.0.0.1:1",))), Report(Standing()))
+    bench.core.connected(bench.now, 2, "n2", initiated=True)
+    out = bench.say(2, Hello(Member("n2.c", addresses=("10.0.0.2:1",))), Report(Standing()))
+    assert Introduce("n2.c", ("10.0.0.2:1",)) in sent(out, 1)
+    assert Introduce("n0.a", ("10.0.0.1:1",)) in sent(out, 2)
+    assert Learn("n3.d", ("10.0.0.3:1",)) in bench.say(1, Introduce("n3.d", ("10.0.0.3:1",)))
+
+
+# --- being lost -------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_the_kernel_closes_on_a_peer_that_just_answered_is_a_death(bench: Bench) -> None:
+    bench.in_epoch()
+    out = bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", True)]
+    report = next(m for m in sent(out, 1) if isinstance(m, Report))
+    assert [seen.peer for seen in report.witnessed] == ["n2.c"]
+    assert report.current == 0
+
+
+@pytest.mark.parametrize(("seconds", "by_kernel"), [(0.0, False), (1.2, True)])
+def test_any_other_end_is_a_lost_contact(bench: Bench, seconds: float, by_kernel: bool) -> None:
+    bench.in_epoch()
+    bench.now += seconds  # nothing was heard in between: this peer slept
+    out = bench.do(bench.core.closed(bench.now, 2, by_kernel=by_kernel))
+    assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", False)]
+
+
+def test_a_link_that_is_closed_on_purpose_is_no_death(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.say(2, Hangup("there are two links"))
+    out = bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", False)]
+
+
+def test_an_end_is_no_death_while_another_link_may_be_the_same_peers(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 5, "n2", initiated=False))
+    out = bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    assert [(e.peer, e.died) for e in events(out) if isinstance(e, PeerLost)] == [("n2.c", False)]
+
+
+def test_who_is_met_again_is_not_reported_dead_any_more(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    reports = [m for m in sent(bench.meet(9, "n2.c"), 1) if isinstance(m, Report)]
+    assert reports[-1].witnessed == ()
+
+
+def test_every_link_that_the_core_closes_ends_with_a_hangup(bench: Bench) -> None:
+    bench.in_epoch()
+    out = bench.wait(1.5, 1)
+    assert closed(out) == [2]
+    assert isinstance(sent(out, 2)[-1], Hangup)
+
+
+def test_a_silent_peer_is_lost_and_the_epoch_ends(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    out = bench.wait(1.5, 1)
+    assert closed(out) == [2]
+    assert [e.epoch for e in events(out) if isinstance(e, EpochEnded)] == [epoch]
+    assert bench.core.epoch is None
+    assert bench.core.sees == ("n0.a",)
+
+
+def test_who_loses_sight_of_the_majority_waits_and_says_so(bench: Bench) -> None:
+    bench.in_epoch()
+    out = bench.wait(4.0)
+    assert any(isinstance(event, Waiting) for event in events(out))
+    assert not any(isinstance(event, EpochStarted) for event in events(out))
+    assert bench.core.epoch is None
+
+
+def test_with_the_others_dead_it_goes_on_alone_at_once(bench: Bench) -> None:
+    bench.in_epoch()
+    for link in (1, 2):
+        bench.do(bench.core.closed(bench.now, link, by_kernel=True))
+    bench.wait(1.0)
+    assert bench.core.epoch is not None
+    assert bench.core.epoch.peers == ("n1.b",)
+    assert bench.core.epoch.lines == LINE
+
+
+def test_a_peer_that_slept_does_not_find_the_others_silent(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.now += 3600
+    out = bench.do(bench.core.tick(bench.now))
+    assert closed(out) == []
+
+
+def test_a_goodbye_is_a_departure_and_nothing_is_waited_for(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    for link, peer in ((1, "n0.a"), (2, "n2.c")):
+        bench.say(link, Departed(peer, Standing(3, epoch)))
+    bench.wait(1.0)
+    assert bench.core.epoch is not None
+    assert bench.core.epoch.peers == ("n1.b",)
+
+
+# --- the epoch --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_promised_is_written_down_before_it_is_sent(bench: Bench) -> None:
+    bench.in_epoch()
+    order = [
+        type(i) if isinstance(i, Remember) else type(i.message) for i in bench.out if isinstance(i, (Remember, Send))
+    ]
+    assert order.index(Remember) < order.index(Accept)
+
+
+def next_epoch(bench: Bench, peers: str, number: int = 4) -> Propose:
+    names = {"a": "n0.a", "b": "n1.b", "c": "n2.c"}
+    members = tuple(Member(names[p], "host1" if p == "b" else "") for p in peers)
+    formed = bench.core.ledger.standing.formed
+    assert formed is not None
+    return Propose(Term(1, "n0.a"), Epoch(number, "n0.a", members, (), LINE), (formed,))
+
+
+def test_a_member_that_may_live_is_left_out_only_after_the_lease_and_is_not_answered_meanwhile(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.say(2, Beat(55.0, bench.now))
+    out = bench.say(1, next_epoch(bench, "ab"))
+    assert not any(isinstance(m, (Accept, Reject)) for m in sent(out, 1))
+    bench.out.clear()
+    for beat in range(14):
+        bench.wait(0.1, 1)
+        bench.say(2, Beat(60.0 + beat, bench.now))
+    assert not any(isinstance(m, Accept) for m in sent(bench.out, 1))
+    assert {m.echo for m in sent(bench.out, 2) if isinstance(m, Beat)} == {55.0}
+    assert Accept(4) in sent(bench.wait(0.3, 1, 2), 1)
+
+
+def test_a_dead_member_is_left_out_at_once(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    assert Accept(4) in sent(bench.say(1, next_epoch(bench, "ab")), 1)
+
+
+def test_only_the_leader_one_follows_is_heard(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    theirs = Epoch(4, "n2.c", epoch.members, (), LINE)
+    out = bench.say(2, Propose(Term(9, "n2.c"), theirs, (epoch,)))
+    assert [m.why for m in sent(out, 2) if isinstance(m, Reject)] == ["I follow n0.a"]
+
+
+def test_a_member_out_of_sight_is_reported_in_place_of_an_acceptance(bench: Bench) -> None:
+    bench.in_epoch()
+    proposal = next_epoch(bench, "abc")
+    bench.do(bench.core.closed(bench.now, 2, by_kernel=False))
+    assert [m.why for m in sent(bench.say(1, proposal), 1) if isinstance(m, Reject)] == ["I do not see n2.c"]
+
+
+def test_a_commit_that_the_leader_could_not_send_is_learned_from_another_member(bench: Bench) -> None:
+    bench.in_epoch()
+    proposal = next_epoch(bench, "abc")
+    bench.say(1, proposal)
+    assert bench.core.epoch is None
+    bench.say(2, Report(Standing(4, proposal.epoch), 4, ("n0.a", "n1.b")))
+    assert bench.core.epoch == proposal.epoch
+
+
+def test_newcomers_wait_while_a_member_holds() -> None:
+    bench = Bench(AutoDiscoveryConfig(settle=0.2))
+    bench.wait(1.0)
+    assert bench.core.epoch is not None
+    bench.do(bench.core.hold(bench.now, True))
+    bench.meet(1, "n5.z")
+    bench.say(1, Vote(bench.core.election.term, True), Report(Standing(), 0, ("n1.b",)))
+    assert not any(isinstance(m, Propose) for m in sent(bench.wait(2.0, 1), 1))
+    bench.do(bench.core.hold(bench.now, False))
+    assert any(isinstance(m, Propose) for m in sent(bench.wait(2.0, 1), 1))
+
+
+def test_fewer_than_the_least_wait() -> None:
+    bench = Bench(AutoDiscoveryConfig(min_peers=2))
+    out = bench.wait(2.0)
+    assert [e.why for e in events(out) if isinstance(e, Waiting)] == ["1 of at least 2 peers are here"]
+    assert bench.core.epoch is None
+
+
+# --- liars and floods -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Commit(99),
+        Report(Standing(9, Epoch(9, "n0.a", (Member("n0.a"),)))),
+        Report(Standing(3), 3),
+        Report(Standing(3, Epoch(3, "n0.a", (Member("n0.a"), Member("n2.c")), (), LINE)), 3),
+        Report(Standing(2, Epoch(5, "n0.a", (Member("n2.c"),)))),
+        Propose(Term(1, "n0.a"), Epoch(9, "n0.a", (Member("n1.b"), Member("n0.a")))),
+        Propose(Term(1, "n2.c"), Epoch(9, "n0.a", (Member("n1.b"), Member("n2.c")))),
+        Departed("n0.a", Standing()),
+        Departed("n1.b", Standing()),
+        Beat(1.0, 1e9),
+        Hello(Member("n2.c")),
+    ],
+    ids=lambda lie: type(lie).__name__,
+)
+def test_a_liar_is_named_and_refused_and_the_others_go_on(bench: Bench, lie: AnyMessage) -> None:
+    bench.in_epoch()
+    out = bench.say(2, lie)
+    assert [e.peer for e in events(out) if isinstance(e, Misbehaved)] == ["n2.c"]
+    assert closed(out) == [2]
+    assert bench.core.sees == ("n0.a",)
+    assert closed(bench.meet(7, "n2.c")) == [7]  # and for a while it is not let in again
+
+
+def test_what_cannot_be_read_is_refused(bench: Bench) -> None:
+    bench.in_epoch()
+    out = bench.core.garbled(bench.now, 2, "a control message cannot be read")
+    assert Misbehaved("n2.c", "a control message cannot be read") in events(out)
+
+
+def test_a_flood_is_cut_off(bench: Bench) -> None:
+    bench.meet(1, "n0.a")
+    out = bench.say(1, *[Campaign(Term(1, "x"))] * int(BURST + 1))
+    assert [type(e) for e in events(out) if isinstance(e, Misbehaved)] == [Misbehaved]
+    assert closed(out) == [1]
+    assert bench.say(1, Commit(1)) == []
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_says_goodbye_with_its_promises_and_is_silent_from_then_on(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    out = bench.core.leave(bench.now, "lunch")
+    assert sent(out, 1) == [Departed("n1.b", Standing(3, epoch), "lunch")]
+    assert closed(out) == [1, 2]
+    assert bench.core.tick(bench.now + 1) == []
+    assert bench.core.connected(bench.now + 1, 9, "n0", initiated=False) == []
+
+
+def test_one_vouches_for_ones_own_node_alone(bench: Bench) -> None:
+    bench.meet(1, "n0.a")
+    gone = Departed("n1.before", Standing(5), "its process has ended")
+    assert gone in sent(bench.do(bench.core.vouch(bench.now, "n1.before", Standing(5))), 1)
+    assert gone in sent(bench.meet(2, "n2.c"), 2)
+    with pytest.raises(InvalidArgumentError, match="own node"):
+        bench.core.vouch(bench.now, "n0.before", Standing())
+
+
+def test_a_clock_that_goes_back_and_an_id_without_a_node_are_errors(bench: Bench) -> None:
+    with pytest.raises(InvalidArgumentError, match="went back"):
+        bench.core.tick(bench.now - 1)
+    with pytest.raises(InvalidArgumentError, match=r"me\.peer"):
+        PeerCore(Member("alone"), AutoDiscoveryConfig(), 0.0)

@@ -1,0 +1,37 @@
+"""Settings of the cluster: what can never work is refused where it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfort.config import AutoDiscoveryConfig, ElectionConfig, HealthConfig
+from ringfort.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (HealthConfig, "interval", 0),
+        (HealthConfig, "lost_after", 0.3),
+        (HealthConfig, "lost_after_at_most", 0.5),
+        (HealthConfig, "caution", float("nan")),
+        (ElectionConfig, "settle", -1),
+        (ElectionConfig, "timeout", True),
+        (AutoDiscoveryConfig, "min_peers", 0),
+        (AutoDiscoveryConfig, "max_peers", 0),
+        (AutoDiscoveryConfig, "timeout", float("inf")),
+        (AutoDiscoveryConfig, "on_partition", "hope"),
+        (AutoDiscoveryConfig, "port", 65536),
+        (AutoDiscoveryConfig, "peers", "10.0.0.1"),
+        (AutoDiscoveryConfig, "interfaces", "eth0"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(kind: type, field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        kind(**{field: value})
+
+
+def test_wifi_waits_longer_than_a_cable() -> None:
+    lan, wifi = HealthConfig.lan(), HealthConfig.wifi()
+    assert lan == HealthConfig()
+    assert wifi.lost_after > lan.lost_after_at_most
