@@ -36,7 +36,7 @@ from ringfort.transport.messages import Envelope
 BLOCK_BYTES: Final = 256 * KIB
 """How large a block of a pipelined tree is: what one system call moves, and what stays in the L2 cache."""
 
-DOUBLING_BYTES: Final = 32 * KIB
+DOUBLING_BYTES: Final = 64 * KIB
 """Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
 
 TREE_ARITIES: Final = (2, 4)
