@@ -37,7 +37,7 @@ def draw_times(reports: Sequence[Report], path: Path) -> None:
         panel.set_title(f"{report.options.ranks[0]} ranks")
         panel.set_ylabel("microseconds, median")
         panel.grid(visible=True, alpha=0.3)
-        panel.legend(fontsize="small")
+    panels[0].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))  # beside it: the lines fill it
     figure.savefig(path, dpi=DPI)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from ringfort.bench.results import OURS, Report, Row, Timing
 from ringfort.bench.run import Step
 
-WIDE = 2
+WIDE = 1
 """So many other engines stand beside us; with more, each has a line of its own, so that the table fits a terminal."""
 
 

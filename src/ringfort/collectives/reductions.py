@@ -56,7 +56,7 @@ def all_reduce(
         else:
             chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
             _all_reduce_by(chosen, backend, flat, kind, op, envelope)
-            is_usual = asked is None and chosen == settled and kind.kind == flat.dtype.kind
+            is_usual = asked is None and kind.kind == flat.dtype.kind
             if is_usual and isinstance(op, ReduceOp) and flat.nbytes <= auto.DOUBLING_BYTES:
                 folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
                 quick.remember(backend, op, flat, quick.OverLinks.suited(backend, chosen, call, folding))
