@@ -16,7 +16,7 @@ import pytest
 
 import ringfort
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted
+from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
 from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing, encode
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.talk import MAX_NOTE_BYTES, Note
@@ -398,6 +398,23 @@ def test_a_peer_that_floods_lies_or_talks_nonsense_is_refused_and_the_others_go_
         flood = (hello, encode(Report(Standing())), *[message] * 2000)
         assert "floods" in misbehaves(cluster, one, *flood, credentials=flooder).why
     assert one.epoch == two.epoch == epoch
+
+
+def test_a_peer_whose_addresses_are_nonsense_harms_nobody(cluster: Cluster) -> None:
+    one, two = cluster.start(), cluster.start()
+    epoch = one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    liar = cluster.credentials()
+    me = Member(f"{liar.identity.peer_id}.1", "host", 1, ("nonsense", ":::", "1.2.3.4:0", "[fe80::1]:9", "x" * 128))
+    sock, opening = cluster.dial(one, Control(), liar)
+    with sock:
+        for message in (Hello(me), Report(Standing(), holds=True)):
+            sock.sendall(sealed(opening.sealer, encode(message)))
+        cluster.wait_for(one, lambda event: isinstance(event, PeerJoined) and event.peer == me.peer)
+        assert me.peer in {view.peer for view in one.snapshot()}
+        cluster.wait_for(one, lambda event: isinstance(event, PeerLost) and event.peer == me.peer)  # it never beats
+    assert one.wait_for_peers(1, PATIENCE) == two.wait_for_peers(1, PATIENCE)
+    assert set(one.wait_for_peers(1, PATIENCE).peers) == set(epoch.peers)
 
 
 def test_strangers_who_say_nothing_keep_nobody_out(cluster: Cluster) -> None:

@@ -142,9 +142,12 @@ class AutoDiscoveryBackend(MeshBackend):
             # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
             if not event.died:
                 engine.lose(epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
-        elif isinstance(event, EpochEnded) and event.epoch.key == epoch.key and not self._has_lost:
-            why = f"{event.epoch} has ended: {event.why}; establish_ring() goes on with those who are there"
-            engine.fail(lambda: AbortedError(why))
+        elif isinstance(event, EpochEnded) and event.epoch.key == epoch.key:
+            with suppress(ChannelClosedError):  # it may end because this node leaves
+                self.node.hold(False)  # nothing is left to be disturbed: who was cut off may come back
+            if not self._has_lost:
+                why = f"{event.epoch} has ended: {event.why}; establish_ring() goes on with those who are there"
+                engine.fail(lambda: AbortedError(why))
 
     def close(self) -> None:
         """Leaves the group, and the cluster if the node is this backend's own."""

@@ -199,7 +199,7 @@ class Control:
         self._probes += 1
         try:
             found = await answer_probe(sock, opening, self.setup.peer)
-            self._heard_speed(found, where)
+            self._measured(where, found)
         except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
             _log.debug("a probe of %s failed: %s", where, exc)
         finally:
@@ -241,7 +241,7 @@ class Control:
         self._follow(line.peer)
         self.finder.learn(line.peer, message.member.addresses, line.peer)
         if line.address:
-            self._begin(self.speeds.measure(line.peer))
+            self._begin(self.speeds.measure(line.peer, line.address))
 
     def _follow(self, peer: str) -> None:
         """Tells the directory which way the link with `peer` goes now, if there is one."""
@@ -280,18 +280,11 @@ class Control:
     # --- measuring --------------------------------------------------------------------------------------------------
 
     def _measured(self, address: str, found: Measurement) -> None:
-        self._heard_speed(found, address)
-        self.finder.better(found.peer)
-
-    def _heard_speed(self, found: Measurement, where: str) -> None:
-        """Kept if it is of the way that the link goes."""
-        contact = self.core.contacts.get(found.peer)
-        line = None if contact is None else self.lines.get(contact.link)
-        if line is not None and (line.address == where or _host(line.where) == _host(where)):
-            self.speeds.measured(found, self.finder.interface_of(line.where))
+        """A control link stays where it is: what it carries is little. The data goes the fastest way."""
+        if self.core.contacts.get(found.peer) is not None and self.speeds.measured(found, address):
             ways = encode(self.speeds.ways())
-            for other in self.core.contacts:
-                self.lines[other.link].link.send(ways)
+            for contact in self.core.contacts:
+                self.lines[contact.link].link.send(ways)
 
     # --- what the core instructs --------------------------------------------------------------------------------------
 
@@ -318,6 +311,7 @@ class Control:
         match event:
             case PeerLost(peer=peer):
                 self._follow(peer)
+                self.speeds.forget(peer)
                 if node_of(peer) == node_of(self.setup.peer) and not self.core.is_over:
                     self._vouch()
             case EpochEnded(epoch=epoch, why=why):
@@ -362,6 +356,7 @@ class Control:
         """Listens on the interfaces of `choice`, if they still are the current ones."""
         if choice is not self.finder.choice or self.core.is_over:
             return
+        self.speeds.forget()
         troubles = self.entrance.move(choice.addresses)
         if troubles:
             # An IPv6 address cannot be used in its first second, while its machine asks whether another has it.
@@ -387,10 +382,6 @@ class Control:
         task.add_done_callback(self._tasks.discard)
         if sock is not None:
             task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
-
-
-def _host(address: str) -> str:
-    return parse_address(address)[0]
 
 
 def _bare(address: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ringfort.cluster.control import Control, Line
+from ringfort.cluster.control import Control
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Hello
 from ringfort.cluster.view import PeerView
 from ringfort.config import parse_address
+from ringfort.errors import ConfigError
 
 
 def view_peers(control: Control) -> tuple[PeerView, ...]:
@@ -23,20 +24,19 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
-    address = next(iter(control.entrance.addresses), "") if is_self else _door(line, hello) if line else ""
-    interface = control.finder.interface_of(address) if address else None
-    kind = control.speeds.kind(peer)
-    if kind is LinkKind.UNKNOWN and interface is not None:
-        kind = interface.kind
+    best = control.speeds.best(peer)
+    where = best[0] if best else line.where if line else ""
+    address = next(iter(control.entrance.addresses), "") if is_self else _door(where, hello) if where else ""
+    interface = control.finder.interface_of(address if is_self else where)
     return PeerView(
         peer=peer,
         name=hello.name,
         host=hello.member.host,
         address=address,
         interface="" if interface is None else interface.name,
-        kind=kind,
+        kind=LinkKind.UNKNOWN if interface is None else interface.kind,
         round_trip=core.health.round_trip(peer),
-        bandwidth=control.speeds.bandwidth(peer),
+        bandwidth=best[1] if best else None,
         health=core.health.status(peer),
         is_self=is_self,
         is_leader=peer == (core.leader or (epoch and epoch.leader)),
@@ -47,10 +47,18 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     )
 
 
-def _door(line: Line, hello: Hello) -> str:
+def _door(where: str, hello: Hello) -> str:
     """Where the peer is found: where its link comes from, but at the port it listens on and not at a passing one."""
-    host = parse_address(line.where)[0]
-    return next((address for address in hello.member.addresses if parse_address(address)[0] == host), line.where)
+    host = _host(where)
+    return next((address for address in hello.member.addresses if _host(address) == host), where)
+
+
+def _host(address: str) -> str:
+    """Without scope and port; empty for what is no address, since peers may say anything."""
+    try:
+        return parse_address(address)[0].partition("%")[0]
+    except ConfigError:
+        return ""
 
 
 def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from socket import socket
@@ -30,6 +31,8 @@ RESOLVE_AGAIN: Final = 10.0
 """Seconds between two looks at the names that a person gave: a machine that comes up gets its name then."""
 WATCH_PERIOD: Final = 0.5
 """Seconds between two looks at the interfaces; one takes a millisecond."""
+MEASURE_WITHIN: Final = 1.5
+"""Seconds that a group waits for the ways between its members to be measured. A way that takes longer is not used."""
 MANNERS: Final = 0.25
 """Seconds that the one of two peers with the higher token waits for the other to dial: usually both hear of each other
 at once, and one link is enough. If the other heard nothing, this one dials."""
@@ -198,8 +201,11 @@ class Finder:
             self._wake = loop.call_later(max(0.01, deadline - clock()), self.look)
 
     async def _try(self, address: str) -> None:
-        if not any(address in self.directory.addresses(token) for token in self.directory.linked_peers):
+        linked = [token for token in self.directory.linked_peers if address in self.directory.addresses(token)]
+        if not linked:
             await self._dial(address)
+        elif self._is_known_way(linked[0], address):
+            self.directory.skip(address, clock())
         else:
             await self.measure(address)
         self.look()
@@ -242,7 +248,7 @@ class Finder:
                     self._refused(address, str(exc))
                 return None
         self.directory.answered(address, key_of(found.peer), clock(), found.round_trip)
-        self.directory.measured(address, bandwidth=min(found.bandwidth_in, found.bandwidth_out))
+        self.directory.measured(address, bandwidth=found.bandwidth)
         self._events.measured(address, found)
         return found
 
@@ -251,13 +257,26 @@ class Finder:
         now."""
         token = key_of(peer)
         self.directory.learn(self._usable(addresses), Source.EXCHANGE, clock(), claim=token, introducer=peer)
-        known = self.directory.addresses(token)
-        if len(known) > 1:
-            for address in known:
-                if not self.directory.is_measured(address):
-                    await self.measure(address)
-            known = self.directory.addresses(token)
-        return known or self._usable(addresses)
+        if len({self._way(address) for address in self.directory.addresses(token)}) > 1:
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self.measure_ways(peer), MEASURE_WITHIN)
+        return self.directory.addresses(token) or self._usable(addresses)
+
+    async def measure_ways(self, peer: str) -> None:
+        """Measures an address of `peer` on each interface that leads to it: the others there go the same way."""
+        token = key_of(peer)
+        for address in self.directory.addresses(token):
+            if not self._is_known_way(token, address) and address not in dict(self.directory.troubles()):
+                await self.measure(address)
+
+    def _is_known_way(self, token: str, address: str) -> bool:
+        way = self._way(address)
+        known = (other for other in self.directory.addresses(token) if self._way(other) == way)
+        return any(self.directory.is_measured(other) for other in known)
+
+    def _way(self, address: str) -> str:
+        interface = self.interface_of(address)
+        return "" if interface is None else interface.name
 
     # --- links ----------------------------------------------------------------------------------------------------
 
@@ -279,13 +298,6 @@ class Finder:
         if key_of(peer) in self.directory.linked_peers:
             self.directory.unlinked(key_of(peer), clock())
             self.look()
-
-    def better(self, peer: str) -> None:
-        """Dials a way to `peer` that is clearly faster than the one in use, if there is one: of two links that one side
-        dialled, the newer stays."""
-        address = self.directory.better(key_of(peer))
-        if address is not None:
-            self._begin(self._dial(address))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

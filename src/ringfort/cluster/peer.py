@@ -310,6 +310,8 @@ class PeerCore:
         if surplus is not contact:
             self._forget(member.peer)
             self.health.watch(member.peer, self._time)
+            if surplus is not None:  # what changed since this link was opened was told on the other
+                self._send(contact.link, self._make_report())
             self._beat_to(contact)
 
     def _introduce_all(self, contact: Contact) -> None:

@@ -62,6 +62,12 @@ class Measurement:
     peer: str
     bandwidth_out: float
     bandwidth_in: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Of the slower direction."""
+        return min(self.bandwidth_out, self.bandwidth_in)
+
     round_trip: float | None = None
     """Seconds to connect and open: about two round trips and the arithmetic of a handshake. None at the responder."""
 

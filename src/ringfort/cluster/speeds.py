@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from ringfort.cluster.discovery.interfaces import Interface
-from ringfort.cluster.finder import Finder, key_of
+from ringfort.cluster.finder import Finder
 from ringfort.cluster.host import clock
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Hello, Member
@@ -31,35 +30,43 @@ class Speeds:
         self._core = core
         self._finder = finder
         self._me = setup.peer
-        self._found: dict[str, tuple[Measurement, LinkKind]] = {}
+        self._found: dict[str, tuple[Measurement, str]] = {}
+        """Of each peer the fastest way, and the address it goes to."""
 
     def describe(self, own: NodeProfile) -> None:
         """What this machine is."""
         self.own = own
         self.topology.add(own, clock())
 
-    async def measure(self, peer: str) -> None:
+    async def measure(self, peer: str, address: str) -> None:
         """Measures all ways to a peer that was just met, the one that its link goes first."""
         await asyncio.sleep(MEASURE_AFTER)
-        for address in self._finder.directory.addresses(key_of(peer)):
-            if self._core.contacts.get(peer) is not None and not self._finder.directory.is_measured(address):
-                await self._finder.measure(address)
+        if self._core.contacts.get(peer) is not None and not self._finder.directory.is_measured(address):
+            await self._finder.measure(address)
+        if self._core.contacts.get(peer) is not None:
+            await self._finder.measure_ways(peer)
 
-    def measured(self, found: Measurement, interface: Interface | None) -> None:
-        """What a probe of the link with a peer found."""
-        self._found[found.peer] = (found, LinkKind.UNKNOWN if interface is None else interface.kind)
+    def measured(self, found: Measurement, address: str) -> bool:
+        """What a probe of a way to a peer found. False if a faster one is known."""
+        known = self._found.get(found.peer)
+        if known is not None and known[1] != address and known[0].bandwidth >= found.bandwidth:
+            return False
+        self._found[found.peer] = (found, address)
         if found.peer in self.topology:
             self.topology.connect(self._me, found.peer, self._profile(found.peer))
+        return True
 
-    def bandwidth(self, peer: str) -> float | None:
-        """Bytes a second of the slower direction."""
-        found = self._found.get(peer)
-        return None if found is None else min(found[0].bandwidth_in, found[0].bandwidth_out)
+    def forget(self, peer: str | None = None) -> None:
+        """The ways to `peer`, or all ways, may be others from now on."""
+        if peer is None:
+            self._found.clear()
+        else:
+            self._found.pop(peer, None)
 
-    def kind(self, peer: str) -> LinkKind:
-        """What the link with `peer` is made of."""
+    def best(self, peer: str) -> tuple[str, float] | None:
+        """The address of the fastest way to `peer`, and its bytes a second in the slower direction."""
         found = self._found.get(peer)
-        return LinkKind.UNKNOWN if found is None else found[1]
+        return None if found is None else (found[1], found[0].bandwidth)
 
     def ways(self) -> Ways:
         """All links of this peer that were measured and are there."""
@@ -96,10 +103,11 @@ class Speeds:
         return tuple(places[peer] for peer in self.topology.ring_order(places))
 
     def _profile(self, peer: str) -> ConnectionProfile:
-        found, kind = self._found[peer]
+        found, address = self._found[peer]
+        interface = self._finder.interface_of(address)
         round_trip = self._core.health.round_trip(peer)
         return ConnectionProfile(
-            kind=kind,
+            kind=LinkKind.UNKNOWN if interface is None else interface.kind,
             latency=round_trip / 2 if round_trip else None,
             bandwidth_out=found.bandwidth_out,
             bandwidth_in=found.bandwidth_in,

@@ -19,7 +19,7 @@ class PeerView:
     host: str = ""
     """Names the machine: peers with the same are on one."""
     address: str = ""
-    """Where the control link goes, as `host:port`."""
+    """Of the fastest way to it that was measured; before that, of its control link. As `host:port`."""
     interface: str = ""
     """The interface of this machine that the link goes through; empty where that is not known."""
     kind: LinkKind = LinkKind.UNKNOWN

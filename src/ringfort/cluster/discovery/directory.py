@@ -200,6 +200,12 @@ class AddressDirectory:
         pause = min(FIRST_PAUSE * 2 ** min(entry.failures - 1, 16), LONGEST_PAUSE)
         entry.next_try = now + (MEASURE_AGAIN if entry.peer in self._linked else pause)
 
+    def skip(self, address: str, now: float) -> None:
+        """It was not tried after all: it leads the same way as one that was."""
+        entry = self._entries.get(address)
+        if entry is not None:
+            entry.dialled, entry.next_try = -1.0, now + MEASURE_AGAIN
+
     def measured(self, address: str, *, round_trip: float | None = None, bandwidth: float | None = None) -> None:
         """What a link to `address` is like: seconds, and bytes a second of its slower direction."""
         entry = self._entries.get(address)
