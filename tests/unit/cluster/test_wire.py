@@ -17,6 +17,7 @@ from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.greeting import Control, Probe
 from ringfort.transport.opening import Opening, sealed
+from ringfort.transport.records import MAX_OVERHEAD
 
 NAMESPACE = NetworkNamespace.generate("test")
 
@@ -194,7 +195,7 @@ async def test_a_burst_without_an_end_is_broken_off() -> None:
 
     port, served = await _serve(member(), flood)
     sock, opening = await dial("127.0.0.1", port, member(), Probe())
-    piece = bytes(64 * 1024 - 20)
+    piece = bytes(64 * 1024 - MAX_OVERHEAD)
     with sock:
         for _ in range(3 * BURST_BYTES // len(piece)):
             try:
