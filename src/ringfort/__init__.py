@@ -5,16 +5,15 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     cli/          one file a verb: parse, call, print
     bench/ demo/  what the verbs `bench` and `demo` do, and launch/ what `run` does; local.py, children.py and
                   keeper.py start ranks on this machine and see them to their end
-    testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable
+    testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
     training/     average_gradients, for any framework
     context.py    DistributedContext: any backend + collectives + metrics; init(), join()
     cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
                   backend.py (AutoDiscoveryBackend)
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
     backends/     base.py (Backend) and tcp, ring, simulated, sub
-    transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, memory (streams),
-                  opening, records (pure: the wall), door (where connections are accepted)
-    identity/     keypair, namespace (cluster secret), codes, noise (pure handshake)
+    transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
+                  (streams), board (what ranks of one host share), opening, records (pure: the wall), door
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     observe/      metrics
     config.py     settings; the only reader of the environment

@@ -10,16 +10,24 @@ from ringfort.demo.proof import Outcome, Training
 from ringfort.demo.settings import BATCH, Settings
 from ringfort.demo.show import Show, group_name
 from ringfort.errors import DistributedError
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.local import LocalRanks
 
 WORKER = "ringfort.demo.worker"
+LOOPBACK = "127.0.0.1"
 
 
 def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
     """Train twice and compare. Raises `RankFailedError` when a rank ends badly; leaves no process behind."""
     show = Show(console, settings, live=live)
     peers = group_name(settings.ranks)
-    group = _train(settings, settings.ranks, show, f"{peers} on this machine train one model, {BATCH} samples a step")
+    title = f"{peers} on this machine find each other and train one model, {BATCH} samples a step"
+    group = _train(settings, settings.ranks, show, title)
+        settings,
+        settings.ranks,
+        show,
+        f"{peers} on this machine find each other and train one model, {BATCH} samples a step",
+    )
     show.after_training(group)
     reference = _train(settings, 1, show, f"The same by one process, {BATCH} samples a step")
     outcome = Outcome(settings, group, reference)
@@ -29,10 +37,13 @@ def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
 
 def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
     result: dict[str, Any] | None = None
-    with show.phase(title), LocalRanks(WORKER, ranks, [settings.to_json()]) as group:
-        for rank, message in group.messages():
+    # A cluster of their own, so that two demos at once do not find each other; on loopback, so that nobody else does.
+    cluster = NetworkNamespace.generate("demo")
+    told = {"RINGFORT_KEY": cluster.join_code(), "RINGFORT_INTERFACES": LOOPBACK}
+    with show.phase(title), LocalRanks(WORKER, ranks, [settings.to_json(), str(ranks)], variables=told) as group:
+        for _, message in group.messages():
             if message.pop("kind") == "progress":
-                show.progress(rank, message)
+                show.progress(message.pop("rank"), message)
             else:
                 result = message
     if result is None:

@@ -1,6 +1,6 @@
 """One rank of the demo: `python -m ringfort.demo.worker SETTINGS` trains, and reports as JSON lines.
 
-This is what a user's own data-parallel program looks like: `init`, a share of each batch, `average_gradients`.
+This is what a user's own data-parallel program looks like: `join`, a share of each batch, `average_gradients`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 import ringfort
+from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.demo.model import (
     CONTEXT,
@@ -73,6 +74,7 @@ class Progress:
         moved = self._ctx.metrics_snapshot()
         report(
             kind="progress",
+            rank=self._ctx.rank,
             pid=os.getpid(),
             step=step,
             loss=loss,
@@ -84,10 +86,17 @@ class Progress:
             self._last = (step, now)
 
 
-def run(settings: Settings) -> None:
+def meet(peers: int) -> DistributedContext:
+    """The group of `peers` processes that find each other. Over encrypted connections, as between machines, though
+    processes of one machine could share memory: that is what the demo is to show."""
+    over_the_wire = DistributedConfig(shared_memory="off")
+    return ringfort.join(peers - 1, group=over_the_wire) if peers > 1 else ringfort.init(world_size=1, rank=0)
+
+
+def run(settings: Settings, peers: int) -> None:
     """Train, and report the curve, the digests of all ranks' weights and a sample of text."""
     corpus = load_corpus()
-    with ringfort.init() as ctx:
+    with meet(peers) as ctx:
         weights = new_weights(len(corpus.vocabulary), settings.seed)
         adam = Adam(settings.steps)
         progress = Progress(ctx)
@@ -113,4 +122,4 @@ def run(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    run(Settings.from_json(sys.argv[1]))
+    run(Settings.from_json(sys.argv[1]), int(sys.argv[2]))
