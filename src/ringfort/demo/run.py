@@ -23,11 +23,6 @@ def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
     peers = group_name(settings.ranks)
     title = f"{peers} on this machine find each other and train one model, {BATCH} samples a step"
     group = _train(settings, settings.ranks, show, title)
-        settings,
-        settings.ranks,
-        show,
-        f"{peers} on this machine find each other and train one model, {BATCH} samples a step",
-    )
     show.after_training(group)
     reference = _train(settings, 1, show, f"The same by one process, {BATCH} samples a step")
     outcome = Outcome(settings, group, reference)
