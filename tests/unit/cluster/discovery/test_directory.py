@@ -140,6 +140,16 @@ def test_other_addresses_of_a_linked_peer_are_measured_now_and_then() -> None:
     assert book.deadline == MEASURE_AGAIN
 
 
+def test_an_address_that_leads_the_same_way_is_passed_over_for_a_while() -> None:
+    book = heard(ETHER, RADIO)
+    book.answered(ETHER, "b", 0.0)
+    book.linked("b", ETHER)
+    assert book.due(0.0) == [RADIO]
+    book.skip(RADIO, 0.0)
+    assert book.deadline == MEASURE_AGAIN
+    assert book.troubles() == []
+
+
 def test_a_peer_that_dialled_us_is_not_dialled() -> None:
     book = heard(ETHER, RADIO)
     book.linked("b")
