@@ -58,8 +58,7 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on") -> float:
         assert message["peer"] == victim, (rank, message)
         assert message["error"] == "PeerLostError", (rank, message)
     for rank, message in rest.items():
-        # The main thread, and local.py's watch.
-        assert message == {"threads": 2, "sockets": 0, "segments": 0}, (rank, message)
+        assert message == {"threads": 1, "sockets": 0, "segments": 0}, (rank, message)
     return max(float(str(message["at"])) for message in errors.values()) - killed_at
 
 

@@ -91,7 +91,9 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
     """A line for each strategy: predicted, measured, and which AUTO chose."""
     table = Table(title=f"{options.op} of {options.dtype}: how AUTO chooses", title_justify="left", box=SIMPLE_HEAD)
     for head in ("ranks", "size", "strategy", "predicted", "measured", ""):
-        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+        # What is said of the choice may be broken up where there is little room; names and numbers may not.
+        width = len("halving_doubling") if head == "strategy" else len("0.00 ms") if head else None
+        table.add_column(head, justify="right" if head else "left", no_wrap=bool(head), min_width=width)
     for row in rows:
         where = (str(row.ranks), size(row.bytes))
         for name in sorted(row.predicted, key=row.measured.__getitem__):
