@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,14 @@ STRESS = Path(__file__).parent / "stress"
 # Here and not in a fixture: processes that tests start inherit it, and nothing is loaded before.
 HOME = Path(tempfile.mkdtemp(prefix="ringfort-tests-"))
 os.environ["RINGFORT_HOME"] = str(HOME / "home")
-for _name in ("RINGFORT_KEY", "RINGFORT_CLUSTER", "RINGFORT_ENCRYPTION", "RINGFORT_SHM"):
-    os.environ.pop(_name, None)
+for _name in ("KEY", "CLUSTER", "ENCRYPTION", "SHM", "INTERFACES", "PEERS", "MASTER"):
+    os.environ.pop(f"RINGFORT_{_name}", None)
+
+# Whoever started this in the background of a shell has it ignored, and so would all processes that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No deadline: the machines that run this are shared, and a slow example is no failure.
 hypothesis.settings.register_profile("local", deadline=None, print_blob=True)
