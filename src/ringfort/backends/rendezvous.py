@@ -89,7 +89,7 @@ def host_group(listener: socket.socket, world_size: int, terms: Terms) -> Channe
 def _clear_seats(door: Door, seated: dict[int, tuple[Channel, Join]]) -> None:
     """Frees the seats of those who have gone before the welcome: they may come again."""
     for rank, (channel, _) in tuple(seated.items()):
-        if _is_ended(channel.sock):
+        if tcp.is_ended(channel.sock):
             del seated[rank]
             door.forget(channel)
             channel.close()
@@ -228,7 +228,7 @@ def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> N
         for sock in stirred:
             other = next(other for other in higher if other in channels and channels[other].sock is sock)
             door.forget(channels[other])
-            if _is_ended(sock):  # else it has begun to work, which is no business of ours
+            if tcp.is_ended(sock):  # else it has begun to work, which is no business of ours
                 channels.pop(other).close()
         for arrival in arrivals:
             refusal = _why_not(arrival.said, ours, channels, higher)
@@ -243,15 +243,6 @@ def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> N
             door.watch(arrival.channel)
         if terms.is_over and any(other not in channels for other in higher):
             raise _incomplete(f"rank {ours.rank} waiting for higher ranks", terms, higher, channels, door)
-
-
-def _is_ended(sock: socket.socket) -> bool:
-    try:
-        return not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def _why_not(said: object, ours: Meet, channels: Channels, higher: range) -> tuple[str, str] | None:

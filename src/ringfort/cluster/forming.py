@@ -24,7 +24,7 @@ from ringfort.cluster.setup import Setup
 from ringfort.cluster.wire import dial, hear
 from ringfort.config import parse_address
 from ringfort.errors import AbortedError, DistributedError
-from ringfort.transport import greeting
+from ringfort.transport import greeting, tcp
 from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
@@ -75,7 +75,7 @@ class _Group:
     def drop_ended(self) -> None:
         """One that has gone before all were there is expected again."""
         for rank, (sock, _, _) in tuple(self.seats.items()):
-            if _is_ended(sock):
+            if tcp.is_ended(sock):
                 del self.seats[rank]
                 sock.close()
 
@@ -156,7 +156,7 @@ class Forming:
         for caller in [caller for caller in self._early if secrets.compare_digest(caller.said.token, group.token)]:
             self._early.remove(caller)
             rank = caller.said.rank
-            if not group.rank < rank < len(group.epoch.members) or _is_ended(caller.sock):
+            if not group.rank < rank < len(group.epoch.members) or tcp.is_ended(caller.sock):
                 caller.sock.close()
                 continue
             try:
@@ -211,12 +211,3 @@ def _channel(sock: socket.socket, opening: Opening, machine: Machine) -> Channel
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with suppress(asyncio.TimeoutError, TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-def _is_ended(sock: socket.socket) -> bool:
-    try:
-        return not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
-import uuid
-from pathlib import Path
 from typing import Final
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK: Final = Path("/proc/self/ns/net")
+from ringfort.transport.machine import this_machine
 
 
 def host_id(salt: bytes) -> str:
     """The same in every process of this machine until it starts again, and nobody else's. A container with a network of
     its own is a machine of its own. `salt` keeps what two clusters see apart."""
-    try:
-        parts = [_BOOT_ID.read_text(encoding="ascii").strip(), str(_NETWORK.stat().st_ino)]
-    except OSError:  # not Linux
-        parts = [f"{uuid.getnode():012x}", os.uname().nodename]
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8, key=salt[:64])
-    return digest.hexdigest()
+    return hashlib.blake2b(this_machine(shares=False).id, digest_size=8, key=salt[:64]).hexdigest()
 
 
 def clock() -> float:

@@ -139,6 +139,16 @@ def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
     raise failure or OSError(errno.EHOSTUNREACH, "no address")
 
 
+def is_ended(sock: socket.socket) -> bool:
+    """Whether the other side of a non-blocking socket has gone. What it has said stays unread."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 class SocketStream:
     """A socket as a `Stream`."""
 
