@@ -77,7 +77,6 @@ GROUPS: dict[str, GroupFactory] = {
     "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
     "ring with shared memory": ring_group,
     "shared memory as on ARM": unordered_group,
-    "sub of simulated": sub_group_of(simulated_group),
     "sub of tcp with shared memory": sub_group_of(tcp_group),
 }
 
