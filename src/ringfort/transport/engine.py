@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
@@ -24,7 +25,7 @@ from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.links import Describe, Links
 from ringfort.transport.messages import Envelope, Receive, Watch
 from ringfort.transport.notices import Aborted
-from ringfort.transport.spin import Spin
+from ringfort.transport.spin import LONGEST, Spin
 from ringfort.transport.stream import Poller, Stream
 
 _GO_PATIENCE = 1.0
@@ -388,11 +389,14 @@ class Engine(Links):
         if type(receive) is not Watch:  # who watches has tried long enough
             reads = into if receive is not None and not receive.done else None
             writes = out if send is not None and not send.done and send.go else None
+            until = time.monotonic() + LONGEST
             for _ in range(self._spin.budget):
                 os.sched_yield()
                 if (reads is not None and self._read(reads)) or (writes is not None and self._write(writes)):
                     self._spin.tell(paid=True)
                     return
+                if time.monotonic() > until:
+                    break
             self._spin.tell(paid=False)
         for _, link in job.halves():
             if link.error is None:

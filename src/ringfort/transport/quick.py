@@ -8,12 +8,13 @@ The ordinary way makes some fifty Python calls for a message, 20 of the 35 micro
 from __future__ import annotations
 
 import os
+import time
 
 from ringfort.config import KIB
 from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
 from ringfort.transport.link import Job, Link
 from ringfort.transport.messages import Envelope, Receive, Send
-from ringfort.transport.spin import Spin
+from ringfort.transport.spin import LONGEST, Spin
 
 LARGEST = 64 * KIB
 """Bytes of a message that goes this way: header and all, it fits one read of the receiving half's buffer."""
@@ -88,12 +89,14 @@ def _pull(link: Link, head: bytes, size: int, spin: Spin) -> memoryview | None:
     inbound = link.inbound
     buffer, total = inbound.buffer, HEADER_BYTES + size
     recv_into, tries, have = link.stream.recv_into, spin.budget, 0
+    until = time.monotonic() + LONGEST
     while have < total:
         try:
             count = recv_into(buffer[have:total])
         except BlockingIOError:
             tries -= 1
-            if tries < 0:
+            if tries < 0 or time.monotonic() > until:
+                tries = -1
                 break
             os.sched_yield()
             continue

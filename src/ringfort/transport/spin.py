@@ -6,6 +6,9 @@ _MOST, _LEAST = 200, 4
 """Tries. One is a system call that finds nothing and one that gives the processor away: some 2 microseconds, while
 sleeping and being woken costs 50 to 100 on a virtual machine. The most is what two sleeps would cost; the least keeps
 looking whether waiting has become worth it again."""
+LONGEST = 0.0005
+"""Seconds: where others want the processor, giving it away takes a time slice and not a microsecond. Who sleeps is
+woken before those who compute; who only steps aside comes behind them."""
 
 
 class Spin:
