@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import stat
 import threading
 import time
@@ -43,7 +44,7 @@ def left_behind(before: Resources, grace: float = GRACE) -> list[str]:
     while left and time.monotonic() < deadline:
         time.sleep(POLL)
         now = snapshot()
-        # Only what stays: another test run on this machine makes and removes shared memory of its own meanwhile.
+        # Only what was there when the test ended, and stays.
         left = {key: words for key, words in left.items() if key in now}
     return sorted(left.values())
 
@@ -105,4 +106,16 @@ def _shared_memory() -> Iterator[tuple[tuple[str, int | str], str]]:
             yield ("shared memory", f"{entry.name}/{entry.stat().st_ino}"), f"shared memory (descriptor {entry.name})"
     if SHARED_MEMORY.is_dir():
         for entry in SHARED_MEMORY.glob("ringfort*"):
-            yield ("shared memory", entry.name), f"shared memory {entry}"
+            if not _is_anothers(entry.name):
+                yield ("shared memory", entry.name), f"shared memory {entry}"
+
+
+def _is_anothers(name: str) -> bool:
+    """Whether the process whose number is in the name runs and is neither this one nor started by it."""
+    number = re.match(r"ringfort-[a-z-]+-(\d+)", name)
+    if number is None or int(number[1]) == os.getpid():
+        return False
+    try:
+        return all(parent.pid != os.getpid() for parent in psutil.Process(int(number[1])).parents())
+    except psutil.NoSuchProcess:
+        return False

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -33,9 +33,9 @@ def running_thread() -> Iterator[None]:
 
 
 @contextmanager
-def running_child() -> Iterator[None]:
+def running_child() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        yield
+        yield child
         child.kill()
 
 
@@ -77,6 +77,21 @@ def test_what_is_held_is_reported_until_it_is_released(
         [left] = leaks.left_behind(before, grace=0)
         assert words in left
     assert leaks.left_behind(before) == []
+
+
+@pytest.mark.skipif(not leaks.SHARED_MEMORY.is_dir(), reason="shared memory has no folder here")
+@pytest.mark.parametrize(("owner", "is_ours"), [("parent", False), ("child", True), ("dead", True)])
+def test_shared_memory_of_a_process_that_the_tests_did_not_start_is_not_theirs(owner: str, is_ours: bool) -> None:
+    before = leaks.snapshot()
+    with running_child() if owner == "child" else nullcontext() as child:
+        number = {"parent": os.getppid(), "child": getattr(child, "pid", 0), "dead": 2**22 + 1}[owner]
+        segment = leaks.SHARED_MEMORY / f"ringfort-leak-check-{number}-x{os.getpid()}"
+        segment.touch()
+        try:
+            found = [left for left in leaks.left_behind(before, grace=0) if "shared memory" in left]
+        finally:
+            segment.unlink()
+    assert len(found) == is_ours
 
 
 def test_what_was_there_before_is_not_reported() -> None:

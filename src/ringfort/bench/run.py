@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -68,7 +69,8 @@ def all_crews(options: Options, ranks: int, hosts: Sequence[Host]) -> Generator[
     lost: dict[str, str] = {}
     memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="ringfort-bench-", dir=memory)))
+        prefix = f"ringfort-bench-{os.getpid()}-"  # so that one sees whose it is, should it ever be left behind
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix=prefix, dir=memory)))
         for name in (OURS, *options.against):
             folder = scratch / name
             folder.mkdir()
