@@ -160,7 +160,7 @@ def _all_reduce(ctx: DistributedContext, call: Call) -> np.ndarray[Any, Any]:
 
 
 def _rooted_strategy(kind: Callable[[str], Any], call: Call) -> Any:
-    return kind("auto" if call.strategy in ("halving_doubling", "hierarchical") else call.strategy)
+    return kind("auto" if call.strategy == "halving_doubling" else call.strategy)
 
 
 def _reduce(ctx: DistributedContext, call: Call) -> None:

@@ -89,7 +89,7 @@ class AllReduceStrategy(Strategy):
 
 
 class _RootedStrategy(Strategy):
-    _allowed = frozenset({Shape.AUTO, Shape.RING, Shape.TREE, Shape.DIRECT})
+    _allowed = frozenset({Shape.AUTO, Shape.RING, Shape.TREE, Shape.DIRECT, Shape.HIERARCHICAL})
 
 
 class ReduceStrategy(_RootedStrategy):
@@ -99,6 +99,8 @@ class ReduceStrategy(_RootedStrategy):
     RING: ClassVar[ReduceStrategy]
     TREE: ClassVar[ReduceStrategy]
     DIRECT: ClassVar[ReduceStrategy]
+    HIERARCHICAL: ClassVar[ReduceStrategy]
+    """Every host is left once: by one rank, with what all of the host make together."""
 
 
 class BroadcastStrategy(_RootedStrategy):
@@ -108,6 +110,8 @@ class BroadcastStrategy(_RootedStrategy):
     RING: ClassVar[BroadcastStrategy]
     TREE: ClassVar[BroadcastStrategy]
     DIRECT: ClassVar[BroadcastStrategy]
+    HIERARCHICAL: ClassVar[BroadcastStrategy]
+    """Every host is entered once: by one rank, which passes it on to the others."""
 
 
 for _kind in (AllReduceStrategy, ReduceStrategy, BroadcastStrategy):

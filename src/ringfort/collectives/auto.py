@@ -17,6 +17,7 @@ Where they differ, a step costs what its slowest link does. A phase over a tree 
 with the data in m blocks of s bytes, costs d times the first block, t a + (k-1) o + k s b with t the share of an
 exchange that a message alone takes, and then k (o + s b) for each of the m - 1 blocks that follow it down the pipe. A
 broadcast is one phase down and a reduce one phase up: a ring is the tree with k = 1, direct the one with k = n-1.
+Hierarchical is a tree of hosts and one inside a host; with more than one block a chain of all ranks, host by host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import costs
+from ringfort.collectives import costs, plan
 from ringfort.collectives.costs import LinkCosts
 from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
@@ -80,8 +81,8 @@ class CostModel:
         shapes = [Shape.DIRECT, Shape.RING]
         if kind is AllReduceStrategy:
             shapes.append(Shape.HALVING_DOUBLING)
-            if len(set(self._hosts)) > 1:
-                shapes.append(Shape.HIERARCHICAL)
+        if 1 < len(set(self._hosts)) < self._n:  # else it is a ring
+            shapes.append(Shape.HIERARCHICAL)
         return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in TREE_ARITIES)]
 
     def predict(self, strategy: Strategy, nbytes: int, element: str = "float32") -> float:
@@ -94,6 +95,8 @@ class CostModel:
             return 0.0
         fold = self.links.fold_of(element)
         if not isinstance(strategy, AllReduceStrategy):
+            if strategy.shape is Shape.HIERARCHICAL:
+                return self._hosts_phase(nbytes, fold if isinstance(strategy, ReduceStrategy) else 0.0)
             arity = {Shape.RING: 1, Shape.DIRECT: self._n - 1}.get(strategy.shape, strategy.arity)
             return self._phase(arity, nbytes, fold if isinstance(strategy, ReduceStrategy) else 0.0)
         if strategy.shape is Shape.RING:
@@ -135,7 +138,7 @@ class CostModel:
         return starts + nbytes * (others * (per_byte + fold) + 2 * fold)
 
     def _hierarchical(self, nbytes: int, fold: float) -> float:
-        groups = [[r for r, host in enumerate(self._hosts) if host == leader] for leader in sorted(set(self._hosts))]
+        groups = plan.groups_of(self._hosts)
         lanes = min(map(len, groups))
         inside = 0.0
         for group in groups:
@@ -158,6 +161,22 @@ class CostModel:
         moving = nbytes / blocks * (per_byte + fold)
         first = self.links.hop * latency + (children - 1) * overhead + children * moving
         return tree_depth(self._n, arity) * first + (blocks - 1) * children * (overhead + moving)
+
+    def _hosts_phase(self, nbytes: int, fold: float) -> float:
+        """Up or down a tree that enters every host once: see `plan.host_links`."""
+        pairs = [(a, b) for a in range(self._n) for b in range(a)]
+        groups = plan.groups_of(self._hosts)
+        most = max(map(len, groups))
+        overhead, blocks = self.links.overhead, max(1, -(-nbytes // BLOCK_BYTES))
+        arity = 1 if blocks > 1 else 2
+        seconds, slowest = 0.0, 0.0
+        for crosses, places in ((True, len(groups)), (False, most)):
+            latency, per_byte = self._worst([(a, b) for a, b in pairs if (self._hosts[a] != self._hosts[b]) == crosses])
+            children, moving = min(arity, places - 1), nbytes / blocks * (per_byte + fold)
+            hops = tree_depth(places, arity) if crosses or arity > 1 else self._n - len(groups)
+            seconds += hops * (self.links.hop * latency + (children - 1) * overhead + children * moving)
+            slowest = max(slowest, overhead + moving)
+        return seconds + (blocks - 1) * slowest
 
     def _worst(self, pairs: list[tuple[int, int]]) -> tuple[float, float]:
         """Latency and seconds a byte of the slowest of some links, each way."""

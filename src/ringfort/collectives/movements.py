@@ -15,7 +15,7 @@ from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import by_code
 from ringfort.collectives.operation import Memory, Operation, check_root, run_steps
-from ringfort.collectives.reductions import block_of, check_parts, fan_out
+from ringfort.collectives.reductions import block_of, check_parts, links_by
 from ringfort.config import BroadcastStrategy, Shape
 from ringfort.errors import DistributedError, InvalidArgumentError, ProtocolError
 from ringfort.transport.messages import Envelope
@@ -31,7 +31,7 @@ def broadcast(
 ) -> Operation:
     """Every rank's `x` becomes the root's, in place."""
     check_root(backend, root)
-    rank, n = backend.rank, backend.world_size
+    rank = backend.rank
     view = as_view(x, "x", writable=rank != root)
     if strategy is not None and not isinstance(strategy, BroadcastStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError("strategy", strategy, "must be a BroadcastStrategy, such as BroadcastStrategy.RING")
@@ -52,16 +52,16 @@ def broadcast(
                 shared.broadcast(board, view.flat, root, envelope)
         else:
             chosen = auto.decide(backend, settled, view.flat.nbytes, view.kind.name, envelope)
-            spread(backend, view, root, fan_out(chosen, n), envelope)
+            spread(backend, view, links_by(chosen, backend, root, view.flat), envelope)
         return x if rank == root else view.finish()
 
     return Operation("broadcast", view.flat.nbytes, run)
 
 
-def spread(backend: Backend, view: ArrayView, root: int, arity: int, envelope: Envelope) -> None:
+def spread(backend: Backend, view: ArrayView, links: plan.Links, envelope: Envelope) -> None:
     """Moves the root's storage to everybody's, down a tree."""
     flat = view.flat
-    steps = plan.broadcast(backend.rank, backend.world_size, root, flat.size, arity, block_of(flat))
+    steps = plan.broadcast_down(links, flat.size, block_of(flat))
     run_steps(backend, steps, Memory(flat), envelope, first=envelope._replace(sync=True))
 
 

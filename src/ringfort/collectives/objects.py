@@ -86,11 +86,12 @@ def broadcast_object(backend: Backend, obj: Any = None, root: int = 0, *, timeou
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
         length = np.array([len(data)], np.uint64)
-        spread(backend, as_view(length), root, 2, envelope)
+        links = plan.tree_links(backend.rank, backend.world_size, root, 2)
+        spread(backend, as_view(length), links, envelope)
         size = int(length[0])
         _check_size(size, limit, root)
         buffer = np.frombuffer(data, np.uint8) if backend.rank == root else np.empty(size, np.uint8)
-        spread(backend, plain_view(buffer, element_type_named("uint8"), (size,)), root, 2, envelope)
+        spread(backend, plain_view(buffer, element_type_named("uint8"), (size,)), links, envelope)
         return obj if backend.rank == root else decode(buffer.data)
 
     return Operation("broadcast_object", len(data), run)

@@ -18,6 +18,9 @@ from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorld
 Span = tuple[int, int]
 """`(start, stop)`, in elements unless a plan says otherwise."""
 
+Links = tuple[int | None, tuple[int, ...]]
+"""A rank's place in a tree: its parent (`None` at the root) and its children."""
+
 _REMEMBERED: Final = 256
 """Plans kept of each kind. Programs repeat a few sizes; a plan costs microseconds where a message costs tens."""
 
@@ -158,7 +161,7 @@ def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tu
     each byte crosses to another host as often as with one leader a host, and no rank does it all.
     """
     _check_place(rank, len(hosts))
-    groups = [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
+    groups = groups_of(hosts)
     at = next(place for place, group in enumerate(groups) if rank in group)
     group = groups[at]
     lanes = split(count, min(map(len, groups)))
@@ -182,6 +185,39 @@ def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tu
     return tuple(step for step in steps if step.dst is not None or step.src is not None)
 
 
+def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> Links:
+    """The place of `rank` in a tree from `root` that enters every other host once.
+
+    What goes in one piece takes as few hops as can be: a tree of one leader a host, and one inside each host below its
+    leader. What goes in many, down a pipe, is best passed on once by everybody: a chain through one host after the
+    other.
+    """
+    _check_place(rank, len(hosts))
+    _check_tree(len(hosts), root, 1)
+    groups = [sorted(group, key=lambda member: member != root) for group in groups_of(hosts)]
+    groups.sort(key=lambda group: group[0] != root)
+    if is_pipelined:
+        return _links_in([member for group in groups for member in group], rank, 1)
+    group = next(group for group in groups if rank in group)
+    parent, inside = _links_in(group, rank, 2)
+    if rank != group[0]:
+        return parent, inside
+    parent, others = _links_in([leader for leader, *_ in groups], rank, 2)
+    return parent, others + inside  # the longer way first
+
+
+def groups_of(hosts: tuple[int, ...]) -> list[list[int]]:
+    """The ranks of each host."""
+    return [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
+
+
+def _links_in(order: list[int], rank: int, arity: int) -> Links:
+    """The links of `rank` in the tree that `order` fills level by level."""
+    place = order.index(rank)
+    first = arity * place + 1
+    return None if place == 0 else order[(place - 1) // arity], tuple(order[first : first + arity])
+
+
 def _moved(step: Step, members: list[int], start: int) -> Step:
     """A step of a plan for some ranks and a part of the data, as one of the whole."""
 
@@ -196,8 +232,8 @@ def _moved(step: Step, members: list[int], start: int) -> Step:
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
-def tree_links(rank: int, world_size: int, root: int, arity: int) -> tuple[int | None, tuple[int, ...]]:
-    """The parent (`None` at the root) and the children of `rank`. Arity 1 is a chain, `world_size - 1` a star."""
+def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
+    """The place of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a star."""
     _check_place(rank, world_size)
     _check_tree(world_size, root, arity)
     place = (rank - root) % world_size
@@ -214,19 +250,27 @@ def tree_all_reduce(rank: int, world_size: int, count: int, arity: int, block: i
 
 
 def tree_reduce(rank: int, world_size: int, root: int, count: int, arity: int, block: int) -> Iterator[Step]:
-    """Up the tree to `root` with folds, in place: the nodes on the way hold partial reductions when it is over.
+    """`reduce_up` the tree of `tree_links`."""
+    return reduce_up(tree_links(rank, world_size, root, arity), count, block)
+
+
+def reduce_up(links: Links, count: int, block: int) -> Iterator[Step]:
+    """Up a tree to its root with folds, in place: the nodes on the way hold partial reductions when it is over.
 
     A node sends on block b-1 while it receives block b, and touches no other; so one that must keep its own array can
     run this on a scratch of two blocks.
     """
-    parent, children = tree_links(rank, world_size, root, arity)
-    return _climb(parent, children, _blocks(count, block))
+    return _climb(*links, _blocks(count, block))
 
 
 def broadcast(rank: int, world_size: int, root: int, count: int, arity: int, block: int) -> Iterator[Step]:
-    """From `root` down the tree, in place, in blocks of `block` elements. A count of 0 is one empty message an edge."""
-    parent, children = tree_links(rank, world_size, root, arity)
-    return _descend(parent, children, _blocks(count, block))
+    """`broadcast_down` the tree of `tree_links`."""
+    return broadcast_down(tree_links(rank, world_size, root, arity), count, block)
+
+
+def broadcast_down(links: Links, count: int, block: int) -> Iterator[Step]:
+    """From the root down a tree, in place, in blocks of `block` elements. A count of 0 is one empty message an edge."""
+    return _descend(*links, _blocks(count, block))
 
 
 def _climb(parent: int | None, children: tuple[int, ...], blocks: Iterable[Span]) -> Iterator[Step]:

@@ -212,8 +212,7 @@ def reduce(
         envelope = backend.envelope(call, timeout)
         block = block_of(flat)
         chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
-        arity = fan_out(chosen, n)
-        steps = plan.tree_reduce(rank, n, root, flat.size, arity, block)
+        steps = plan.reduce_up(links_by(chosen, backend, root, flat), flat.size, block)
         if n == 1:
             kernels.scale_before(op, kind, flat)
         elif rank == root:
@@ -297,11 +296,14 @@ def block_of(flat: Array) -> int:
     return max(1, auto.BLOCK_BYTES // flat.itemsize)
 
 
-def fan_out(strategy: Strategy, world_size: int) -> int:
-    """The children of a node: a ring is a tree of one child each, direct a tree of one level."""
-    if strategy.shape is Shape.RING:
-        return 1
-    return strategy.arity if strategy.shape is Shape.TREE else max(1, world_size - 1)
+def links_by(strategy: Strategy, backend: Backend, root: int, flat: Array) -> plan.Links:
+    """Whom this rank hears from and tells in a reduce or a broadcast: a ring is a tree of one child each, direct a tree
+    of one level."""
+    rank, n = backend.rank, backend.world_size
+    if strategy.shape is Shape.HIERARCHICAL:
+        return plan.host_links(rank, backend.hosts, root, is_pipelined=flat.size > block_of(flat))
+    arity = {Shape.RING: 1, Shape.TREE: strategy.arity}.get(strategy.shape, max(1, n - 1))
+    return plan.tree_links(rank, n, root, arity)
 
 
 def check_parts(view: ArrayView, world_size: int, name: str = "x") -> None:

@@ -12,7 +12,14 @@ from ringfort.context import DistributedContext
 from ringfort.testing.check import check
 from ringfort.testing.reference import DTYPES, SHAPES, Array, assert_equal, part_of, parts_of
 
-BROADCAST = (None, BroadcastStrategy.RING, BroadcastStrategy.TREE, BroadcastStrategy.tree(3), BroadcastStrategy.DIRECT)
+BROADCAST = (
+    None,
+    BroadcastStrategy.RING,
+    BroadcastStrategy.TREE,
+    BroadcastStrategy.tree(3),
+    BroadcastStrategy.DIRECT,
+    BroadcastStrategy.HIERARCHICAL,
+)
 
 
 @check(ranks=4)

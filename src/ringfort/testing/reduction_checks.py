@@ -20,7 +20,14 @@ ALL_REDUCE = (
     AllReduceStrategy.HALVING_DOUBLING,
     AllReduceStrategy.HIERARCHICAL,
 )
-REDUCE = (None, ReduceStrategy.RING, ReduceStrategy.TREE, ReduceStrategy.tree(3), ReduceStrategy.DIRECT)
+REDUCE = (
+    None,
+    ReduceStrategy.RING,
+    ReduceStrategy.TREE,
+    ReduceStrategy.tree(3),
+    ReduceStrategy.DIRECT,
+    ReduceStrategy.HIERARCHICAL,
+)
 
 COUNTS = (0, 1, 2, 5, 1001, 140_003)
 """Elements: fewer than ranks, and more than one block of a pipeline."""

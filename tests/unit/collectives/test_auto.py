@@ -22,6 +22,7 @@ from ringfort.config import (
     BroadcastStrategy,
     CollectiveConfig,
     ReduceStrategy,
+    Shape,
     Strategy,
 )
 from ringfort.errors import ConfigError, InvalidArgumentError
@@ -90,6 +91,20 @@ def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
 def test_hosts_far_apart_are_crossed_by_one_ring_of_hosts() -> None:
     assert two_hosts(8, 20).choose(AllReduceStrategy, 64 * MIB) == AllReduceStrategy.HIERARCHICAL
     assert two_hosts(8, 1).choose(AllReduceStrategy, 64 * MIB) != AllReduceStrategy.HIERARCHICAL
+
+
+@pytest.mark.parametrize("kind", [ReduceStrategy, BroadcastStrategy])
+def test_a_reduce_and_a_broadcast_enter_hosts_far_apart_once(kind: type[Strategy]) -> None:
+    for nbytes in (4 * KIB, 64 * MIB):
+        assert two_hosts(8, 20).choose(kind, nbytes) == kind(Shape.HIERARCHICAL)
+    assert kind(Shape.HIERARCHICAL) not in lan(4).candidates(kind), "hosts of one rank each are no hosts"
+
+
+@pytest.mark.parametrize(("nbytes", "hops", "moved"), [(1000, 1 + 1, 1 + 2), (4 * BLOCK_BYTES, 1 + 4, (5 + 3) / 4)])
+def test_a_tree_over_hosts_costs_its_hops_between_and_inside(nbytes: int, hops: int, moved: float) -> None:
+    model = CostModel(replace(LinkCosts.even(6, 1.0, 1.0), overhead=0.0), (0, 0, 0, 3, 3, 3))
+    cost = model.predict(BroadcastStrategy.HIERARCHICAL, nbytes)
+    assert cost == pytest.approx(hops + nbytes * moved, rel=1e-6)
 
 
 def test_a_pipelined_tree_moves_large_data_in_the_time_of_its_widest_node() -> None:

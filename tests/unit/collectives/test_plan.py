@@ -250,6 +250,39 @@ def test_a_tree_of_a_billion_elements_is_planned_one_step_at_a_time() -> None:
     ]
 
 
+@st.composite
+def hosts_of_ranks(draw: st.DrawFn) -> tuple[int, ...]:
+    """For each rank the lowest on its host, hosts in any order."""
+    of = draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+    return tuple(of.index(host) for host in of)
+
+
+@given(hosts_of_ranks(), counts, blocks, st.booleans(), st.data())
+def test_a_tree_over_hosts_reduces_and_broadcasts_and_enters_every_other_host_once(
+    hosts: tuple[int, ...], count: int, block: int, is_pipelined: bool, data: st.DataObject
+) -> None:
+    n = len(hosts)
+    root = data.draw(st.integers(0, n - 1))
+    links = [plan.host_links(rank, hosts, root, is_pipelined=is_pipelined) for rank in range(n)]
+    crossings = [(parent, rank) for rank, (parent, _) in enumerate(links) if parent is not None]
+    crossings = [(a, b) for a, b in crossings if hosts[a] != hosts[b]]
+    assert sorted(hosts[b] for _, b in crossings) == sorted(set(hosts) - {hosts[root]})
+    if is_pipelined:
+        assert all(len(children) <= 1 for _, children in links), "everybody passes it on once"
+    up = Network(contributions(n, count), [plan.reduce_up(link, count, block) for link in links]).run()
+    assert [element.ranks for element in up.memory[root]] == [tuple(range(n))] * count
+    down = Network(contributions(n, count), [plan.broadcast_down(link, count, block) for link in links]).run()
+    assert all(memory == down.memory[root] for memory in down.memory)
+
+
+def test_one_leader_a_host_hears_from_the_root_before_the_roots_own_host() -> None:
+    hosts = (0, 1, 0, 1, 0)
+    links = [plan.host_links(rank, hosts, 2, is_pipelined=False) for rank in range(5)]
+    assert links == [(2, ()), (2, (3,)), (None, (1, 0, 4)), (1, ()), (2, ())]
+    chain = [plan.host_links(rank, hosts, 2, is_pipelined=True) for rank in range(5)]
+    assert chain == [(2, (4,)), (4, (3,)), (None, (0,)), (1, ()), (0, (1,))]
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
@@ -390,6 +423,8 @@ def test_a_world_of_one_moves_nothing() -> None:
         (lambda: plan.ring_all_reduce(0, 0, 1), InvalidWorldSizeError, "world_size=0"),
         (lambda: plan.halving_doubling_all_reduce(3, 3, 1), InvalidRankError, "rank=3"),
         (lambda: plan.hierarchical_all_reduce(2, (0, 0), 1), InvalidRankError, "rank=2"),
+        (lambda: plan.host_links(2, (0, 0), 0, is_pipelined=True), InvalidRankError, "rank=2"),
+        (lambda: plan.host_links(0, (0, 0), 2, is_pipelined=True), InvalidRankError, "root=2"),
         (lambda: plan.ring_all_gather(-1, 3), InvalidRankError, "rank=-1"),
         (lambda: plan.broadcast(0, 3, 7, 1, 2, 1), InvalidRankError, "root=7"),
         (lambda: plan.tree_links(0, 3, 0, 0), InvalidArgumentError, "arity=0"),
