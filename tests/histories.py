@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
-from ringfort.cluster import membership, peer, proposing
+from ringfort.cluster import epochs, heartbeats, links, membership, proposing
 from ringfort.cluster.contacts import Contact, Contacts
 from ringfort.cluster.election import ElectionManager
 from ringfort.cluster.membership import Evidence, Ledger
@@ -98,19 +98,19 @@ def _votes_again(original: Callable[..., Any]) -> Callable[..., Any]:
 BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
     "accepts any number": [(Ledger, "objection", _any_number)],
     "commits on a majority": [(Proposer, "accepted", _commit_on_majority)],
-    "any group goes on": [(module, "is_lawful", lambda _: lambda *_: True) for module in (membership, peer)],
-    "half goes on": [(module, "is_lawful", _half_is_enough) for module in (membership, peer)],
+    "any group goes on": [(module, "is_lawful", lambda _: lambda *_: True) for module in (membership, epochs)],
+    "half goes on": [(module, "is_lawful", _half_is_enough) for module in (membership, epochs)],
     "ignores doubts": [
         (membership, "basis_of", _blind_to_doubts),
         (Ledger, "_is_known", lambda _: lambda *_: True),
     ],
     "stays in its epoch": [(Ledger, "accept", _keeps_its_epoch)],
     "every closed link is a death": [
-        (peer, "FRESH", lambda _: float("inf")),
+        (links, "FRESH", lambda _: float("inf")),
         (Contact, "hung_up", lambda _: property(lambda _: False, lambda *_: None)),
         (Contacts, "may_have_another", lambda _: lambda *_: False),
     ],
-    "goes at once": [(module, "LEASE", lambda _: 0.0) for module in (peer, proposing)],
+    "goes at once": [(module, "LEASE", lambda _: 0.0) for module in (heartbeats, proposing)],
     "any witness counts": [(Evidence, "gone", _any_witness)],
     "votes twice": [(ElectionManager, "_answer", _votes_again)],
 }

@@ -22,8 +22,9 @@ from ringfort.cluster.events import CloneFound, ClusterEvent, EpochEnded, Misbeh
 from ringfort.cluster.finder import Finder, FinderEvents
 from ringfort.cluster.forming import Forming
 from ringfort.cluster.host import clock
+from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.messages import AnyMessage, Hello, Member
-from ringfort.cluster.peer import Close, Instruction, Learn, Notify, PeerCore, Remember, Send
+from ringfort.cluster.peer import PeerCore
 from ringfort.cluster.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.profile import this_machine
 from ringfort.cluster.setup import Setup

@@ -1,0 +1,149 @@
+"""`PeerState`: what a peer knows and what it has to say, shared by the parts of its core. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ringfort.cluster.contacts import Contact, Contacts
+from ringfort.cluster.election import Claim, ElectionManager
+from ringfort.cluster.events import ClusterEvent
+from ringfort.cluster.health import HealthMonitor
+from ringfort.cluster.instructions import Instruction, Notify, Send
+from ringfort.cluster.membership import Ledger
+from ringfort.cluster.messages import MAX_NUMBER, AnyMessage, Departed, Member, Report, Standing, Witness
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.errors import InvalidArgumentError
+
+LEAP: Final = 0.4
+"""Seconds that may pass between two calls; of a longer time only so much counts as having been awake. Below the margin
+between LEASE and FRESH, so that a clock that leaps once breaks no lease."""
+
+
+class PeerState:
+    """Everything that more than one part of the core needs. The parts change it; it decides nothing."""
+
+    def __init__(self, me: Member, config: AutoDiscoveryConfig, now: float) -> None:
+        self.me = me
+        self.config = config
+        self.now = now
+        """The clock's reading: how old something is is measured by it."""
+        self.time = 0.0
+        """Seconds that have surely passed while this peer was awake: a leap of the clock counts for little. What others
+        must be given time for is measured by it, so that a peer which slept does not find everyone else silent."""
+        self.contacts = Contacts(me)
+        self.health = HealthMonitor(config.health)
+        self.election = ElectionManager(me.peer, config.election, 0.0)
+        self.ledger = Ledger(me.peer, config.on_partition)
+        self.out: list[Instruction] = []
+        """What the node is to do."""
+        self.reports: dict[str, Report] = {}
+        """The latest of every peer that counts: those it has a sound link with."""
+        self.claims: dict[str, Claim] = {}
+        """What they bring to an election; follows from their reports."""
+        self.departed: dict[str, Standing] = {}
+        """Peers that have surely ended, with the last they promised."""
+        self.vouched: dict[str, Departed] = {}
+        """Those of this node, for whom this peer vouches."""
+        self.witnessed: dict[str, Witness] = {}
+        """Those whose process this peer saw die."""
+        self.work = 0
+        self.holds = False
+        self.is_stuck = False
+        """It may not go on: too many of its last epoch are out of sight."""
+        self._told: Report | None = None
+
+    def advance(self, now: float) -> None:
+        """Raises `InvalidArgumentError` for a clock that goes back."""
+        if now < self.now:
+            raise InvalidArgumentError("now", now, f"the clock went back from {self.now}")
+        self.time += min(now - self.now, LEAP)
+        self.now = now
+
+    # --- who counts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def sees(self) -> tuple[str, ...]:
+        """The peers it has a sound link with."""
+        return tuple(sorted(self.reports.keys() - {self.me.peer}))
+
+    def counts(self, contact: Contact) -> bool:
+        """Whether this peer and the other may ever be in one epoch. Observers may not: they vote for nobody, nobody
+        waits for them, and nobody misses them."""
+        assert contact.hello is not None
+        return self.me.slots > 0 and contact.hello.member.slots > 0
+
+    def note(self, peer: str, report: Report) -> None:
+        """Keeps what a peer that counts says of itself."""
+        self.reports[peer] = report
+        self.claims[peer] = _claim(peer, report)
+
+    def forget(self, peer: str) -> None:
+        """It is not in sight any more."""
+        self.reports.pop(peer, None)
+        self.claims.pop(peer, None)
+
+    # --- what we say --------------------------------------------------------------------------------------------------
+
+    def own_report(self) -> Report:
+        """Where this peer stands."""
+        current = self.ledger.current
+        return Report(
+            self.ledger.standing,
+            0 if current is None else current.number,
+            self.sees,
+            tuple(self.witnessed.values()),
+            self.work,
+            self.holds,
+            self.is_stuck,
+        )
+
+    def own_claim(self) -> Claim:
+        """What this peer brings to an election."""
+        return _claim(self.me.peer, self.own_report())
+
+    def tell_report(self) -> None:
+        """To all, if it is another than they know."""
+        report = self.own_report()
+        if report != self._told:
+            self._told = report
+            self.tell_all(report)
+
+    def tell_election(self) -> None:
+        """Says what the election has to say."""
+        election = self.election
+        for peer, message in election.outbox:
+            for contact in self.contacts:
+                if peer in (None, contact.peer):
+                    self.send(contact.link, message)
+        for event in election.events:
+            self.notify(event)
+        election.outbox.clear()
+        election.events.clear()
+
+    def tell_all(self, message: AnyMessage) -> None:
+        """To everybody there is a link with."""
+        for contact in self.contacts:
+            self.send(contact.link, message)
+
+    def tell(self, peers: tuple[str, ...], message: AnyMessage) -> None:
+        """To those of `peers` that there is a link with, in that order."""
+        for peer in peers:
+            contact = self.contacts.get(peer)
+            if contact is not None:
+                self.send(contact.link, message)
+
+    def send(self, link: int, message: AnyMessage) -> None:
+        """On one link."""
+        self.out.append(Send(link, message))
+
+    def notify(self, event: ClusterEvent) -> None:
+        """To the program."""
+        self.out.append(Notify(event))
+
+
+def _claim(peer: str, report: Report) -> Claim:
+    formed = report.standing.formed
+    if formed is None:
+        return Claim(report.stuck, 0, MAX_NUMBER, -report.work, peer)
+    joined = next(member.joined for member in formed.members if member.peer == peer)
+    return Claim(report.stuck, -formed.number, joined, -report.work, peer)
