@@ -94,7 +94,7 @@ class DistributedContext:
             if quick is not None and self._run_quick(quick, x):
                 return x
         operation = reductions.all_reduce(self.backend, x, op, strategy=strategy, timeout=timeout)
-        return self._issue(operation, async_op)
+        return self.issue(operation, async_op)
 
     def reduce(
         self,
@@ -108,7 +108,7 @@ class DistributedContext:
     ) -> Any:
         """The root's `x` becomes the reduction of all, in place; the others keep theirs. Returns `x`."""
         operation = reductions.reduce(self.backend, x, root, op, strategy=strategy, timeout=timeout)
-        return self._issue(operation, async_op)
+        return self.issue(operation, async_op)
 
     def broadcast(
         self,
@@ -120,45 +120,45 @@ class DistributedContext:
         async_op: bool = False,
     ) -> Any:
         """Every rank's `x` becomes the root's, in place; returns `x`."""
-        return self._issue(movements.broadcast(self.backend, x, root, strategy=strategy, timeout=timeout), async_op)
+        return self.issue(movements.broadcast(self.backend, x, root, strategy=strategy, timeout=timeout), async_op)
 
     def all_gather(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
-        return self._issue(movements.all_gather(self.backend, x, timeout=timeout), async_op)
+        return self.issue(movements.all_gather(self.backend, x, timeout=timeout), async_op)
 
     def gather(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """At the root what `all_gather` gives, `None` elsewhere."""
-        return self._issue(movements.gather(self.backend, x, root, timeout=timeout), async_op)
+        return self.issue(movements.gather(self.backend, x, root, timeout=timeout), async_op)
 
     def scatter(self, x: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """The root passes an array with one part a rank along its first axis, the others `None`; returns this rank's
         part: at the root of the same kind as `x`, elsewhere a NumPy array."""
-        return self._issue(movements.scatter(self.backend, x, root, timeout=timeout), async_op)
+        return self.issue(movements.scatter(self.backend, x, root, timeout=timeout), async_op)
 
     def reduce_scatter(
         self, x: Any, op: Op = ReduceOp.SUM, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """`x` has a part for each rank along its first axis; returns the reduction of this rank's parts."""
-        return self._issue(reductions.reduce_scatter(self.backend, x, op, timeout=timeout), async_op)
+        return self.issue(reductions.reduce_scatter(self.backend, x, op, timeout=timeout), async_op)
 
     def all_to_all(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes
         and a list is returned."""
-        return self._issue(movements.all_to_all(self.backend, x, timeout=timeout), async_op)
+        return self.issue(movements.all_to_all(self.backend, x, timeout=timeout), async_op)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Returns when every rank has called it."""
-        return self._issue(movements.barrier(self.backend, timeout=timeout), async_op)
+        return self.issue(movements.barrier(self.backend, timeout=timeout), async_op)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """The root's object at every rank: JSON-like values, bytes and arrays. Tuples become lists."""
-        return self._issue(objects.broadcast_object(self.backend, obj, root, timeout=timeout), async_op)
+        return self.issue(objects.broadcast_object(self.backend, obj, root, timeout=timeout), async_op)
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """A list with every rank's object."""
-        return self._issue(objects.all_gather_object(self.backend, obj, timeout=timeout), async_op)
+        return self.issue(objects.all_gather_object(self.backend, obj, timeout=timeout), async_op)
 
     # --- between two ranks ----------------------------------------------------------------------------------------
 
@@ -257,7 +257,9 @@ class DistributedContext:
     def __repr__(self) -> str:
         return f"<DistributedContext rank {self.rank} of {self.world_size} on {type(self.backend).__name__}>"
 
-    def _issue(self, operation: Operation, async_op: bool) -> Any:
+    def issue(self, operation: Operation, async_op: bool) -> Any:
+        """Runs an operation that was prepared for this group's backend, after all that was issued before: its result,
+        or with `async_op` its `Work`."""
         if async_op:
             return self._runner.submit(operation.name, lambda: self._measure(operation))
         return self._runner.run(operation.name, lambda: self._measure(operation))

@@ -27,6 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "training",
         "torch testing",
         "ringfort",
+        "autoload",
         "keeper",
         "children",
         "local",

@@ -19,9 +19,10 @@ _IDLE = 1.0
 class Work:
     """An operation under way. Its timeout is the operation's own; `wait` may give up earlier and be called again."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, help_out: Callable[[Work], None] | None = None) -> None:
         self._what = what
         self._future: Future[Any] = Future()
+        self._help_out = help_out
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the operation has ended; returns its result or raises what it raised.
@@ -30,6 +31,8 @@ class Work:
         """
         if timeout is not None:
             check_timeout(timeout)
+        elif self._help_out is not None and not self._future.done():
+            self._help_out(self)
         try:
             return self._future.result(timeout)
         except FutureTimeoutError as exc:
@@ -48,6 +51,10 @@ class Work:
     def exception(self) -> BaseException | None:
         """What it raised; None if it has not ended or ended well."""
         return self._future.exception() if self._future.done() else None
+
+    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+        """Calls `callback(work)` once it has ended, in the thread that ended it; now if it has already."""
+        self._future.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # 40 ms that programs without it need not spend
@@ -70,7 +77,8 @@ class Work:
 
 class Runner:
     """Runs actions one at a time, in order. With nothing queued, a caller that waits anyway runs its own: handing over
-    to another thread costs tens of microseconds.
+    to another thread costs tens of microseconds. For the same reason, who waits for something that has not begun runs
+    what is queued before it, and then that.
 
     The law of this class: **who runs something holds `_turn`**, and nothing leaves the queue before its turn has come.
     So a caller that finds the queue empty and the turn free overtakes nobody.
@@ -104,7 +112,7 @@ class Runner:
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
         """Queues `action` and returns at once."""
-        work = Work(what)
+        work = Work(what, help_out=self._help_out)
         with self._lock:
             self._queue.append((work, action))
             if self._thread is None:
@@ -122,9 +130,21 @@ class Runner:
                     self._thread = None
                     return
             with self._turn:
-                work, action = self._queue.popleft()
-                work.run(action)
-            del work, action  # and what they hold, such as the caller's arrays
+                self._run_next()
+
+    def _run_next(self) -> None:
+        """The first in the queue, if a waiting caller has not run it. `_turn` is held."""
+        if self._queue:
+            work, action = self._queue.popleft()
+            work.run(action)
+
+    def _help_out(self, work: Work) -> None:
+        """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it."""
+        while not work.is_completed() and self._turn.acquire(blocking=False):
+            try:
+                self._run_next()
+            finally:
+                self._turn.release()
 
     def close(self, *, wait: bool) -> None:
         """Lets the thread end once the queue is empty. With `wait`, until it has: when the backend is closed, so that

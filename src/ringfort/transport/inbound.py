@@ -287,6 +287,10 @@ class Inbound:
                 return sink
         return None
 
+    def holds(self, key: Key) -> bool:
+        """Whether a message of `key` that nobody has asked for is here, or has begun to come."""
+        return key in self._inbox
+
     def holds_whole(self, key: Key) -> bool:
         """Whether a whole message of `key` waits in the inbox."""
         queue = self._inbox.get(key)

@@ -1,0 +1,25 @@
+"""What torch runs by itself where Ringfort is installed. A fault must never keep a program from importing torch: so
+nothing is imported at the top, and whatever goes wrong is left for the moment when Ringfort is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """For the entry points `torch.backends` and `torch.distributed.backends`."""
+    try:
+        import ringfort.torch
+    except Exception:
+        import logging
+
+        logging.getLogger("ringfort").debug("not registered with torch", exc_info=True)
+    else:
+        ringfort.torch.register()
+
+
+def torchrun_handler() -> Any:
+    """For the entry point `torchrun.handlers`: torchrun warns of what goes wrong, and goes on."""
+    from ringfort.torch.elastic import handler
+
+    return handler()

@@ -1,0 +1,41 @@
+"""PyTorch: `dist.init_process_group("ringfort")`, and every part of torch that speaks `torch.distributed` goes over
+encrypted, discovered links.
+
+Importing this registers the backend and the rendezvous `ringfort://` with torch; where the package is installed, torch
+does so itself. Both are fetched only when they are used: registering costs microseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+from ringfort.errors import BackendUnavailableError
+
+BACKEND: Final = "ringfort"
+"""What to say to `init_process_group`, and the scheme of its `init_method`."""
+
+
+def register() -> None:
+    """Tells torch about the backend and the rendezvous. May be called again. Raises `BackendUnavailableError`."""
+    if find_spec("torch") is None:
+        raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
+    dist: Any = import_module("torch.distributed")
+    if not dist.is_available():
+        raise BackendUnavailableError("torch.distributed", "this build of torch has none; install one from pypi.org")
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+        rendezvous: Any = import_module("torch.distributed.rendezvous")
+        rendezvous.register_rendezvous_handler(BACKEND, _meet)
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    return import_module("ringfort.torch.forming").create(options, backend_options)
+
+
+def _meet(url: str, *arguments: Any, **keywords: Any) -> Any:
+    return import_module("ringfort.torch.rendezvous").meet(url, *arguments, **keywords)
+
+
+register()

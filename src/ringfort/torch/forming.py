@@ -1,0 +1,92 @@
+"""How a process group comes by its links: the default group forms a mesh through torch's store, and groups of its ranks
+use the links that it has."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any, Final
+
+from ringfort.backends.sub import SubBackend
+from ringfort.backends.tcp import TcpBackend, machine_for
+from ringfort.cluster.discovery.interfaces import choose
+from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.config import DistributedConfig, Environment, format_address
+from ringfort.context import DistributedContext
+from ringfort.errors import RendezvousError
+from ringfort.torch.names import dist
+from ringfort.torch.process_group import RingfortProcessGroup
+from ringfort.torch.rendezvous import links_of
+from ringfort.torch.tensors import to_seconds
+from ringfort.transport import tcp
+
+_PLACE: Final = "ringfort/place"
+"""The key under which rank 0 tells where it listens."""
+
+
+def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
+    """What torch calls for every group that is to be Ringfort's, at each of its members. Raises as `TcpBackend`."""
+    config = _config(options)
+    members = tuple(options.global_ranks_in_group)
+    world = dist.group.WORLD
+    links = None if members else links_of(options.store)
+    if links is not None:
+        context = DistributedContext(links)
+    elif members and isinstance(world, RingfortProcessGroup):
+        context = DistributedContext(SubBackend(world.context.backend, members))
+    else:
+        context = form(options.store, options.group_rank, options.group_size, config)
+    return RingfortProcessGroup(options.store, context, to_seconds(options.timeout))
+
+
+def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> DistributedContext:
+    """A mesh of all who have the same `store`."""
+    if world_size == 1:
+        return DistributedContext(TcpBackend(0, 1, config=config))
+    if rank == 0:
+        listener = tcp.listen("", 0)
+        store.set(_PLACE, _place(listener, config))
+        return DistributedContext(TcpBackend(0, world_size, config=config, listener=listener))
+    way = _way_to(store, config)
+    return DistributedContext(TcpBackend(rank, world_size, way, config=config))
+
+
+def _config(options: Any) -> DistributedConfig:
+    told = Environment.from_mapping()
+    timeout = to_seconds(options.timeout)
+    settings: dict[str, Any] = {"timeout": timeout}
+    for name in ("encryption", "shared_memory"):
+        if getattr(told, name) is not None:
+            settings[name] = getattr(told, name)
+    return DistributedConfig(**settings)
+
+
+def _place(listener: socket.socket, config: DistributedConfig) -> str:
+    """What the others are told: on which machine this is, and all addresses that may lead here, best first."""
+    wanted = (Environment.from_mapping().interfaces or "").replace(",", " ").split()
+    hosts = choose(list_interfaces(), wanted).addresses
+    port = listener.getsockname()[1]
+    return json.dumps({"machine": machine_for(config).id.hex(), "hosts": hosts, "port": port})
+
+
+def _way_to(store: Any, config: DistributedConfig) -> str:
+    """Rank 0's address as seen from here: loopback on its own machine, elsewhere the first that answers."""
+    place = store.get(_PLACE)
+    try:
+        said = json.loads(place)
+        hosts, port, machine = [str(host) for host in said["hosts"]], int(said["port"]), str(said["machine"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RendezvousError(f"what the store has of rank 0 makes no sense: {place[:200]!r}") from exc
+    if machine == machine_for(config).id.hex():
+        return format_address("127.0.0.1", port)
+    found = tcp.connect([(host, port) for host in (*_host_of(store), *hosts)], time.monotonic() + config.timeout)
+    with found:
+        return format_address(found.getpeername()[0], port)
+
+
+def _host_of(store: Any) -> list[str]:
+    """Where the store is: usually at rank 0, and then a way that is known to lead there."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return [str(store.host)] if isinstance(store, dist.TCPStore) else []

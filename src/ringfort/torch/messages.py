@@ -1,0 +1,94 @@
+"""Messages between two ranks of a process group: in order within a direction, a peer and a tag, and in the background
+until somebody waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from ringfort.backends.anybody import wait_for_any
+from ringfort.collectives.arrays import as_view
+from ringfort.collectives.work import Runner, Work
+from ringfort.context import DistributedContext
+from ringfort.errors import SizeMismatchError
+
+_Lane = tuple[str, int, int]
+
+
+class Messages:
+    """The messages of one rank. Each direction, peer and tag has a lane, which runs what it is given in order."""
+
+    def __init__(self, context: DistributedContext) -> None:
+        self._backend = context.backend
+        self._lanes: dict[_Lane, Runner] = {}
+        self._lock = threading.Lock()
+        self._own: dict[int, deque[Any]] = {}
+
+    def send(self, x: Any, dst: int, tag: int, timeout: float) -> Work:
+        """Sends `x`."""
+        view, backend = as_view(x, "tensor"), self._backend
+        if dst == backend.rank:
+            self._own.setdefault(tag, deque()).append(view.flat.copy())
+            return _done("send")
+        backend.check_peer(dst, "dst")
+        backend.check_tag(tag)
+        return self._lane("send", dst, tag).submit(
+            "send", lambda: backend.send(view.flat, dst, tag=tag, timeout=timeout)
+        )
+
+    def recv(self, into: Any, src: int, tag: int, timeout: float) -> Work:
+        """Receives into `into`."""
+        view, backend = as_view(into, "tensor", writable=True), self._backend
+        if src == backend.rank:
+            return self._lane("recv", src, tag).submit("recv", lambda: self._take_own(view, tag))
+        backend.check_peer(src, "src")
+        backend.check_tag(tag)
+
+        def run() -> None:
+            backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            view.finish()
+
+        return self._lane("recv", src, tag).submit("recv", run)
+
+    def recv_any(self, into: Any, tag: int, timeout: float) -> Work:
+        """Receives into `into` from whoever sends first; the work's result is who that was."""
+        view, backend = as_view(into, "tensor", writable=True), self._backend
+        backend.check_tag(tag)
+
+        def run() -> int:
+            src = wait_for_any(backend, tag, timeout)
+            backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            view.finish()
+            return src
+
+        return self._lane("recv any", -1, tag).submit("recv from any rank", run)
+
+    def _take_own(self, view: Any, tag: int) -> None:
+        data = self._own[tag].popleft()
+        if data.nbytes != view.flat.nbytes:
+            raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=self._backend.rank)
+        view.flat[...] = data
+        view.finish()
+
+    def _lane(self, direction: str, peer: int, tag: int) -> Runner:
+        key = (direction, peer, tag)
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._lanes[key] = Runner(f"ringfort-{direction}-{peer}")
+            return lane
+
+    def close(self) -> None:
+        """Lets the lanes end."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+            self._lanes.clear()
+        for lane in lanes:
+            lane.close(wait=False)
+
+
+def _done(what: str) -> Work:
+    work = Work(what)
+    work.run(lambda: None)
+    return work

@@ -1,0 +1,36 @@
+"""A barrier that names those who did not come."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from ringfort.backends.base import Backend
+from ringfort.errors import DistributedError, OperationTimeoutError
+from ringfort.transport.messages import Envelope
+
+_TAG: Final = 1 << 62
+"""Above all tags that a caller may use, below that of the collectives."""
+
+
+def monitored_barrier(backend: Backend, timeout: float, *, wait_all_ranks: bool = False) -> None:
+    """Returns when every rank has called it; raises `OperationTimeoutError`, at rank 0 with those who did not come."""
+    tag = Envelope(backend.channel, _TAG)
+    deadline = time.monotonic() + timeout
+    if backend.rank != 0:
+        backend.send(b"", 0, tag=tag, timeout=timeout)
+        backend.recv(bytearray(), 0, tag=tag, timeout=timeout)
+        return
+    missing: dict[int, str] = {}
+    for peer in range(1, backend.world_size):
+        try:
+            backend.recv(bytearray(), peer, tag=tag, timeout=max(0.001, deadline - time.monotonic()))
+        except DistributedError as exc:
+            missing[peer] = "did not come" if isinstance(exc, OperationTimeoutError) else str(exc)
+            if not wait_all_ranks:
+                break
+    if missing:
+        state = "; ".join(f"rank {peer} {why}" for peer, why in missing.items())
+        raise OperationTimeoutError("monitored_barrier", timeout, peer=next(iter(missing)), state=state)
+    for peer in range(1, backend.world_size):
+        backend.send(b"", peer, tag=tag, timeout=timeout)

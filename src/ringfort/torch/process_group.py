@@ -1,0 +1,386 @@
+"""`RingfortProcessGroup`: a `torch.distributed` process group over a `DistributedContext`.
+
+Torch calls a method here for every collective, with lists of tensors and an options object, and waits on the `Work`
+that comes back. Since torch 2.8 the options say whether the caller will wait at once (`asyncOp`): then all is done in
+its own thread before this returns. Everything else runs in the order it was issued, in the thread of whoever waits for
+it first or in the group's own. Where torch has changed the name of a method, both are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from ringfort.collectives import landing, movements, reductions
+from ringfort.collectives.operation import Operation
+from ringfort.collectives.ops import Op
+from ringfort.context import DistributedContext
+from ringfort.errors import InvalidArgumentError
+from ringfort.torch.messages import Messages
+from ringfort.torch.monitored import monitored_barrier
+from ringfort.torch.names import dist, torch
+from ringfort.torch.rendezvous import forget
+from ringfort.torch.tensors import cut, rows, to_array, to_moved, to_op, to_seconds
+from ringfort.torch.work import RingfortWork, Several
+
+_CPU: Final = torch.device("cpu")
+
+
+class RingfortProcessGroup(dist.ProcessGroup):
+    """One group of torch's. `context` is this rank's handle on the same group outside torch."""
+
+    supports_coalescing = True
+    supports_splitting = False
+    supports_shrinking = False
+    supports_time_estimate = False
+    supports_tensor_alloc = False
+
+    def __init__(self, store: Any, context: DistributedContext, timeout: float) -> None:
+        # Not with the store: torch would make what cannot be subclassed.
+        super().__init__(context.rank, context.world_size)  # pyright: ignore[reportUnknownMemberType]
+        self._store = store
+        self.context = context
+        self._timeout = timeout
+        self._name = self._description = ""
+        self._sequence = 0
+        self._messages = Messages(context)
+        self._coalesced: list[RingfortWork] | None = None
+
+    # --- collectives ----------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """Every rank's tensor becomes the reduction of all, in place."""
+        tensors, op, opts = _as_list(tensors), _op_of(opts), _options(opts, timeout)
+        if len(tensors) == 1 and not getattr(opts, "asyncOp", True) and self._coalesced is None:
+            self._sequence += 1
+            seconds = to_seconds(opts.timeout, self._timeout)
+            self.context.all_reduce(
+                to_array(tensors[0]), op, timeout=None if seconds == self.context.config.timeout else seconds
+            )
+            return RingfortWork(tensors)
+        return self._issue(tensors, opts, lambda seconds: (self._all_reduce(t, op, seconds) for t in tensors))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingfortWork:
+        """The same for several tensors."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """The root's tensor becomes the reduction of all."""
+        tensor, root = _only(tensors, "tensors"), _root_of(opts)
+        kind, opts = _op_of(opts if op is None else op), _options(opts, timeout)
+
+        def prepare(seconds: float) -> list[Operation]:
+            return [reductions.reduce(self.context.backend, to_array(tensor), root, kind, timeout=seconds)]
+
+        return self._issue([tensor], opts, prepare)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """Every rank's tensor becomes the root's, in place."""
+        tensor, root, opts = _only(tensors, "tensors"), _root_of(opts), _options(opts, timeout)
+
+        def prepare(seconds: float) -> list[Operation]:
+            return [movements.broadcast(self.context.backend, to_moved(tensor), root, timeout=seconds)]
+
+        return self._issue([tensor], opts, prepare)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """The list of outputs becomes every rank's input."""
+        source, places = _only(inputs, "input"), _only_list(outputs)
+        return self._issue(places, opts, lambda seconds: [self._all_gather(places, source, seconds)])
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """`allgather` for several inputs; `outputs[i]` is the list for `inputs[i]`."""
+        pairs = _pairs(outputs, inputs)
+        written = [tensor for places, _ in pairs for tensor in places]
+        return self._issue(written, opts, lambda seconds: (self._all_gather(*pair, seconds) for pair in pairs))
+
+    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+        """One output with every rank's input, one after the other."""
+        return self.all_gather_single_coalesced([output], [source], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """The same for several."""
+        pairs = _pairs(outputs, inputs)
+
+        def prepare(seconds: float) -> Iterable[Operation]:
+            for output, source in pairs:
+                places = rows(output, self.context.world_size, "output")
+                yield landing.all_gather(self.context.backend, to_moved(source, "input"), places, timeout=seconds)
+
+        return self._issue(outputs, opts, prepare)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """At the root, the list of outputs becomes every rank's input."""
+        source, root, opts = _only(inputs, "input"), _root_of(opts), _options(opts, timeout)
+        places = _only_list(outputs) if self.context.rank == root else None
+
+        def prepare(seconds: float) -> list[Operation]:
+            into = None if places is None else [to_moved(tensor, "output") for tensor in places]
+            return [landing.gather(self.context.backend, to_moved(source, "input"), into, root, timeout=seconds)]
+
+        return self._issue(places or [], opts, prepare)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """Every rank's output becomes its part of the root's list of inputs."""
+        place, root, opts = _only(outputs, "output"), _root_of(opts), _options(opts, timeout)
+        sources = _only_list(inputs) if self.context.rank == root else None
+
+        def prepare(seconds: float) -> list[Operation]:
+            parts = None if sources is None else [to_moved(tensor, "input") for tensor in sources]
+            return [landing.scatter(self.context.backend, parts, to_moved(place, "output"), root, timeout=seconds)]
+
+        return self._issue([place], opts, prepare)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """Every rank's output becomes the reduction of its parts of all ranks' lists of inputs."""
+        place, sources, op = _only(outputs, "output"), _only_list(inputs), _op_of(opts)
+
+        def prepare(seconds: float) -> list[Operation]:
+            parts = [to_array(tensor, "input") for tensor in sources]
+            return [landing.reduce_scatter(self.context.backend, parts, to_array(place), op, timeout=seconds)]
+
+        return self._issue([place], opts, prepare)
+
+    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+        """The same with all parts in one input, one after the other."""
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """The same for several."""
+        pairs, op = _pairs(outputs, inputs), _op_of(opts)
+
+        def prepare(seconds: float) -> Iterable[Operation]:
+            for output, source in pairs:
+                parts = rows(source, self.context.world_size, "input")
+                yield landing.reduce_scatter(self.context.backend, parts, to_array(output), op, timeout=seconds)
+
+        return self._issue(outputs, opts, prepare)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """Output r becomes rank r's input for this rank."""
+
+        def prepare(seconds: float) -> list[Operation]:
+            parts, into = [to_moved(t, "input") for t in inputs], [to_moved(t, "output") for t in outputs]
+            return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
+
+        return self._issue(outputs, opts, prepare)
+
+    def all_to_all_single(
+        self, output: Any, source: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> RingfortWork:
+        """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
+
+        def prepare(seconds: float) -> list[Operation]:
+            parts = self._split(source, input_sizes, "input")
+            into = self._split(output, output_sizes, "output")
+            return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
+
+        return self._issue([output], opts, prepare)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """Done when every rank has called it."""
+        opts = _options(opts, timeout)
+        return self._issue([], opts, lambda seconds: [movements.barrier(self.context.backend, timeout=seconds)])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier in which rank 0 names those who did not come: the first, or with `wait_all_ranks` all of them."""
+        self._sequence += 1
+        monitored_barrier(self.context.backend, to_seconds(timeout, self._timeout), wait_all_ranks=wait_all_ranks)
+
+    # The names before torch 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- between two ranks ----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> RingfortWork:
+        """Sends one tensor to `dst`, which may be this rank."""
+        tensor = _only(tensors, "tensors")
+        return self._keep(RingfortWork([tensor], self._messages.send(to_moved(tensor), dst, tag, self._timeout)))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> RingfortWork:
+        """Receives one tensor from `src`, which may be this rank."""
+        tensor = _only(tensors, "tensors")
+        work = self._messages.recv(to_moved(tensor), src, tag, self._timeout)
+        return self._keep(RingfortWork([tensor], work, source=src))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> RingfortWork:
+        """Receives one tensor from whoever sends first; `source_rank` of the work tells who that was."""
+        tensor = _only(tensors, "tensors")
+        return self._keep(RingfortWork([tensor], self._messages.recv_any(to_moved(tensor), tag, self._timeout)))
+
+    # --- what the group is ----------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802  # the name by which C++ asks
+        """What `get_backend` says."""
+        return "ringfort"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Torch's name of the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Torch gives it one."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group is for, in the program's words."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """As `new_group` was told."""
+        self._description = description
+
+    def getRank(self) -> int:  # noqa: N802
+        """This process's place in the group."""
+        return self.context.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        """How many ranks the group has."""
+        return self.context.world_size
+
+    rank = getRank
+    size = getSize
+
+    def get_group_store(self) -> Any:
+        """Torch's store, for this group."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [_CPU]
+
+    def _get_backend(self, device: Any) -> RingfortProcessGroup:
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass  # it starts at 0 everywhere
+
+    def _enable_collectives_timing(self) -> None:
+        pass  # the context's metrics have it
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Bounds every call that is given no timeout of its own, from now on."""
+        self._timeout = to_seconds(timeout, self._timeout)
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        if self._coalesced is None:
+            self._coalesced = []
+
+    def _end_coalescing(self, device: Any = None) -> RingfortWork:
+        works, self._coalesced = self._coalesced or [], None
+        return Several(works)
+
+    def abort(self) -> None:
+        """Wakes every call of this process with `AbortedError`, and tells the peers."""
+        self.context.abort("the process group was aborted")
+
+    def shutdown(self) -> None:
+        """Leaves the group. What is under way ends with an error. May be called twice."""
+        self._messages.close()
+        self.context.close()
+        forget(self.context.backend)
+
+    # --- how things run -------------------------------------------------------------------------------------------
+
+    def _issue(self, tensors: Any, opts: Any, prepare: Callable[[float], Iterable[Operation]]) -> RingfortWork:
+        """Runs the operations of one call: at once where torch says that it waits, else in their turn."""
+        self._sequence += 1
+        operations = list(prepare(to_seconds(getattr(opts, "timeout", None), self._timeout)))
+        is_async = self._coalesced is not None or getattr(opts, "asyncOp", True)
+        if not is_async:
+            for operation in operations:
+                self.context.issue(operation, False)
+            return RingfortWork(tensors)
+        operation = operations[0] if len(operations) == 1 else _as_one(operations)
+        return self._keep(RingfortWork(tensors, self.context.issue(operation, True)))
+
+    def _keep(self, work: RingfortWork) -> RingfortWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _all_reduce(self, tensor: Any, op: Op, seconds: float) -> Operation:
+        return reductions.all_reduce(self.context.backend, to_array(tensor), op, timeout=seconds)
+
+    def _all_gather(self, places: Sequence[Any], source: Any, seconds: float) -> Operation:
+        into = [to_moved(tensor, "output") for tensor in places]
+        return landing.all_gather(self.context.backend, to_moved(source, "input"), into, timeout=seconds)
+
+    def _split(self, tensor: Any, sizes: Sequence[int], name: str) -> list[Any]:
+        """The parts of `tensor` for each rank: `sizes[r]` rows for rank r, or all the same."""
+        if not sizes:
+            return rows(tensor, self.context.world_size, name)
+        length = tensor.shape[0] if tensor.dim() else 0
+        if len(sizes) != self.context.world_size or sum(sizes) != length:
+            why = f"must have one number for each of {self.context.world_size} ranks, {length} in all"
+            raise InvalidArgumentError(f"{name}_split_sizes", list(sizes), why)
+        if not tensor.is_contiguous():
+            raise InvalidArgumentError(name, f"tensor of shape {tuple(tensor.shape)}", "must be contiguous")
+        row = tensor.numel() // length if length else 0
+        return cut(tensor, [size * row for size in sizes], name)
+
+
+def _as_one(operations: Sequence[Operation]) -> Operation:
+    def run() -> None:
+        for operation in operations:
+            operation.run()
+
+    name = operations[0].name if operations else "nothing"
+    return Operation(name, sum(operation.nbytes for operation in operations), run)
+
+
+# --- arguments: torch passes lists and options, people may pass one tensor and plain values ---------------------------
+
+
+def _as_list(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _only(tensors: Any, name: str) -> Any:
+    tensors = _as_list(tensors)
+    if len(tensors) != 1:
+        raise InvalidArgumentError(name, f"list of {len(tensors)} tensors", "must have exactly one")
+    return tensors[0]
+
+
+def _only_list(lists: Any) -> list[Any]:
+    """The one list in a list of lists, or a plain list."""
+    lists = list(lists)
+    return list(lists[0]) if len(lists) == 1 and not isinstance(lists[0], torch.Tensor) else lists
+
+
+def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError("outputs", f"list of {len(outputs)}", f"there are {len(inputs)} inputs")
+    return list(zip(outputs, inputs, strict=True))
+
+
+def _op_of(opts: Any) -> Op:
+    if opts is None:
+        return to_op(dist.ReduceOp.SUM)
+    return to_op(getattr(opts, "reduceOp", opts))
+
+
+def _root_of(opts: Any) -> int:
+    return int(getattr(opts, "rootRank", opts) or 0)
+
+
+class _Waiting:
+    """The options of a call that was given none, but perhaps a timeout."""
+
+    asyncOp = True  # noqa: N815  # torch's name
+
+    def __init__(self, timeout: timedelta | None) -> None:
+        self.timeout = timeout
+
+
+def _options(opts: Any, timeout: timedelta | None) -> Any:
+    return opts if hasattr(opts, "timeout") else _Waiting(timeout)
