@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
+from ringfort.config import child_environment
 from ringfort.errors import DistributedError
 
 if TYPE_CHECKING:
@@ -111,12 +112,11 @@ class Children:
 
         Raises `DistributedError` if it cannot be started.
         """
-        # env(1) adds to the environment and then becomes the command; reading ours here is for config.py alone.
-        assignments = [f"{name}={value}" for name, value in variables.items()]
         try:
             keeper = self._keeper = self._keeper or _start_keeper()
             process = subprocess.Popen(
-                ["env", *assignments, *command],
+                list(command),
+                env=child_environment(variables),
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

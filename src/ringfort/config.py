@@ -232,10 +232,10 @@ class ElectionConfig:
 class AutoDiscoveryConfig:
     """How peers find each other and when they are a group."""
 
-    min_peers: int = 1
-    """Members that an epoch has at least, this one among them. Fewer wait."""
+    min_peers: int = 0
+    """Peers beside this one, as in `join`, that an epoch has at least. Fewer wait."""
     max_peers: int | None = None
-    """Members that an epoch has at most; the rest wait. None for no limit."""
+    """Peers beside this one that an epoch has at most; the rest wait. None for no limit."""
     timeout: float = 30.0
     """Seconds that `wait_for_peers` and `establish_ring` wait unless told otherwise."""
     settle: float = 0.5
@@ -261,8 +261,8 @@ class AutoDiscoveryConfig:
     def __post_init__(self) -> None:
         for name in ("timeout", "settle"):
             _check_positive(name, getattr(self, name))
-        if not _is_whole(self.min_peers) or self.min_peers < 1:
-            raise ConfigError("min_peers", self.min_peers, "must be a whole number of at least 1")
+        if not _is_whole(self.min_peers) or self.min_peers < 0:
+            raise ConfigError("min_peers", self.min_peers, "must be a whole number of at least 0")
         if self.max_peers is not None and (not _is_whole(self.max_peers) or self.max_peers < self.min_peers):
             raise ConfigError("max_peers", self.max_peers, f"must be a whole number of at least {self.min_peers}")
         if self.on_partition not in ("majority", "stop", "continue"):
@@ -346,6 +346,11 @@ class Environment:
                     found[item.name] = _parse(name, variables[name], str(item.type))
                     break
         return cls(**found)  # pyright: ignore[reportArgumentType]  # each was parsed to its field's type
+
+
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `variables` in it, for a process that it starts."""
+    return {**os.environ, **variables}
 
 
 def is_set(variable: str) -> bool:

@@ -17,10 +17,9 @@ import pytest
 import ringfort
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
-from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing, encode
+from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
 from ringfort.cluster.node import ClusterNode
-from ringfort.cluster.talk import MAX_NOTE_BYTES, Note
-from ringfort.cluster.talk import encode as encode_talk
+from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.wire import dial
 from ringfort.config import AutoDiscoveryConfig, ElectionConfig
 from ringfort.context import DistributedContext
@@ -392,7 +391,7 @@ def test_a_peer_that_floods_lies_or_talks_nonsense_is_refused_and_the_others_go_
     assert "claims to be somebody-else.1" in misbehaves(cluster, one, nobody).why
     assert "cannot be read" in misbehaves(cluster, one, b"\xc1 nonsense").why
     assert "did not say who it is" in misbehaves(cluster, one, encode(Beat(1.0))).why
-    for message in (encode(Beat(1.0)), encode_talk(Note("x"))):
+    for message in (encode(Beat(1.0)), encode(Note("x"))):
         flooder = cluster.credentials()
         hello = encode(Hello(Member(f"{flooder.identity.peer_id}.1", "host")))
         flood = (hello, encode(Report(Standing())), *[message] * 2000)

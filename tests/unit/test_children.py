@@ -66,6 +66,13 @@ def test_lines_are_whole_and_of_the_stream_they_were_written_to() -> None:
     assert sorted(found) == [(7, False, b"no end"), (7, False, b"x" * 200_000), (7, True, b"to error")]
 
 
+def test_a_secret_among_the_variables_is_in_no_command_line() -> None:
+    with Children() as children:
+        child = children.start(0, python("pass"), {"SECRET": "hunter2"})
+        assert child.process.args == python("pass")  # all that `ps` could ever show
+        collect(children)
+
+
 def test_variables_are_added_to_what_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "1")
     with Children() as children:

@@ -41,7 +41,7 @@ tells nothing. A peer that is only busy answers: its kernel does."""
 class AutoDiscoveryBackend(MeshBackend):
     """A rank of whatever group the machines here have agreed on.
 
-        backend = AutoDiscoveryBackend(AutoDiscoveryConfig(min_peers=3))
+        backend = AutoDiscoveryBackend(AutoDiscoveryConfig())
         backend.wait_for_peers(2)
         backend.establish_ring()
 
@@ -124,7 +124,7 @@ class AutoDiscoveryBackend(MeshBackend):
         for channel in channels.values():
             _notice_dead_ways(channel)
         place = epoch.peers.index(self.node.peer_id)
-        links = links_over(place, channels, self.config)
+        links = links_over(place, channels, self.config, self.node.credentials)
         super().__init__(place, len(epoch.members), self.config, *links, epoch=epoch.number % _EPOCHS)
         # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
         self.ring = epoch.ring if sorted(epoch.ring) == list(range(self.world_size)) else ()

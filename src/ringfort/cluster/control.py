@@ -369,13 +369,6 @@ class Control:
         self.finder.directory.is_own(self.entrance.addresses)
         self._do(self.core.set_addresses(clock(), [_bare(address) for address in self.entrance.addresses]))
 
-    def member(self, peer: str) -> Member | None:
-        """What `peer` said of itself."""
-        if peer == self.setup.peer:
-            return self.core.me
-        contact = self.core.contacts.get(peer)
-        return None if contact is None or contact.hello is None else contact.hello.member
-
     def _begin(self, work: Coroutine[Any, Any, None], sock: socket.socket | None = None) -> None:
         """Has `work` done; a socket that it was to take over is closed if it is cancelled, perhaps before it began."""
         task = asyncio.ensure_future(work)

@@ -1,4 +1,4 @@
-"""What peers say to each other on a control link, in msgpack. Pure.
+"""What the cores of peers say to each other on a control link. Pure. What else is said there, and the bytes: talk.py.
 
 Every text and list has a limit that the decoder checks, so that no message can make a peer hold more than it should.
 """
@@ -250,23 +250,7 @@ AnyMessage = (
     | Departed
 )
 
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _standing_decoder = msgspec.msgpack.Decoder(Standing)
-
-
-def encode(message: AnyMessage) -> bytes:
-    """The bytes of a message."""
-    return msgspec.msgpack.encode(message)
-
-
-def decode(data: bytes) -> AnyMessage:
-    """The message. Raises `ProtocolError` for bytes that are none, or that break a limit."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a control message has at most {MAX_MESSAGE_BYTES} bytes, this one has {len(data)}")
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"a control message cannot be read: {exc}") from exc
 
 
 def encode_standing(standing: Standing) -> bytes:

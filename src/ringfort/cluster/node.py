@@ -1,6 +1,6 @@
 """`ClusterNode`: this process as a peer of its cluster. Starts the control thread and speaks with it.
 
-with ClusterNode(AutoDiscoveryConfig(min_peers=2)) as node:
+with ClusterNode() as node:
     epoch = node.wait_for_peers(1, timeout=30)
     print(epoch.first_rank(node.peer_id), "of", epoch.world_size)
 """

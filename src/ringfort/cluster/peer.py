@@ -5,7 +5,7 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
 
     what happens                        call
     a link is open, both sides proved   connected(now, link, node, initiated=...)
-    a message came                      received(now, link, message)         decoded by messages.decode
+    a message came                      received(now, link, message)         decoded by talk.decode
     bytes came that are no message      garbled(now, link, why)
     a link ended                        closed(now, link, by_kernel=..., why)
     `deadline` has come                 tick(now)
@@ -16,7 +16,7 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     our addresses changed               set_addresses(now, addresses)
 
     instruction                         what the node does
-    Send(link, message)                 queues messages.encode(message) on the link, in order
+    Send(link, message)                 queues talk.encode(message) on the link, in order
     Close(link, why)                    closes the link once what was queued has left or a second has passed; no
                                         closed() is expected for it
     Learn(peer, addresses)              may dial these: hints that prove nothing (for the address directory)

@@ -78,8 +78,8 @@ class Proposer:
         if self.me not in group:
             self.is_stuck = True
             return None
-        if len(group) < self._config.min_peers:
-            self.why = f"{len(group)} of at least {self._config.min_peers} peers are here"
+        if len(group) - 1 < self._config.min_peers:
+            self.why = f"{len(group) - 1} of at least {self._config.min_peers} other peers are here"
             return None
         due = self._due(now, frozenset(group), situation)
         if now < due:
@@ -122,7 +122,8 @@ class Proposer:
         for peer in [*old, *sorted(known.keys() - set(old) - {self.me})]:
             if all(other in sees[peer] and peer in sees[other] for other in group):
                 group.append(peer)
-        return group[: min(self._config.max_peers or MAX_MEMBERS, MAX_MEMBERS)]
+        most = self._config.max_peers
+        return group[: MAX_MEMBERS if most is None else min(most + 1, MAX_MEMBERS)]
 
     # --- when -------------------------------------------------------------------------------------------------------
 

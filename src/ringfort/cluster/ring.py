@@ -38,13 +38,6 @@ def best_ring(costs: Costs) -> list[int]:
     return _turned(ring)
 
 
-def slowest(costs: Costs, ring: Sequence[int]) -> float:
-    """The cost of the slowest link that `ring` contains; 0 for a ring of one."""
-    if len(ring) < 2:
-        return 0.0
-    return max(max(costs[a][b], costs[b][a]) for a, b in zip(ring, (*ring[1:], ring[0]), strict=True))
-
-
 def _weights(costs: Costs) -> list[list[int]]:
     """Each cost as an integer that exceeds any ring's worth of the next lower one."""
     count = len(costs)

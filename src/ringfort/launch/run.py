@@ -59,8 +59,8 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
 
             fewest, most = options.node_range
             config = AutoDiscoveryConfig(
-                min_peers=fewest,
-                max_peers=most,
+                min_peers=fewest - 1,
+                max_peers=most - 1,
                 timeout=options.timeout,
                 peers=options.peers,
                 interfaces=options.interfaces,

@@ -42,8 +42,8 @@ class RingfortRendezvous(api.RendezvousHandler):
         self._fewest: int = parameters.min_nodes
         self._node = ClusterNode(
             AutoDiscoveryConfig(
-                min_peers=parameters.min_nodes,
-                max_peers=parameters.max_nodes,
+                min_peers=parameters.min_nodes - 1,
+                max_peers=parameters.max_nodes - 1,
                 timeout=self._timeout,
                 peers=[parameters.endpoint] if parameters.endpoint else [],
             )

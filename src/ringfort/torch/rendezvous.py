@@ -56,8 +56,8 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
     seconds = wanted.get("timeout") or _patience(timeout)
     backend = AutoDiscoveryBackend(
         AutoDiscoveryConfig(
-            min_peers=others + 1,
-            max_peers=world_size if world_size > 0 else None,
+            min_peers=others,
+            max_peers=world_size - 1 if world_size > 0 else None,
             timeout=seconds,
         ),
         group=DistributedConfig(timeout=to_seconds(timeout), shared_memory=told.shared_memory or "on"),  # pyright: ignore[reportArgumentType]

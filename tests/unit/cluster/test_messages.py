@@ -28,11 +28,10 @@ from ringfort.cluster.messages import (
     Term,
     Vote,
     Witness,
-    decode,
     decode_standing,
-    encode,
     encode_standing,
 )
+from ringfort.cluster.talk import decode, encode
 from ringfort.errors import ProtocolError
 
 EPOCH = Epoch(7, "a.1", (Member("a.1", "host", 4, ("10.0.0.1:5",), 3), Member("b.1")), (1, 0), ("a.1#3",))

@@ -334,10 +334,21 @@ def test_newcomers_wait_while_a_member_holds() -> None:
 
 
 def test_fewer_than_the_least_wait() -> None:
-    bench = Bench(AutoDiscoveryConfig(min_peers=2))
+    bench = Bench(AutoDiscoveryConfig(min_peers=1))
     out = bench.wait(2.0)
-    assert [e.why for e in events(out) if isinstance(e, Waiting)] == ["1 of at least 2 peers are here"]
+    assert [e.why for e in events(out) if isinstance(e, Waiting)] == ["0 of at least 1 other peers are here"]
     assert bench.core.epoch is None
+
+
+@pytest.mark.parametrize(("most", "members"), [(None, 2), (1, 2), (0, 1)])
+def test_more_than_the_most_wait(most: int | None, members: int) -> None:
+    bench = Bench(AutoDiscoveryConfig(max_peers=most))
+    bench.meet(1, "n2.c")
+    bench.wait(0.4, 1)
+    bench.say(1, Vote(bench.core.election.term, True), Report(Standing(), 0, ("n1.b",)))
+    bench.wait(2.0, 1)
+    [epoch] = {m.epoch for m in sent(bench.out, 1) if isinstance(m, Propose)} or {bench.core.epoch}
+    assert len(epoch.members) == members
 
 
 # --- liars and floods -------------------------------------------------------------------------------------------------

@@ -41,8 +41,6 @@ FORGET_AFTER: Final = 300.0
 """Seconds after which an address that nobody mentions and that does not answer is forgotten."""
 MEASURE_AGAIN: Final = 60.0
 """Seconds between two looks at the other addresses of a peer that has a link: networks change without notice."""
-BETTER: Final = 1.5
-"""How many times faster another address must be to be changed to: a link in use is worth more than a small gain."""
 _TYPICAL_BYTES: Final = 1 << 20
 """Addresses are compared by the time for a message of this size."""
 
@@ -248,17 +246,6 @@ class AddressDirectory:
         """Whether it is known how fast `address` is."""
         entry = self._entries.get(address)
         return entry is not None and entry.bandwidth is not None
-
-    def better(self, peer: str) -> str | None:
-        """An address of `peer` that is clearly faster than the one its link uses; None if there is none."""
-        current = self._entries.get(self._linked.get(peer, ""))
-        others = [
-            entry for entry in self._entries.values() if entry.proved == peer and entry.is_measured and entry.bandwidth
-        ]
-        if current is None or not current.bandwidth or not others:
-            return None
-        best = min(others, key=lambda entry: (entry.cost(), entry.address))
-        return best.address if best is not current and best.cost() * BETTER < current.cost() else None
 
     def troubles(self) -> list[tuple[str, str]]:
         """Addresses without an answer, and why: for people who ask where the others are."""

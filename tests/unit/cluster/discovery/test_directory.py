@@ -96,28 +96,15 @@ def test_the_order_of_first_tries_follows_our_interfaces() -> None:
     assert book.due(0.0) == [ETHER]
 
 
-def test_the_faster_address_is_the_better_one_whichever_was_first() -> None:
+def test_the_faster_address_comes_first_whichever_was_linked_first() -> None:
     book = heard(ETHER, RADIO)
     book.answered(RADIO, "b", 0.0, round_trip=0.001)
     book.linked("b", RADIO)
     book.measured(RADIO, bandwidth=6e6)
     assert book.due(0.0) == [ETHER]  # to measure it
     book.answered(ETHER, "b", 0.0, round_trip=0.005)
-    assert book.better("b") is None  # a round trip alone tells little
     book.measured(ETHER, bandwidth=117e6)
-    assert book.better("b") == ETHER
     assert book.addresses("b") == [ETHER, RADIO]
-    book.linked("b", ETHER)
-    assert book.better("b") is None
-
-
-def test_a_small_gain_is_not_worth_a_change() -> None:
-    book = heard(ETHER, RADIO)
-    for address, speed in ((ETHER, 100e6), (RADIO, 120e6)):
-        book.answered(address, "b", 0.0, round_trip=0.001)
-        book.measured(address, bandwidth=speed)
-    book.linked("b", ETHER)
-    assert book.better("b") is None
 
 
 def test_when_a_link_ends_the_other_address_is_tried_first_and_at_once() -> None:
