@@ -184,6 +184,17 @@ class Backend(ABC):
         rank has a host of its own."""
         return tuple(range(self.world_size))
 
+    @property
+    def stripes(self) -> tuple[Backend, ...]:
+        """This group over each of the connections that its ranks have with each other; the first is the group itself.
+        They may be used from different threads at once, for parts of one collective."""
+        return (self,)
+
+    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        """What ended the collective of `envelope` on one of the `stripes` ends it on all. Here, where nothing better is
+        known, with everything else."""
+        self.abort(str(error))
+
     def board(self, envelope: Envelope) -> Board | None:
         """The memory that the ranks of this group share, if they do. Called by all of them, in a collective: the first
         time, they make it together."""

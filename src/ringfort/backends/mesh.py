@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ringfort.backends.base import Backend, Tag, Traffic, as_bytes
@@ -10,12 +11,13 @@ from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.board import Board
-from ringfort.transport.engine import Engine, Job
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import WINDOW
+from ringfort.transport.link import Job
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
+from ringfort.transport.stripes import StripeEngine, end_all
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,14 +41,21 @@ class MeshBackend(Backend):
         streams: dict[int, Stream],
         poller: Poller,
         machines: Mapping[int, Machine] | None = None,
+        stripes: Sequence[tuple[dict[int, Stream], Poller]] = (),
         *,
         epoch: int = 0,
     ) -> None:
+        """`stripes` are further streams to the same ranks, in sets of one to each."""
         super().__init__(rank, world_size, config)
         machines = machines or dict.fromkeys(range(world_size), Machine())
         self._hosts = hosts_of(machines)
         self._machines = machines
-        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe)
+        self._engine = StripeEngine(
+            rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe
+        )
+        self._others = tuple(
+            MeshBackend(rank, world_size, config, *stripe, machines, epoch=epoch) for stripe in stripes
+        )
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
 
@@ -89,6 +98,18 @@ class MeshBackend(Backend):
     @property
     def hosts(self) -> tuple[int, ...]:
         return self._hosts
+
+    @property
+    def stripes(self) -> tuple[MeshBackend, ...]:
+        # Every other one goes round the other way: between hosts that are joined by cables, a ring uses only one
+        # direction of each.
+        back = tuple(reversed(self.ring or range(self.world_size)))
+        for number, stripe in enumerate(self._others, start=1):
+            stripe.ring = back if number % 2 else self.ring
+        return (self, *self._others)
+
+    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        end_all([stripe._engine for stripe in self.stripes], failed, envelope, error)
 
     def boards_for(self, group: Backend) -> Boards:
         """The way of `group`, which is this one or a sub-group of it, to a board."""
@@ -133,12 +154,25 @@ class MeshBackend(Backend):
     def abort(self, reason: str) -> None:
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("reason", reason, "must be a text that says why")
-        self._engine.abort(reason)
+        self._on_all(lambda engine: engine.abort(reason))
 
     def close(self) -> None:
-        self._engine.close()
+        self._on_all(lambda engine: engine.close())
         for boards in self._all_boards:
             boards.close()
 
+    def drop(self) -> None:
+        """Closes all links without a word, as a process that dies does. For fault injection."""
+        self._on_all(lambda engine: engine.drop())
+
+    def _on_all(self, end: Callable[[StripeEngine], None]) -> None:
+        """Ends all engines at the same time: each may wait a moment for last words to be taken."""
+        threads = [threading.Thread(target=end, args=(stripe._engine,), name="ringfort-end") for stripe in self._others]
+        for thread in threads:
+            thread.start()
+        end(self._engine)
+        for thread in threads:
+            thread.join()
+
     def traffic(self) -> Traffic:
-        return Traffic(*self._engine.traffic())
+        return Traffic(*map(sum, zip(*(stripe._engine.traffic() for stripe in self.stripes), strict=True)))

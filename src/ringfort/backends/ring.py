@@ -35,6 +35,7 @@ class RingBackend(MeshBackend):
         channels: Channels = {}
         if world_size > 1:
             terms = terms_for(config, credentials)
+            credentials = terms.credentials
             # Ranks that were given other lists must not meet by accident.
             token = blake2b(repr(nodes).encode(), digest_size=16).digest()
             meet = Meet(rank, world_size, token, terms.machine)
@@ -49,7 +50,7 @@ class RingBackend(MeshBackend):
                 raise
             finally:
                 door.close()
-        super().__init__(rank, world_size, config, *links_over(rank, channels, config))
+        super().__init__(rank, world_size, config, *links_over(rank, channels, config, credentials))
 
 
 def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringfort.backends.mesh import MeshBackend
+from ringfort.backends.stripes import wanted
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidWorldSizeError
 from ringfort.transport.machine import Machine, check_hosts
 from ringfort.transport.memory import Clock, MemoryPoller, MemoryStream, Pipe, RealClock
-from ringfort.transport.stream import Stream
+from ringfort.transport.stream import Poller, Stream
 
 
 class SimulatedBackend(MeshBackend):
@@ -23,14 +24,14 @@ class SimulatedBackend(MeshBackend):
         self,
         rank: int,
         config: DistributedConfig,
-        poller: MemoryPoller,
+        pollers: Sequence[MemoryPoller],
         world_size: int,
         hosts: tuple[int, ...] | None = None,
     ) -> None:
-        streams: dict[int, Stream] = dict(poller.streams)
         machines = {r: Machine(b"%d" % host) for r, host in enumerate(hosts or range(world_size))}
-        super().__init__(rank, world_size, config, streams, poller, machines)
-        self._streams = poller.streams
+        links: list[tuple[dict[int, Stream], Poller]] = [(dict(poller.streams), poller) for poller in pollers]
+        super().__init__(rank, world_size, config, *links[0], machines, links[1:])
+        self._pollers = pollers
 
     @classmethod
     def create_group(
@@ -47,28 +48,36 @@ class SimulatedBackend(MeshBackend):
         places = None if hosts is None else check_hosts(hosts, world_size)
         clock = clock or RealClock()
         config = config or DistributedConfig()
-        pollers = [MemoryPoller(clock) for _ in range(world_size)]
-        pipes = {
-            (a, b): Pipe(ring_reader=pollers[b].ring, ring_writer=pollers[a].ring)
-            for a in range(world_size)
-            for b in range(world_size)
-            if a != b
-        }
-        for a in range(world_size):
-            for b in range(world_size):
-                if a != b:
-                    pollers[a].streams[b] = MemoryStream(incoming=pipes[b, a], outgoing=pipes[a, b])
-        return [cls(rank, config, poller, world_size, places) for rank, poller in enumerate(pollers)]
+        stripes = wanted(config.collective, dict.fromkeys(range(world_size), Machine()))
+        meshes = [_mesh(world_size, clock) for _ in range(stripes)]
+        return [
+            cls(rank, config, pollers, world_size, places) for rank, pollers in enumerate(zip(*meshes, strict=True))
+        ]
 
     def kill(self) -> None:
         """Ends this rank as a killed process ends: links close without a goodbye."""
-        self._engine.drop()
+        self.drop()
 
     def cut(self, peer: int, *, is_cut: bool = True) -> None:
         """Pulls the cable to `peer`, both ways: nothing arrives and nobody is told. `is_cut=False` mends it."""
         self.check_peer(peer, "peer")
-        self._streams[peer].incoming.cut(is_cut=is_cut)
-        self._streams[peer].outgoing.cut(is_cut=is_cut)
+        for poller in self._pollers:
+            poller.streams[peer].incoming.cut(is_cut=is_cut)
+            poller.streams[peer].outgoing.cut(is_cut=is_cut)
+
+
+def _mesh(world_size: int, clock: Clock) -> list[MemoryPoller]:
+    """The pollers of all ranks, with a stream between every two."""
+    pollers = [MemoryPoller(clock) for _ in range(world_size)]
+    pipes = {
+        (a, b): Pipe(ring_reader=pollers[b].ring, ring_writer=pollers[a].ring)
+        for a in range(world_size)
+        for b in range(world_size)
+        if a != b
+    }
+    for (a, b), outgoing in pipes.items():
+        pollers[a].streams[b] = MemoryStream(incoming=pipes[b, a], outgoing=outgoing)
+    return pollers
 
 
 def check_world_size(world_size: int) -> None:

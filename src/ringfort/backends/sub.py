@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,22 @@ class SubBackend(Backend):
         outer = self._outermost.hosts
         first: dict[int, int] = {}
         return tuple(first.setdefault(outer[member], rank) for rank, member in enumerate(self._members))
+
+    @property
+    def stripes(self) -> tuple[Backend, ...]:
+        outer = self._outermost.stripes
+        return (self,) if len(outer) == 1 else (self, *(self._over(stripe) for stripe in outer[1:]))
+
+    def _over(self, stripe: Backend) -> SubBackend:
+        """The same group over other links of the outermost."""
+        group = copy(self)
+        group._outermost = stripe
+        if stripe.ring != self._outermost.ring:  # that one goes round the other way
+            group.ring = tuple(reversed(self.ring or range(self.world_size)))
+        return group
+
+    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        self._outermost.end_stripes(failed, envelope, error)
 
     @property
     def shares_memory(self) -> bool:

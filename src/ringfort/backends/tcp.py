@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from functools import cache
+from typing import NamedTuple
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.neighbours import share_with_neighbours
 from ringfort.backends.rendezvous import Channels, Terms, host_group, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
+from ringfort.backends.stripes import open_stripes, wanted
 from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.machine import Machine, this_machine
 from ringfort.transport.shm import LocalPoller
-from ringfort.transport.stream import Stream
+from ringfort.transport.stream import Poller, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +58,13 @@ class TcpBackend(MeshBackend):
                 listener.close()
         else:
             terms = terms_for(config, credentials)
+            credentials = terms.credentials
             if rank == 0:
                 listener = listener or tcp.listen(_listening_host(host), port)
                 channels = host_group(listener, world_size, terms)
             else:
                 channels = join_group(rank, world_size, host, port, terms)
-        super().__init__(rank, world_size, config, *links_over(rank, channels, config))
+        super().__init__(rank, world_size, config, *links_over(rank, channels, config, credentials))
 
 
 def terms_for(config: DistributedConfig, credentials: Credentials | None) -> Terms:
@@ -88,22 +90,44 @@ def _say_once() -> None:
     _log.warning("encryption is off: whoever is on the network can read and change what the ranks say")
 
 
-def links_over(
-    rank: int, channels: Channels, config: DistributedConfig
-) -> tuple[dict[int, Stream], tcp.SocketPoller, dict[int, Machine]]:
-    """Streams and their poller over open channels, and on which machine each rank is. Raises `TransportError` if a peer
-    has gone."""
+class Links(NamedTuple):
+    """What a `MeshBackend` is made of."""
+
+    streams: dict[int, Stream]
+    poller: Poller
+    machines: dict[int, Machine]
+    stripes: list[tuple[dict[int, Stream], Poller]]
+
+
+def links_over(rank: int, channels: Channels, config: DistributedConfig, credentials: Credentials | None) -> Links:
+    """Streams and their poller over open channels, on which machine each rank is, and further streams where they are
+    wanted. Raises `TransportError` if a peer has gone, `ConfigError` if one wants another number of stripes."""
     machines = {peer: channel.machine for peer, channel in channels.items()}
     machines[rank] = machine_for(config)
+    terms = Terms.begin(config.timeout, credentials, machines[rank])
+    sets = [channels]
+    made: list[tuple[dict[int, Stream], Poller]] = []
     try:
-        local = share_with_neighbours(rank, machines[rank], channels, time.monotonic() + config.timeout)
+        sets += open_stripes(rank, channels, wanted(config.collective, machines), terms)
+        for each in sets:
+            made.append(_streams_over(rank, machines[rank], each, terms.deadline))  # noqa: PERF401  # see below
     except BaseException:
-        for channel in channels.values():
-            channel.close()
+        for streams, poller in made:
+            for stream in streams.values():
+                stream.close()
+            poller.close()
+        for each in sets[len(made) :]:
+            for channel in each.values():
+                channel.close()
         raise
+    return Links(*made[0], machines, made[1:])
+
+
+def _streams_over(rank: int, machine: Machine, channels: Channels, deadline: float) -> tuple[dict[int, Stream], Poller]:
+    local = share_with_neighbours(rank, machine, channels, deadline)
     sockets = {peer: channel.sock for peer, channel in channels.items()}
     streams = {peer: local.get(peer) or channel.stream() for peer, channel in sorted(channels.items())}
-    return streams, LocalPoller(sockets, local) if local else tcp.SocketPoller(sockets), machines
+    return streams, LocalPoller(sockets, local) if local else tcp.SocketPoller(sockets)
 
 
 def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:

@@ -15,9 +15,12 @@ from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import by_code
 from ringfort.collectives.operation import Memory, Operation, check_root, run_steps
+from ringfort.collectives.plan import Span
 from ringfort.collectives.reductions import block_of, check_parts, links_by
+from ringfort.collectives.stripes import Columns, over_stripes
 from ringfort.config import BroadcastStrategy, Shape
 from ringfort.errors import DistributedError, InvalidArgumentError, ProtocolError
+from ringfort.transport.fold import Array
 from ringfort.transport.messages import Envelope
 
 
@@ -52,15 +55,19 @@ def broadcast(
                 shared.broadcast(board, view.flat, root, envelope)
         else:
             chosen = auto.decide(backend, settled, view.flat.nbytes, view.kind.name, envelope)
-            spread(backend, view, links_by(chosen, backend, root, view.flat), envelope)
+
+            def move(stripe: Backend, span: Span) -> None:
+                part = view.flat[span[0] : span[1]]
+                spread(stripe, part, links_by(chosen, stripe, root, part), envelope)
+
+            over_stripes(backend, view.flat, envelope, move)
         return x if rank == root else view.finish()
 
     return Operation("broadcast", view.flat.nbytes, run)
 
 
-def spread(backend: Backend, view: ArrayView, links: plan.Links, envelope: Envelope) -> None:
-    """Moves the root's storage to everybody's, down a tree."""
-    flat = view.flat
+def spread(backend: Backend, flat: Array, links: plan.Links, envelope: Envelope) -> None:
+    """Moves the root's elements to everybody's, down a tree."""
     steps = plan.broadcast_down(links, flat.size, block_of(flat))
     run_steps(backend, steps, Memory(flat), envelope, first=envelope._replace(sync=True))
 
@@ -81,8 +88,12 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
                 shared.all_gather(board, view.flat, [result.part(r) for r in range(n)], envelope)
             return result.finish()
         result.part(rank)[...] = view.flat
-        steps = plan.ring_all_gather(rank, n, backend.ring)
-        run_steps(backend, steps, Memory(result.flat, unit=view.flat.nbytes), envelope)
+
+        def move(stripe: Backend, span: Span) -> None:
+            memory = Columns(result.flat, unit=view.flat.nbytes, itemsize=view.flat.itemsize, span=span)
+            run_steps(stripe, plan.ring_all_gather(rank, n, stripe.ring), memory, envelope)
+
+        over_stripes(backend, view.flat, envelope, move)
         return result.finish()
 
     return Operation("all_gather", view.flat.nbytes, run)
@@ -99,13 +110,21 @@ def gather(backend: Backend, x: Any, root: int = 0, *, timeout: float | None = N
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
         if rank != root:
-            backend.send(view.flat, root, tag=envelope._replace(sync=True))
+
+            def send(stripe: Backend, span: Span) -> None:
+                stripe.send(view.flat[span[0] : span[1]], root, tag=envelope._replace(sync=True))
+
+            over_stripes(backend, view.flat, envelope, send)
             return None
         result = view.new((n, *view.shape))
         result.part(rank)[...] = view.flat
-        for src in range(n):
-            if src != rank:
-                backend.recv(result.part(src), src, tag=envelope)
+
+        def receive(stripe: Backend, span: Span) -> None:
+            for src in range(n):
+                if src != rank:
+                    stripe.recv(result.part(src)[span[0] : span[1]], src, tag=envelope)
+
+        over_stripes(backend, view.flat, envelope, receive)
         return result.finish()
 
     return Operation("gather", view.flat.nbytes, run)
@@ -156,8 +175,13 @@ def all_to_all(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
         envelope = backend.envelope(call, timeout)
         result = view.new(view.shape)
         result.part(rank)[...] = view.part(rank)
-        for dst, src in plan.exchange_order(rank, n):
-            backend.exchange(view.part(dst), dst, result.part(src), src, tag=envelope)
+
+        def move(stripe: Backend, span: Span) -> None:
+            low, high = span
+            for dst, src in plan.exchange_order(rank, n):
+                stripe.exchange(view.part(dst)[low:high], dst, result.part(src)[low:high], src, tag=envelope)
+
+        over_stripes(backend, result.part(rank), envelope, move)
         return result.finish()
 
     return Operation("all_to_all", view.flat.nbytes, run)

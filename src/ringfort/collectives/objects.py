@@ -12,7 +12,7 @@ from ringfort.backends.base import Backend
 from ringfort.collectives import calls, plan
 from ringfort.collectives.arrays import as_view, plain_view
 from ringfort.collectives.calls import Collective
-from ringfort.collectives.kernels import by_code, element_type_named
+from ringfort.collectives.kernels import by_code
 from ringfort.collectives.movements import spread
 from ringfort.collectives.operation import Operation, check_root
 from ringfort.errors import (
@@ -87,11 +87,11 @@ def broadcast_object(backend: Backend, obj: Any = None, root: int = 0, *, timeou
         envelope = backend.envelope(call, timeout)
         length = np.array([len(data)], np.uint64)
         links = plan.tree_links(backend.rank, backend.world_size, root, 2)
-        spread(backend, as_view(length), links, envelope)
+        spread(backend, length, links, envelope)
         size = int(length[0])
         _check_size(size, limit, root)
         buffer = np.frombuffer(data, np.uint8) if backend.rank == root else np.empty(size, np.uint8)
-        spread(backend, plain_view(buffer, element_type_named("uint8"), (size,)), links, envelope)
+        spread(backend, buffer, links, envelope)
         return obj if backend.rank == root else decode(buffer.data)
 
     return Operation("broadcast_object", len(data), run)

@@ -15,6 +15,7 @@ from ringfort.collectives.kernels import ElementType
 from ringfort.collectives.operation import Memory, Operation, check_root, run_steps
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.plan import Span
+from ringfort.collectives.stripes import over_stripes
 from ringfort.config import AllReduceStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.fold import Array, Fold
@@ -55,7 +56,11 @@ def all_reduce(
             kernels.scale_before(op, kind, flat)
         else:
             chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
-            _all_reduce_by(chosen, backend, flat, kind, op, envelope)
+
+            def move(stripe: Backend, span: Span) -> None:
+                _all_reduce_by(chosen, stripe, flat[span[0] : span[1]], kind, op, envelope)
+
+            over_stripes(backend, flat, envelope, move)
             is_usual = asked is None and kind.kind == flat.dtype.kind
             if is_usual and isinstance(op, ReduceOp) and flat.nbytes <= auto.DOUBLING_BYTES:
                 folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
@@ -212,17 +217,22 @@ def reduce(
         envelope = backend.envelope(call, timeout)
         block = block_of(flat)
         chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
-        steps = plan.reduce_up(links_by(chosen, backend, root, flat), flat.size, block)
+
+        def move(stripe: Backend, span: Span) -> None:
+            part = flat[span[0] : span[1]]
+            steps = plan.reduce_up(links_by(chosen, stripe, root, part), part.size, block)
+            if rank == root:
+                run_steps(stripe, steps, Memory(part), envelope, fold=_Folds(op, kind, part, n))
+                return
+            steps = _Staged(part, kind, op, block, steps)
+            first = envelope._replace(sync=True)
+            run_steps(stripe, steps, steps.memory, envelope, fold=lambda step: fold if step.fold else None, first=first)
+
         if n == 1:
             kernels.scale_before(op, kind, flat)
-        elif rank == root:
-            run_steps(backend, steps, Memory(flat), envelope, fold=_Folds(op, kind, flat, n))
-        if rank == root:
-            return view.finish()
-        steps = _Staged(flat, kind, op, block, steps)
-        first = envelope._replace(sync=True)
-        run_steps(backend, steps, steps.memory, envelope, fold=lambda step: fold if step.fold else None, first=first)
-        return x
+        else:
+            over_stripes(backend, flat, envelope, move)
+        return view.finish() if rank == root else x
 
     return Operation("reduce", view.flat.nbytes, run)
 
@@ -272,20 +282,24 @@ def reduce_scatter(backend: Backend, x: Any, op: Op = ReduceOp.SUM, *, timeout: 
         flat[...] = view.part(rank)
         if n == 1:
             kernels.scale_before(op, kind, flat)
-        folds = _Folds(op, kind, flat, n)
         # What a rank sends must be scaled too, and `x` kept: then block by block, through a copy.
         scaled = kernels.needs_scale_before(op)
         block = block_of(flat) if scaled else max(flat.size, 1)
-        for turn, (dst, src) in enumerate(plan.exchange_order(rank, n), start=2):
-            part = view.part(dst)
-            for start in range(0, max(flat.size, 1), block):
-                out = part[start : start + block]
-                if scaled:
-                    out = out.copy()
-                    kernels.scale_before(op, kind, out)
-                span = start, start + out.size
-                reduce = folds(plan.Step(None, None, src, span, True, span if turn == n else None))
-                backend.exchange(out, dst, flat[span[0] : span[1]], src, reduce=reduce, tag=envelope)
+
+        def move(stripe: Backend, whole: Span) -> None:
+            folds = _Folds(op, kind, flat, n)
+            for turn, (dst, src) in enumerate(plan.exchange_order(rank, n), start=2):
+                part = view.part(dst)
+                for start in range(whole[0], max(whole[1], whole[0] + 1), block):
+                    span = start, min(start + block, whole[1])
+                    out = part[span[0] : span[1]]
+                    if scaled:
+                        out = out.copy()
+                        kernels.scale_before(op, kind, out)
+                    reduce = folds(plan.Step(None, None, src, span, True, span if turn == n else None))
+                    stripe.exchange(out, dst, flat[span[0] : span[1]], src, reduce=reduce, tag=envelope)
+
+        over_stripes(backend, flat, envelope, move)
         return result.finish()
 
     return Operation("reduce_scatter", view.flat.nbytes, run)

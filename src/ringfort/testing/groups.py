@@ -33,7 +33,7 @@ class KillableTcpBackend(TcpBackend):
 
     def kill(self) -> None:
         """Closes every link without a goodbye."""
-        self._engine.drop()
+        self.drop()
 
 
 class KillableRingBackend(RingBackend):
@@ -41,7 +41,7 @@ class KillableRingBackend(RingBackend):
 
     def kill(self) -> None:
         """Closes every link without a goodbye."""
-        self._engine.drop()
+        self.drop()
 
 
 @contextmanager

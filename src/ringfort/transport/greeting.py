@@ -68,6 +68,23 @@ class Shared(msgspec.Struct, frozen=True, tag="shared"):
     is_open: bool
 
 
+class Stripes(msgspec.Struct, frozen=True, tag="stripes"):
+    """To everybody, once linked: this is how many connections I want with each. Those above me open the others at this
+    port, and prove with the token that they were told."""
+
+    count: int
+    port: int
+    token: bytes
+
+
+class Stripe(msgspec.Struct, frozen=True, tag="stripe"):
+    """To a lower rank: I am `rank`, and this is our connection number `number`, where the first has 0."""
+
+    rank: int
+    number: int
+    token: bytes
+
+
 class Control(msgspec.Struct, frozen=True, tag="control"):
     """This is a control link of a cluster: what follows are its own messages."""
 
@@ -83,7 +100,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-Greeting = Join | Welcome | Meet | Ready | Share | Shared | Control | Probe | Refused
+Greeting = Join | Welcome | Meet | Ready | Share | Shared | Stripes | Stripe | Control | Probe | Refused
 
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,

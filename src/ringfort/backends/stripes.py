@@ -1,0 +1,126 @@
+"""How ranks that are linked come to have several connections with each other: the lower one of two opens a port on the
+interface that they meet on, tells the other over what they have, and lets it in there as often as agreed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Mapping
+
+from ringfort.backends.rendezvous import Channels, Terms
+from ringfort.config import MAX_STRIPES, CollectiveConfig
+from ringfort.errors import ConfigError, ProtocolError, RendezvousTimeoutError
+from ringfort.transport import tcp
+from ringfort.transport.channel import Channel
+from ringfort.transport.door import Door
+from ringfort.transport.greeting import Stripe, Stripes
+from ringfort.transport.machine import Machine, hosts_of
+
+AUTO_STRIPES = 4
+"""What `auto` weighs against one. Where a connection is held back (by a limit a flow, by a window too small for the
+way) four do nearly four times as much; a wire that four cannot fill is beyond what one process can."""
+
+
+def wanted(config: CollectiveConfig, machines: Mapping[int, Machine]) -> int:
+    """How many connections every two ranks have: the same at all. One where all of them share memory."""
+    if len(set(hosts_of(machines))) == 1 and all(machine.shares for machine in machines.values()):
+        return 1
+    return AUTO_STRIPES if config.stripes == "auto" else config.stripes
+
+
+def open_stripes(rank: int, channels: Channels, count: int, terms: Terms) -> list[Channels]:
+    """The further sets of channels, `count - 1` of them. Called by all ranks, with nothing else said on `channels`.
+
+    Raises `ConfigError` if a rank wants another number, `TransportError` if one goes away.
+    """
+    token = secrets.token_bytes(16)
+    doors: dict[str, Door] = {}
+    sets: list[Channels] = [{} for _ in range(count - 1)]
+    try:
+        # All speak before anybody listens: so nobody waits in a circle.
+        for peer, channel in sorted(channels.items()):
+            port = _door_for(channel, doors, terms).address[1] if sets and peer > rank else 0
+            channel.say(Stripes(count, port, token), terms.deadline)
+        said = {peer: _hear(peer, channel, count, terms) for peer, channel in sorted(channels.items())}
+        # Everybody comes to the lowest first and then to the next: so there is always one who lets in.
+        for peer in sorted(peer for peer in channels if sets and peer < rank):
+            for number, others in enumerate(sets, start=1):
+                others[peer] = _knock(rank, peer, channels[peer], number, said[peer], terms)
+        for host, door in doors.items():
+            _accept(door, {p: c for p, c in channels.items() if p > rank and _own_host(c) == host}, sets, token, terms)
+    except BaseException:
+        for others in sets:
+            for channel in others.values():
+                channel.close()
+        raise
+    finally:
+        for door in doors.values():
+            door.close()
+    return sets
+
+
+def _door_for(channel: Channel, doors: dict[str, Door], terms: Terms) -> Door:
+    """Where the peer comes in: at the address that it knows us by, so that all goes the same way."""
+    host = _own_host(channel)
+    if host not in doors:
+        doors[host] = Door(tcp.listen(host, 0), terms.credentials)
+    return doors[host]
+
+
+def _own_host(channel: Channel) -> str:
+    return _host(channel.sock.getsockname())
+
+
+def _host(address: tuple[str, ...]) -> str:
+    """The host of a socket's address; a link-local one needs the interface."""
+    host = address[0]
+    return f"{host}%{address[3]}" if host.lower().startswith("fe80:") and "%" not in host else host
+
+
+def _hear(peer: int, channel: Channel, count: int, terms: Terms) -> Stripes:
+    said = channel.hear(f"rank {peer}", terms.deadline)
+    if not isinstance(said, Stripes):
+        raise ProtocolError(f"rank {peer} says something else than how many stripes it wants", peer=peer)
+    if said.count != count:
+        raise ConfigError("stripes", count, f"rank {peer} has {said.count}; set the same on all ranks")
+    return said
+
+
+def _knock(rank: int, peer: int, first: Channel, number: int, said: Stripes, terms: Terms) -> Channel:
+    sock: socket.socket | None = None
+    try:
+        sock = tcp.connect([(_host(first.sock.getpeername()), said.port)], terms.deadline)
+        purpose = Stripe(rank, number, said.token)
+        channel = Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline)
+        if channel.identity != first.identity:
+            raise ProtocolError(f"somebody else answers at the port of rank {peer}", peer=peer)
+    except BaseException:
+        if sock is not None:
+            sock.close()
+        raise
+    channel.machine = first.machine
+    return channel
+
+
+def _accept(door: Door, higher: Channels, sets: list[Channels], token: bytes, terms: Terms) -> None:
+    """Lets in each of `higher` once for each of `sets`."""
+    while missing := [peer for peer in higher if any(peer not in others for others in sets)]:
+        if terms.is_over:
+            raise RendezvousTimeoutError("opening further connections", terms.timeout, missing=missing)
+        for arrival in door.wait(terms.deadline)[0]:
+            said, channel = arrival.said, arrival.channel
+            if (
+                not isinstance(said, Stripe)
+                or said.rank not in higher
+                or not 1 <= said.number <= len(sets)
+                or said.rank in sets[said.number - 1]
+                or not secrets.compare_digest(said.token, token)
+                or channel.identity != higher[said.rank].identity
+            ):
+                door.refuse(arrival, "group", "this port is for further connections of a group that has formed")
+                continue
+            channel.machine = higher[said.rank].machine
+            sets[said.number - 1][said.rank] = channel
+
+
+assert AUTO_STRIPES <= MAX_STRIPES

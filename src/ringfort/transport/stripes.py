@@ -1,0 +1,36 @@
+"""`StripeEngine`: one of several engines of a process that share its collectives. What ends one ends it on all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringfort.errors import PeerLostError
+from ringfort.transport.engine import Engine
+from ringfort.transport.messages import Envelope
+from ringfort.transport.notices import Lost, Notice
+
+
+class StripeEngine(Engine):
+    """An engine that can be told that a collective has failed elsewhere, and says why its own has."""
+
+    def notice_of(self, envelope: Envelope) -> Notice | None:
+        """Why collectives of this group have failed here, in the words for the others; None if they have not."""
+        return self._failed_channels.get(envelope.channel)
+
+    def end(self, envelope: Envelope, notice: Notice) -> None:
+        """Ends the collectives of this group here too, and tells its members over these links."""
+        self._as_leader(lambda: self._fail_channel(envelope.channel, envelope.members, notice))
+
+
+def end_all(engines: Sequence[StripeEngine], failed: int, envelope: Envelope, error: BaseException) -> None:
+    """Ends the collective of `envelope` on all engines, for `error` ended it on the one with the number `failed`."""
+    notice = engines[failed].notice_of(envelope)
+    if notice is None and isinstance(error, PeerLostError) and isinstance(error.peer, int):
+        notice = Lost(error.peer, error.reason)
+    for number, engine in enumerate(engines):
+        if number == failed:
+            continue
+        if notice is not None:
+            engine.end(envelope, notice)
+        else:  # this process cannot go on, whatever the group: it was interrupted, aborted or closed
+            engine.abort(str(error) or type(error).__name__)
