@@ -9,13 +9,14 @@ from typing import Any
 def register() -> None:
     """For the entry points `torch.backends` and `torch.distributed.backends`."""
     try:
-        import ringfort.torch
+        # By this way also while `import ringfort.torch` is what imports torch, and so is not finished itself.
+        from ringfort.torch import register as tell_torch
+
+        tell_torch()
     except Exception:
         import logging
 
         logging.getLogger("ringfort").debug("not registered with torch", exc_info=True)
-    else:
-        ringfort.torch.register()
 
 
 def torchrun_handler() -> Any:
