@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringfort.backends.base import Backend
+    from ringfort.backends.gloo import GlooBackend
+    from ringfort.backends.mpi import MpiBackend
     from ringfort.backends.ring import RingBackend
     from ringfort.backends.simulated import SimulatedBackend
     from ringfort.backends.sub import SubBackend
@@ -91,6 +93,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "backends.base": ("Backend",),
+    "backends.gloo": ("GlooBackend",),
+    "backends.mpi": ("MpiBackend",),
     "backends.ring": ("RingBackend",),
     "backends.simulated": ("SimulatedBackend",),
     "backends.sub": ("SubBackend",),
@@ -197,6 +201,7 @@ __all__ = [
     "ElectionManager",
     "ElectionState",
     "EncryptionMismatchError",
+    "GlooBackend",
     "GradientMismatchError",
     "HandshakeError",
     "HealthConfig",
@@ -212,6 +217,7 @@ __all__ = [
     "InvalidWorldSizeError",
     "JoinCodeError",
     "MetricsSnapshot",
+    "MpiBackend",
     "NamespaceMismatchError",
     "NetworkNamespace",
     "NoConnectionError",

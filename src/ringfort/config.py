@@ -131,8 +131,13 @@ class CollectiveConfig:
     measured when a group first has to choose, which takes milliseconds; with both given nothing is."""
     bandwidth: float | None = None
     """Bytes a second that one link carries, likewise."""
+    native_bytes: int | None = 64 * KIB
+    """From how many bytes on a backend's own collectives (Gloo's, MPI's) take the place of ours; None for never. Before
+    each of them the ranks agree on the call, in as many messages as a small array takes our way."""
 
     def __post_init__(self) -> None:
+        if self.native_bytes is not None and not (_is_whole(self.native_bytes) and self.native_bytes >= 0):
+            raise ConfigError("native_bytes", self.native_bytes, "must be a whole number of bytes, 0 or more, or None")
         for name in ("latency", "bandwidth"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
@@ -303,6 +308,8 @@ class Environment:
     """The interfaces to be found on, by name, address or network, with commas between them."""
     peers: str | None = None
     """Addresses of peers, `host` or `host:port`, with commas between them."""
+    gloo_interface: str | None = None
+    """The network interface that Gloo listens on, by name, where the person knows better than we."""
 
     # The first variable that is set wins. torchrun's names come first: they are what people type by hand.
     SOURCES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -320,6 +327,7 @@ class Environment:
         "shared_memory": ("RINGFORT_SHM",),
         "interfaces": ("RINGFORT_INTERFACES",),
         "peers": ("RINGFORT_PEERS",),
+        "gloo_interface": ("GLOO_SOCKET_IFNAME",),
     }
 
     def __post_init__(self) -> None:

@@ -19,6 +19,8 @@ from ringfort.transport.messages import Envelope
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
+    from ringfort.backends.native import Native
+
 MAX_TAG = 2**31 - 1
 """The largest tag a caller may use; what is above is for the library."""
 
@@ -152,13 +154,17 @@ class Backend(ABC):
                 board.publish()
                 board.wait_signed(call)
             return
+        self.meet(call)
+
+    def meet(self, envelope: Envelope) -> None:
+        """Returns when every rank is in the collective of `envelope`; raises if one is in another."""
         distance = 1
         while distance < self.world_size:
             dst, src = (self.rank + distance) % self.world_size, (self.rank - distance) % self.world_size
-            self.exchange(b"", dst, bytearray(), src, tag=call)
+            self.exchange(b"", dst, bytearray(), src, tag=envelope)
             distance *= 2
 
-    def native(self) -> Any | None:
+    def native(self) -> Native | None:
         """The engine's own collectives (NCCL's, Gloo's, MPI's), or None."""
         return None
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, plan, shared
+from ringfort.collectives import auto, calls, native, plan, shared
 from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import by_code
@@ -40,6 +40,9 @@ def broadcast(
         raise InvalidArgumentError("strategy", strategy, "must be a BroadcastStrategy, such as BroadcastStrategy.RING")
     if strategy is None or strategy.shape is Shape.AUTO:
         strategy = None
+    by_engine = native.broadcast(backend, view, x, root, strategy, timeout)
+    if by_engine is not None:
+        return by_engine
     config = backend.config.collective
     may_share = strategy is None and config.broadcast.shape is Shape.AUTO and backend.shares_memory
     settled = auto.settle(backend, strategy or BroadcastStrategy.AUTO, view.flat.nbytes)
@@ -76,6 +79,9 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
     """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
     rank, n = backend.rank, backend.world_size
     view = as_view(x, "x")
+    by_engine = native.all_gather(backend, view, timeout)
+    if by_engine is not None:
+        return by_engine
     call = calls.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 
@@ -168,6 +174,9 @@ def all_to_all(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
     rank, n = backend.rank, backend.world_size
     view = as_view(x, "x")
     check_parts(view, n)
+    by_engine = native.all_to_all(backend, view, timeout)
+    if by_engine is not None:
+        return by_engine
     call = calls.encode(Collective.ALL_TO_ALL, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, kernels, plan, quick, shared
+from ringfort.collectives import auto, calls, kernels, native, plan, quick, shared
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import ElementType
@@ -31,10 +31,13 @@ def all_reduce(
     timeout: float | None = None,
 ) -> Operation:
     """Every rank's `x` becomes the reduction of all of them, in place."""
+    asked = _resolve(strategy, AllReduceStrategy)
+    by_engine = native.all_reduce(backend, x, op, asked, timeout)
+    if by_engine is not None:
+        return by_engine
     view = as_view(x, "x", writable=True)
     fold = kernels.fold(op, view.kind)
     config, n = backend.config.collective, backend.world_size
-    asked = _resolve(strategy, AllReduceStrategy)
     settled = auto.settle(backend, asked or AllReduceStrategy.AUTO, view.flat.nbytes, view.kind.name)
     may_share = asked is None and config.all_reduce.shape is Shape.AUTO and backend.shares_memory
     call = _call(Collective.ALL_REDUCE, view, op, None if may_share else settled)
@@ -272,6 +275,9 @@ def reduce_scatter(backend: Backend, x: Any, op: Op = ReduceOp.SUM, *, timeout: 
     view = as_view(x, "x")
     check_parts(view, n)
     kernels.fold(op, view.kind)  # raises where they do not fit
+    by_engine = native.reduce_scatter(backend, view, op, timeout)
+    if by_engine is not None:
+        return by_engine
     call = _call(Collective.REDUCE_SCATTER, view, op)
     backend.check_timeout(timeout)
 

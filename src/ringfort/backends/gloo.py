@@ -1,0 +1,228 @@
+"""`GlooBackend`: ranks that talk through torch's Gloo, for sites that ask for it. torch's default group is not touched.
+
+Messages are Gloo's messages between two ranks, with our frames in them; large collectives are Gloo's own. **Gloo does
+not encrypt**: whoever is on the network can read and change what the ranks say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.backends.mesh import MeshBackend
+from ringfort.backends.native import Native, Pending, as_plain_bytes
+from ringfort.backends.stores import Place, meet_at_store, open_store
+from ringfort.config import DistributedConfig
+from ringfort.errors import BackendUnavailableError, RendezvousError
+from ringfort.transport.engine import Engine
+from ringfort.transport.fold import Array
+from ringfort.transport.machine import this_machine
+from ringfort.transport.memory import MemoryPoller, RealClock
+from ringfort.transport.pumps import Pumps
+from ringfort.transport.stream import Stream
+
+_log = logging.getLogger(__name__)
+
+_FOR_EVER = timedelta(days=365)
+"""What Gloo is told to wait: our own deadlines are shorter, and a wait of Gloo's that runs out closes all its pairs."""
+_LAST_WORDS = 1.0
+"""Seconds that a close gives the goodbyes to leave. A peer that runs takes them at once."""
+_TAG, _NO_TAG = 1, 2
+"""Of all packets, and of none."""
+
+
+class GlooBackend(MeshBackend):
+    """A rank of a group over torch's Gloo. It has two threads for each peer, for Gloo can only block."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master: str | None = None,
+        *,
+        store: Any = None,
+        interface: str | None = None,
+        config: DistributedConfig | None = None,
+    ) -> None:
+        """Returns when every rank is linked to every other.
+
+        The ranks meet at a store of torch's: at `master`, `host:port`, where rank 0 opens one, or at `store`. Gloo
+        listens on the interface that leads to the others, or on `interface`, by name.
+
+        Raises `BackendUnavailableError` without torch, and else as `TcpBackend` does.
+        """
+        config = config or DistributedConfig()
+        gloo = _gloo()
+        self._native: GlooNative | None = None
+        self._pumps: list[Pumps] = []
+        place = Place(rank, world_size, this_machine(shares=False), config.timeout)
+        poller = MemoryPoller(RealClock())
+        streams: dict[int, Stream] = {}
+        machines, make = {0: place.machine}, None
+        if world_size > 1:
+            _say_once()
+            store = open_store(place, master, store)
+            with meet_at_store(place, store, interface) as found:
+                machines, make = found.machines, _maker(gloo, found.store, found.listen, place)
+                self._group: Any = make("messages")
+            for peer in range(world_size):
+                if peer != rank:
+                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._group, peer), poller.ring)
+                    self._pumps.append(pumps)
+                    streams[peer] = poller.streams[peer] = pumps.stream
+        super().__init__(rank, world_size, config, streams, poller, machines)
+        if make is not None:
+            self._native = GlooNative(self, self._engine, make, poller.wake)
+
+    def native(self) -> Native | None:
+        return self._native
+
+    def close(self) -> None:
+        """Leaves the group. May be called twice, and from another thread; never raises."""
+        super().close()
+        with self._lock:
+            pumps, self._pumps = self._pumps, []
+        if not pumps:
+            return
+        for pump in pumps:
+            pump.join(_LAST_WORDS, sent=True)
+        # It keeps the store, and so in rank 0 a port, and connections of its own.
+        self._native = None
+        if not all(pump.join(0.0) for pump in pumps):
+            _break(self._group)
+        for pump in pumps:
+            pump.join(_LAST_WORDS)
+        self._group = None
+
+    def kill(self) -> None:
+        """Ends this rank as a killed process ends. For tests."""
+        self._engine.drop()
+
+
+class _Carrier:
+    """One peer's packets."""
+
+    def __init__(self, group: Any, peer: int) -> None:
+        self._group, self._peer = group, peer
+
+    def send(self, packet: memoryview) -> None:
+        self._group.send([_tensor(packet)], self._peer, _TAG).wait()
+
+    def recv(self, packet: memoryview) -> None:
+        self._group.recv([_tensor(packet)], self._peer, _TAG).wait()
+
+
+class GlooNative(Native):
+    """Gloo's collectives, over connections of their own: what breaks there does not break messages."""
+
+    name = "gloo"
+    collectives = frozenset({"all_reduce", "broadcast", "all_gather", "all_to_all"})
+    sums = frozenset({"float32", "float64", "int8", "uint8", "int32", "int64"})
+    orders = sums - {"float32", "float64"}
+
+    def __init__(self, group: Backend, engine: Engine, make: Callable[[str], Any], wake: Callable[[], None]) -> None:
+        super().__init__(group, engine, wake)
+        self._make = make
+        self._gloo: Any = None
+        self._c10d = _gloo()
+
+    def all_reduce(self, x: Array, op: str) -> Pending:
+        options = self._c10d.AllreduceOptions()
+        options.reduceOp = getattr(self._c10d.ReduceOp, op)
+        return self._begin("allreduce", [_tensor(x)], options)
+
+    def broadcast(self, x: Array, root: int) -> Pending:
+        options = self._c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self._begin("broadcast", [_tensor(as_plain_bytes(x))], options)
+
+    def all_gather(self, x: Array, into: Array) -> Pending:
+        parts = list(_tensor(as_plain_bytes(into)).chunk(self._group.world_size))
+        return self._begin("allgather", [parts], [_tensor(as_plain_bytes(x))])
+
+    def all_to_all(self, x: Array, into: Array) -> Pending:
+        return self._begin("alltoall_base", _tensor(as_plain_bytes(into)), _tensor(as_plain_bytes(x)), [], [])
+
+    def _begin(self, what: str, *arguments: Any) -> Pending:
+        if self._gloo is None:
+            self._gloo = self._make("collectives")
+        work = getattr(self._gloo, what)(*arguments)
+        work.get_future().add_done_callback(lambda _: self._wake())  # pyright: ignore[reportUnknownLambdaType]
+
+        def is_done() -> bool:
+            if not work.is_completed():
+                return False
+            work.wait()  # raises what it has failed with
+            return True
+
+        return Pending(is_done, (work, arguments))
+
+    def abandon(self) -> None:
+        if self._gloo is not None:
+            _break(self._gloo)
+
+
+def _gloo() -> Any:
+    """torch's module of process groups."""
+    try:
+        import_module("torch")
+        c10d = import_module("torch._C._distributed_c10d")
+        c10d.ProcessGroupGloo  # noqa: B018  # a torch without it says so
+    except (ImportError, AttributeError) as exc:
+        raise BackendUnavailableError("gloo", "it comes with torch: pip install 'ringfort[torch]'") from exc
+    return c10d
+
+
+@cache
+def _say_once() -> None:
+    _log.warning(
+        "Gloo does not encrypt: whoever is on the network can read and change what the ranks say. "
+        "TcpBackend and `ringfort.join()` do"
+    )
+
+
+def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Callable[[str], Any]:
+    """Makes one of Gloo's groups. Every rank has to, with the same name."""
+
+    def make(name: str) -> Any:
+        gloo = c10d.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(**listen)]
+        options._timeout = _FOR_EVER
+        options._threads = 1
+        try:
+            return gloo(c10d.PrefixStore(name, store), place.rank, place.world_size, options)
+        except RuntimeError as exc:
+            raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc
+
+    return make
+
+
+def _break(group: Any) -> None:
+    """Closes a group's connections, and so wakes every thread that waits on them. Gloo has one way to do that, on all
+    versions: a wait that runs out."""
+    peer = (group.rank() + 1) % group.size()
+    with suppress(RuntimeError):
+        group.recv([_tensor(bytearray(1))], peer, _NO_TAG).wait(timedelta(milliseconds=1))
+
+
+def _tensor(memory: Any) -> Any:
+    """A tensor of the same memory."""
+    array = np.asarray(memory)
+    return import_module("torch").from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
+class _Writable:
+    """An array that must not be written, for torch, which knows no such tensors and warns. It is only read."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # keeps the memory
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}

@@ -1,0 +1,155 @@
+"""`Native`: the collectives of another engine (Gloo's, MPI's, NCCL's), with the rules of ours.
+
+Another engine knows nothing of ranks that disagree, and few of them of peers that die. So the ranks first meet over
+their links, in messages that say what each has called: whoever gets through knows that all are in the same collective.
+Then the engine does it, and this rank waits for it as for a peer: deaths, aborts and timeouts end the wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ringfort.backends.base import Backend
+from ringfort.errors import TransportError
+from ringfort.transport.engine import Engine
+from ringfort.transport.fold import Array
+from ringfort.transport.messages import Envelope
+
+_LAST_BYTES = 2.0
+"""Seconds for the engine's last bytes, where the peer that is watched has done its part and said goodbye."""
+_BLAME = 1.0
+"""Seconds for the links to tell which peer it was, once the engine has failed: they know within a moment."""
+
+
+class Pending(NamedTuple):
+    """A collective that the engine has begun."""
+
+    is_done: Callable[[], bool]
+    """Whether it has ended; raises what it has failed with."""
+    memory: object
+    """What the engine may write to until it has ended."""
+
+
+class Native(ABC):
+    """One group's collectives in another engine. Arrays are flat and contiguous; `op` is a name of `ReduceOp`'s."""
+
+    name: str
+    """What people call the engine."""
+    collectives: frozenset[str]
+    """Those that it has."""
+    sums: frozenset[str]
+    """Element types that it can add and multiply, as we do to the bit."""
+    orders: frozenset[str]
+    """Element types of which it can find the least and the greatest: not floats, whose NaNs engines drop by chance."""
+    device: str = "cpu"
+    """Where its arrays are."""
+
+    def __init__(self, group: Backend, engine: Engine, wake: Callable[[], None]) -> None:
+        """`wake` has the engine of the links look again."""
+        self._group = group
+        self._engine = engine
+        self._wake = wake
+        self._failed: list[Pending] = []
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something was begun that has never ended."""
+        return bool(self._failed)
+
+    def takes(self, collective: str, kind: str, op: str = "") -> bool:
+        """Whether the engine can do this, with the result that ours would have. `kind` names the element type."""
+        if collective not in self.collectives:
+            return False
+        return (
+            not op or (op in ("SUM", "PRODUCT") and kind in self.sums) or (op in ("MIN", "MAX") and kind in self.orders)
+        )
+
+    def run(self, begin: Callable[[], Pending], envelope: Envelope) -> None:
+        """Does what `begin` begins, once all ranks are in the collective of `envelope`. Raises as collectives do."""
+        self._group.meet(envelope)
+        try:
+            pending = begin()
+        except Exception as exc:
+            raise self._failure(exc) from exc
+        try:
+            self._wait(pending, envelope)
+        except BaseException:
+            # The engine may still write to the memory: it must not be given to somebody else.
+            self._failed.append(pending)
+            self.abandon()
+            raise
+
+    def _wait(self, pending: Pending, envelope: Envelope) -> None:
+        peer = (self._group.rank + 1) % self._group.world_size
+        link = self._engine.links.get(self._group.members[peer])
+        if link is None:  # a world of one
+            while not pending.is_done():
+                time.sleep(0)
+            return
+        failed: list[Exception] = []
+        give_up = 0.0
+
+        def is_over() -> bool:
+            nonlocal give_up
+            if failed:
+                return time.monotonic() > give_up
+            try:
+                if pending.is_done():
+                    return True
+                until = time.monotonic() + _LAST_BYTES if link.is_left else 0.0
+                while time.monotonic() < until:
+                    if pending.is_done():
+                        return True
+                    time.sleep(0.001)
+            except Exception as exc:
+                failed.append(exc)
+                give_up = time.monotonic() + _BLAME
+                timer = threading.Timer(_BLAME + 0.01, self._wake)
+                timer.daemon = True
+                timer.start()
+            return False
+
+        self._engine.watch(is_over, link.peer, envelope)
+        if failed:
+            raise self._failure(failed[0]) from failed[0]
+
+    def _failure(self, exc: Exception) -> TransportError:
+        """Nobody else may know: so the others are told."""
+        words = f"{self.name} failed: {str(exc).strip() or type(exc).__name__}"
+        self._engine.abort(words)
+        return TransportError(words)
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Makes the engine let go of the memory of what has failed, if it can. It is not used again."""
+
+    # --- what an engine does ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def all_reduce(self, x: Any, op: str) -> Pending:
+        """Every rank's `x` becomes the reduction of all."""
+
+    @abstractmethod
+    def broadcast(self, x: Any, root: int) -> Pending:
+        """Every rank's `x` becomes the root's."""
+
+    @abstractmethod
+    def all_gather(self, x: Any, into: Any) -> Pending:
+        """`into` becomes the ranks' `x`, one after the other."""
+
+    def reduce_scatter(self, x: Any, into: Any, op: str) -> Pending:
+        """`into` becomes the reduction of this rank's parts of all `x`."""
+        raise NotImplementedError
+
+    def all_to_all(self, x: Any, into: Any) -> Pending:
+        """Part i of rank j's `x` becomes part j of rank i's `into`."""
+        raise NotImplementedError
+
+
+def as_plain_bytes(x: Array) -> Array:
+    """The memory of a flat array as bytes: engines need not know what they only move."""
+    return x.view("u1")

@@ -1,0 +1,87 @@
+"""A link over an engine that can only send and receive and wait: a thread for each direction carries the bytes between
+the engine's calls and a `Stream` through memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from struct import Struct
+from typing import Protocol
+
+from ringfort.transport.memory import MemoryStream, Pipe
+from ringfort.transport.messages import CHUNK
+
+_COUNT = Struct("<Q")
+PACKET = _COUNT.size + CHUNK
+"""Bytes of the largest packet: how many follow, and they. An engine may not tell how long a message was."""
+
+
+class Carrier(Protocol):
+    """Moves packets to and from one peer. Both calls block, and raise anything when the way is gone."""
+
+    def send(self, packet: memoryview) -> None: ...
+    def recv(self, packet: memoryview) -> None:
+        """Receives a packet of at most the size of `packet`."""
+        ...
+
+
+class Pumps:
+    """Two threads and the stream that they feed. `ring` tells who polls the stream that it can move."""
+
+    def __init__(self, name: str, carrier: Carrier, ring: Callable[[], None]) -> None:
+        self._carrier = carrier
+        self._to_send, self._has_room = threading.Event(), threading.Event()
+        self._outgoing = Pipe(ring_reader=self._to_send.set, ring_writer=ring)
+        self._incoming = Pipe(ring_reader=ring, ring_writer=self._has_room.set)
+        self.stream = MemoryStream(incoming=self._incoming, outgoing=self._outgoing)
+        self._threads = [
+            threading.Thread(target=work, name=f"{name}-{what}", daemon=True)
+            for work, what in ((self._send, "out"), (self._receive, "in"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, seconds: float, *, sent: bool = False) -> bool:
+        """Waits for the threads to end, or with `sent` for the one that sends; whether they have."""
+        threads = self._threads[:1] if sent else self._threads
+        for thread in threads:
+            thread.join(seconds)
+        return not any(thread.is_alive() for thread in threads)
+
+    def _send(self) -> None:
+        packet = memoryview(bytearray(PACKET))
+        body = packet[_COUNT.size :]
+        try:
+            while True:
+                self._to_send.clear()
+                try:
+                    count = self._outgoing.read(body)
+                except BlockingIOError:
+                    self._to_send.wait()
+                    continue
+                _COUNT.pack_into(packet, 0, count)
+                self._carrier.send(packet[: _COUNT.size + count])
+                if not count:
+                    return  # the end, which the other side was just told
+        except Exception:
+            self._outgoing.abandon()  # who writes next finds the way broken
+            self._incoming.end()
+
+    def _receive(self) -> None:
+        packet = memoryview(bytearray(PACKET))
+        try:
+            while True:
+                self._carrier.recv(packet)
+                (count,) = _COUNT.unpack_from(packet)
+                if not 0 < count <= CHUNK:
+                    break
+                data = packet[_COUNT.size : _COUNT.size + count]
+                while data:
+                    self._has_room.clear()
+                    try:
+                        data = data[self._incoming.write(data) :]
+                    except BlockingIOError:
+                        self._has_room.wait()
+        except Exception:
+            pass  # what broke the way is told as its end
+        self._incoming.end()
