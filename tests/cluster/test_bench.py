@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 
 from ringfort.bench.engines import ENGINES, OTHERS
-from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, OPS
+from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, OPS, Options
+from ringfort.bench.results import Row
+from ringfort.bench.run import all_crews, loopback
 from ringfort.bench.turns import MAX_BURST
 
 RINGFORT = [sys.executable, "-m", "ringfort.cli"]
@@ -31,8 +35,39 @@ def bench_json(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@cache
+def rows_of_every_operation(ranks: int, against: tuple[str, ...]) -> dict[str, list[Row]]:
+    """All operations in one set of processes: starting them takes longer than measuring."""
+    options = Options(sizes=(4, 5000), ranks=(ranks,), against=against, repeat=3)
+    with all_crews(options, ranks, [loopback()]) as turns:
+        found = {op: [turns.measure(case, ignore) for case in replace(options, op=op).cases(ranks)] for op in OPS}
+        turns.end()
+    return found
+
+
+def ignore(part: float) -> None:
+    del part
+
+
 @pytest.mark.parametrize("op", OPS)
-def test_every_operation_is_measured_and_its_results_are_right(op: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "against"),
+    [(3, ()), (2, tuple(name for name in ("gloo", "openmpi-shm") if ENGINES[name].available()))],
+    ids=["alone", "beside others"],
+)
+def test_every_operation_is_measured_as_often_by_all_and_their_results_are_right(
+    op: str, ranks: int, against: tuple[str, ...]
+) -> None:
+    rows = rows_of_every_operation(ranks, against)[op]
+    assert len(rows) == (1 if op == "barrier" else 2)
+    for row in rows:
+        assert row.skipped == {}
+        assert {name: timing.calls for name, timing in row.timings.items()} == dict.fromkeys(("ringfort", *against), 3)
+        assert all(timing.median_us > 0 for timing in row.timings.values())
+
+
+@pytest.mark.parametrize("op", ["barrier", "scatter"])
+def test_an_operation_is_measured_for_every_number_of_ranks_and_every_size(op: str) -> None:
     report = bench_json("--op", op, *QUICK, "--against", "none")
     assert [row["ranks"] for row in report["rows"]] == ([2, 3] if op == "barrier" else [2, 2, 3, 3])
     for row in report["rows"]:
@@ -41,28 +76,22 @@ def test_every_operation_is_measured_and_its_results_are_right(op: str) -> None:
         assert row["engines"]["ringfort"]["median_us"] > 0
 
 
-@needs_torch
-@pytest.mark.parametrize("op", OPS)
-def test_other_engines_run_beside_us_with_as_many_calls(op: str) -> None:
-    others = [name for name in ("gloo", "openmpi-shm") if ENGINES[name].available()]
-    report = bench_json("--op", op, *SMALL, "--against", ",".join(others))
-    for row in report["rows"]:
-        assert row["skipped"] == {}
-        assert {name: timing["calls"] for name, timing in row["engines"].items()} == dict.fromkeys(
-            ["ringfort", *others], 3
-        )
-        assert row["ratios"]["gloo"] > 0
-    assert set(report["geometric_mean_ratios"]["gloo"]) == {"2", "all"}
+@cache
+def comparison() -> Any:
+    """With every engine that is installed, at once: starting them takes longer than measuring."""
+    return bench_json(*SMALL, "--against", ",".join(name for name in OTHERS if ENGINES[name].available()))
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name not in ("gloo", "openmpi-shm")])
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_engine_that_is_installed_can_be_compared_with(name: str) -> None:
     if not ENGINES[name].available():
         pytest.skip(f"{name} is not installed: {ENGINES[name].install}")
-    report = bench_json(*SMALL, "--against", name)
+    report = comparison()
     for row in report["rows"]:
         assert row["skipped"] == {}
-        assert row["engines"][name]["calls"] == 3
+        assert row["engines"][name]["calls"] == row["engines"]["ringfort"]["calls"] == 3
+        assert row["ratios"][name] > 0
+    assert set(report["geometric_mean_ratios"][name]) == {"2", "all"}
 
 
 def test_the_limits_are_those_of_all_reduce_and_say_so() -> None:

@@ -50,13 +50,13 @@ def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence
         cases = options.cases(ranks)
         on_step(Step(len(rows), total, cases[0], None))
         with all_crews(options, ranks, hosts or [loopback()]) as turns:
-            for index, case in enumerate(cases):
+            for case in cases:
                 done = len(rows)
 
                 def on_part(part: float, done: int = done, case: Case = case) -> None:
                     on_step(Step(done + part, total, case, None))
 
-                rows.append(turns.measure(index, case, on_part))
+                rows.append(turns.measure(case, on_part))
                 on_step(Step(len(rows), total, case, rows[-1]))
             turns.end()
     return Report(options, machine, rows)

@@ -7,6 +7,7 @@ so that a fast engine is not measured cold because a slow one stands beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from ringfort.bench.crew import Crew, CrewFailedError
 from ringfort.bench.engines import ENGINES
@@ -52,12 +53,12 @@ class Turns:
         """Engines that failed, and how."""
         self._options = options
 
-    def measure(self, index: int, case: Case, on_part: Callable[[float], None]) -> Row:
-        """The case of that index. `on_part` is told how much of it is done."""
+    def measure(self, case: Case, on_part: Callable[[float], None]) -> Row:
+        """One case. `on_part` is told how much of it is done."""
         skipped: dict[str, str] = {}
         seconds: dict[str, float] = {}
         for name in list(self._crews):
-            taken = self._prepare(name, index, skipped)
+            taken = self._prepare(name, case, skipped)
             if taken is not None:
                 seconds[name] = taken
         times: dict[str, list[list[list[int]]]] = {name: [] for name in seconds}
@@ -78,8 +79,8 @@ class Turns:
         for name in list(self._crews):
             self._ask(name, do="end")
 
-    def _prepare(self, name: str, index: int, skipped: dict[str, str]) -> float | None:
-        answers = self._ask(name, do="prepare", case=index)
+    def _prepare(self, name: str, case: Case, skipped: dict[str, str]) -> float | None:
+        answers = self._ask(name, do="prepare", case=asdict(case))
         if answers is None:
             return None
         if "skipped" in answers[0]:

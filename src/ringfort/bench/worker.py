@@ -79,7 +79,6 @@ class Server:
     def __init__(self, engine: Engine, seat: Seat) -> None:
         self._engine = engine
         self._seat = seat
-        self._cases: list[Case] = seat.options.cases(seat.world_size)
         self._bound: Bound | None = None
 
     def answer(self, command: Message) -> Message:
@@ -88,7 +87,7 @@ class Server:
             case "join":
                 self._engine.setup(self._seat)
             case "prepare":
-                return self._prepare(self._cases[int(command["case"])])
+                return self._prepare(Case(**command["case"]))
             case "warm":
                 assert self._bound is not None
                 return {"seconds": warm_up(self._bound, command["calls"])}

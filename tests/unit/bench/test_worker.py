@@ -97,7 +97,7 @@ def turns(*crews: FakeCrew) -> Turns:
 
 def test_every_engine_has_its_turn_in_every_round() -> None:
     done: list[float] = []
-    row = turns(FakeCrew("ringfort"), FakeCrew("gloo")).measure(0, CASE, done.append)
+    row = turns(FakeCrew("ringfort"), FakeCrew("gloo")).measure(CASE, done.append)
     assert {name: (timing.calls, timing.median_us) for name, timing in row.timings.items()} == {
         "ringfort": (3, 2.0),
         "gloo": (3, 2.0),
@@ -109,7 +109,7 @@ def test_another_engine_that_fails_is_left_out_from_then_on_and_said() -> None:
     gloo = FakeCrew("gloo", fails_at=2)
     both = turns(FakeCrew("ringfort"), gloo)
     for _ in range(2):
-        row = both.measure(0, CASE, lambda _: None)
+        row = both.measure(CASE, lambda _: None)
         assert set(row.timings) == {"ringfort"}
         assert row.skipped == {"gloo": "gloo: rank 1 ended"}
     assert gloo.asked.count("prepare") == 1
@@ -117,7 +117,7 @@ def test_another_engine_that_fails_is_left_out_from_then_on_and_said() -> None:
 
 def test_one_of_ours_that_fails_ends_the_run() -> None:
     with pytest.raises(CrewFailedError, match="plain: rank 1 ended"):
-        turns(FakeCrew("ringfort"), FakeCrew("plain", fails_at=1)).measure(0, CASE, lambda _: None)
+        turns(FakeCrew("ringfort"), FakeCrew("plain", fails_at=1)).measure(CASE, lambda _: None)
 
 
 def test_the_engines_that_are_installed_are_compared_with_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
