@@ -53,7 +53,7 @@ def test_a_signature_under_somebody_elses_name_is_refused() -> None:
         [],
         None,
     ],
-    ids=str,
+    ids=["no signature", "short signature", "short key", "more fields", "text for a key", "a list", "nothing"],
 )
 def test_what_has_another_form_is_refused(fields: object) -> None:
     with pytest.raises(HandshakeError, match="cannot be read"):
