@@ -1,0 +1,258 @@
+"""Collectives over several connections at once: the same results, and one error for all parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfort import AllReduceStrategy, DistributedConfig, DistributedContext, ReduceOp, SimulatedBackend, SubBackend
+from ringfort.collectives import stripes
+from ringfort.config import CollectiveConfig
+from ringfort.errors import (
+    AbortedError,
+    ChannelClosedError,
+    CollectiveMismatchError,
+    ConfigError,
+    DistributedError,
+    OperationTimeoutError,
+    PeerLostError,
+)
+from ringfort.testing import VirtualClock, run_ranks
+from ringfort.testing.groups import closing_all
+from ringfort.testing.ranks import results
+from tests.unit.transport.background import Background
+
+COUNT = 10_007
+"""Elements: a prime, so that nothing divides evenly."""
+RING = AllReduceStrategy.RING
+
+
+@pytest.fixture(autouse=True)
+def small_arrays_are_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stripes, "LEAST", 64)
+    monkeypatch.setattr(stripes, "TRIAL", 20_000)
+
+
+def group_of(ranks: int, count: Any, clock: VirtualClock | None = None) -> list[SimulatedBackend]:
+    config = DistributedConfig(collective=CollectiveConfig(stripes=count))
+    return SimulatedBackend.create_group(ranks, config=config, clock=clock)
+
+
+def sent(backend: SimulatedBackend) -> list[dict[int, int]]:
+    """For each stripe the bytes sent to each peer."""
+    return [
+        {peer: link.outbound.bytes for peer, link in stripe._engine.links.items() if link.outbound.bytes}
+        for stripe in backend.stripes
+    ]
+
+
+CALLS: dict[str, Callable[[DistributedContext, Any], Any]] = {
+    "all_reduce": lambda ctx, x: ctx.all_reduce(x, strategy=RING),
+    "all_reduce by halves": lambda ctx, x: ctx.all_reduce(x, strategy=AllReduceStrategy.HALVING_DOUBLING),
+    "all_reduce with a scale": lambda ctx, x: ctx.all_reduce(x, ReduceOp.premul_sum(ctx.rank + 1), strategy=RING),
+    "mean": lambda ctx, x: ctx.all_reduce(x, ReduceOp.MEAN, strategy=RING),
+    "reduce": lambda ctx, x: ctx.reduce(x, 1, ReduceOp.premul_sum(2)),
+    "broadcast": lambda ctx, x: ctx.broadcast(x, 2),
+    "all_gather": lambda ctx, x: ctx.all_gather(x),
+    "gather": lambda ctx, x: ctx.gather(x, 1),
+    "reduce_scatter": lambda ctx, x: ctx.reduce_scatter(np.stack([x, 2 * x, 3 * x]), ReduceOp.premul_sum(2)),
+    "all_to_all": lambda ctx, x: ctx.all_to_all(np.stack([x, 2 * x, 3 * x])),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_collective_over_stripes_gives_what_it_gives_over_one_and_uses_all(name: str) -> None:
+    def program(backend: SimulatedBackend) -> Any:
+        x = (np.arange(COUNT) % 13 + backend.rank).astype(np.float64)  # whole numbers: sums are exact in any order
+        result = CALLS[name](DistributedContext(backend), x)
+        return x, result
+
+    outcomes: list[list[Any]] = []
+    for count in (1, 3):
+        with closing_all(group_of(3, count)) as group:
+            outcomes.append(results(run_ranks(group, program)))
+            assert all(any(sent(backend)[number] for backend in group) for number in range(count))
+    for one, many in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one[0], many[0])
+        np.testing.assert_array_equal(one[1], many[1])
+
+
+def test_every_other_stripe_goes_round_the_other_way() -> None:
+    with closing_all(group_of(3, 4)) as group:
+        results(run_ranks(group, lambda backend: DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)))
+        assert [list(peers) for peers in sent(group[0])] == [[1], [2], [1], [2]]
+
+
+def test_a_ring_of_its_own_is_turned_round_too_also_in_a_sub_group() -> None:
+    with closing_all(group_of(4, 2)) as group:
+        for backend in group:
+            backend.ring = (0, 2, 1, 3)
+        subs = [SubBackend(backend, (0, 1, 3)) for backend in group if backend.rank != 2]
+        results(run_ranks(group, lambda backend: DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)))
+        assert [list(peers) for peers in sent(group[0])] == [[2], [3]]
+        results(run_ranks(subs, lambda sub: DistributedContext(sub).all_reduce(np.ones(COUNT), strategy=RING)))
+        assert [sorted(peers) for peers in sent(group[1])] == [[3], [0, 2]], "1 sends to 3 over both, else to 2 and 0"
+
+
+def test_small_arrays_stay_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with closing_all(group_of(2, 2)) as group:
+        results(run_ranks(group, lambda backend: DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)))
+        assert sent(group[0])[1] == {}
+
+
+# --- failing ----------------------------------------------------------------------------------------------------------
+
+
+def large(backend: Any) -> Any:
+    return DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)
+
+
+def no_stripe_runs() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("ringfort-stripe")]
+
+
+def test_one_broken_connection_ends_all_parts_with_one_error_and_only_this_group() -> None:
+    with closing_all(group_of(3, 3)) as group:
+        subs = [SubBackend(backend, range(3)) for backend in group]
+        group[1]._pollers[2].streams[0].close()
+        outcomes = run_ranks(subs, large)
+        assert all(isinstance(outcome, DistributedError) for outcome in outcomes)
+        assert no_stripe_runs()
+        assert isinstance(outcomes[0], PeerLostError)
+        assert outcomes[0].peer == 1
+        for sub in subs:
+            with pytest.raises(DistributedError):
+                sub.barrier()
+        results(run_ranks(group, lambda backend: backend.barrier()))
+
+
+def test_a_rank_that_dies_is_lost_to_all_parts() -> None:
+    with closing_all(group_of(3, 2)) as group:
+        group[2].kill()
+        outcomes = run_ranks(group[:2], large)
+        assert [type(outcome) for outcome in outcomes] == [PeerLostError] * 2
+        assert no_stripe_runs()
+
+
+def test_a_timeout_is_one_error_and_the_others_are_told() -> None:
+    clock = VirtualClock()
+    with closing_all(group_of(2, 3, clock)) as group:
+        caller = Background(large, group[0])
+        clock.wait_for_sleepers(3)
+        clock.advance(61)
+        with pytest.raises(OperationTimeoutError, match="all_reduce"):
+            caller.result()
+        with pytest.raises(AbortedError, match="no end after 60 s"):
+            large(group[1])
+        assert no_stripe_runs()
+
+
+@pytest.mark.parametrize("count", [1, COUNT - 1])
+def test_ranks_that_call_different_sizes_both_learn_it_whether_cut_or_not(count: int) -> None:
+    with closing_all(group_of(2, 2)) as group:
+        outcomes = run_ranks(
+            group,
+            lambda backend: DistributedContext(backend).all_reduce(
+                np.ones(count if backend.rank else COUNT), strategy=RING
+            ),
+        )
+        assert [type(outcome) for outcome in outcomes] == [CollectiveMismatchError] * 2
+        assert no_stripe_runs()
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda backend: backend.abort("enough"), AbortedError),
+        (lambda backend: backend.close(), ChannelClosedError),
+    ],
+)
+def test_what_another_thread_ends_is_over_in_all_parts(end: Callable[[Any], None], error: type[Exception]) -> None:
+    clock = VirtualClock()
+    group = group_of(2, 3, clock)
+    caller = Background(large, group[0])
+    clock.wait_for_sleepers(3)
+    ending = [Background(end, group[0])]
+    with pytest.raises(error):
+        caller.wait(clock).result()
+    assert no_stripe_runs()
+    ending += [Background(backend.close) for backend in group]
+    for one in ending:
+        one.wait(clock).result()
+
+
+def test_the_first_part_that_fails_is_the_cause() -> None:
+    class OddError(Exception):
+        pass
+
+    def program(backend: SimulatedBackend) -> None:
+        envelope = backend.envelope(bytes(16))
+
+        def move(stripe: Any, span: tuple[int, int]) -> None:
+            if backend.rank == 0 and stripe is not backend:
+                raise OddError
+            stripe.recv(bytearray(8), 1 - backend.rank, tag=envelope)
+
+        stripes.run_parts(backend, backend.stripes, (0, 8), envelope, move)
+
+    with closing_all(group_of(2, 2)) as group:
+        outcomes = run_ranks(group, program)
+        assert [type(outcome) for outcome in outcomes] == [OddError, AbortedError]
+        assert no_stripe_runs()
+
+
+# --- auto -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ([[4.0, 1.0], [4.0, 1.1]], 4),
+        ([[1.0, 1.0], [1.0, 1.0]], 1),
+        ([[1.1, 1.0], [1.1, 1.0]], 1),
+        ([[4.0, 1.0], [4.0, 3.9]], 1),
+        ([[0.1, 1.0], [4.0, 1.0]], 4),
+    ],
+)
+def test_all_stripes_are_chosen_where_the_slowest_rank_is_clearly_quicker(
+    seconds: Sequence[Sequence[float]], chosen: int
+) -> None:
+    assert stripes.choose(np.array(seconds), 4) == chosen
+
+
+@pytest.mark.parametrize("verdict", [1, 4])
+def test_auto_tries_once_in_the_first_large_collective_and_then_knows(
+    verdict: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[Any] = []
+    monkeypatch.setattr(stripes, "choose", lambda table, _: tables.append(table.copy()) or verdict)
+
+    def program(backend: SimulatedBackend) -> list[int | None]:
+        found: list[int | None] = []
+        for count in (1_000, COUNT, COUNT):
+            x = np.full(count, 1.0 + backend.rank)
+            DistributedContext(backend).all_reduce(x, strategy=RING)
+            assert (x == 6).all()
+            found.append(stripes.used(backend))
+        return found
+
+    with closing_all(group_of(3, "auto")) as group:
+        assert results(run_ranks(group, program)) == [[None, verdict, verdict]] * 3
+    assert len(tables) == 3
+    assert all((table == tables[0]).all() and (table > 0).all() for table in tables), "all decide from the same"
+
+
+def test_a_group_with_one_connection_has_nothing_to_find_out() -> None:
+    with closing_all(group_of(2, 1)) as group:
+        assert stripes.used(group[0]) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, 17, -1, 1.5, True, "many", None])
+def test_a_wrong_number_of_stripes_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="stripes="):
+        CollectiveConfig(stripes=wrong)
