@@ -26,9 +26,15 @@ class SubBackend(Backend):
     rank in the outermost group, which is what a person knows it by.
     """
 
-    def __init__(self, parent: Backend, members: Iterable[int]) -> None:
-        """`members` are ranks of `parent`; order and repetition do not matter. Raises `InvalidArgumentError` if this
-        rank is not among them, `InvalidRankError` if one is no rank of the parent."""
+    def __init__(
+        self, parent: Backend, members: Iterable[int], *, is_ordered: bool = False, label: str | None = None
+    ) -> None:
+        """`members` are ranks of `parent`; repetition does not matter, nor does order unless `is_ordered`: then it is
+        that of the ranks here. With a `label`, which must be the same at all members and no other group's of theirs,
+        their sub-groups may be made in any order.
+
+        Raises `InvalidArgumentError` if this rank is not among them, `InvalidRankError` if one is no rank of the
+        parent."""
         try:
             chosen = list(members)
         except TypeError as exc:
@@ -36,7 +42,7 @@ class SubBackend(Backend):
         for member in chosen:
             if not isinstance(member, int) or isinstance(member, bool) or not 0 <= member < parent.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidRankError(member, parent.world_size, name="members")
-        locals_ = tuple(sorted(set(chosen)))
+        locals_ = tuple(dict.fromkeys(chosen if is_ordered else sorted(chosen)))
         if parent.rank not in locals_:
             raise InvalidArgumentError("members", list(locals_), f"this rank, {parent.rank}, is not among them")
         super().__init__(locals_.index(parent.rank), len(locals_), parent.config)
@@ -48,7 +54,8 @@ class SubBackend(Backend):
         self._members = tuple(parent.members[member] for member in locals_)
         self._member_set = frozenset(self._members)
         self._boards = self._outermost.boards_for(self) if isinstance(self._outermost, MeshBackend) else None
-        self._channel = _channel(parent.channel, self._members, parent.count_sub_group(locals_))
+        twin = parent.count_sub_group(locals_) if label is None else label
+        self._channel = _channel(parent.channel, self._members, twin)
 
     @property
     def channel(self) -> int:
@@ -149,7 +156,7 @@ class SubBackend(Backend):
         return self._outermost.traffic()
 
 
-def _channel(parent: int, members: tuple[int, ...], twin: int) -> int:
+def _channel(parent: int, members: tuple[int, ...], twin: int | str) -> int:
     """64 bits that the members agree on without a word. Never 0, which is the outermost group."""
     text = repr((parent, members, twin)).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
