@@ -8,6 +8,7 @@ import socket
 import time
 from typing import Any, Final
 
+from ringfort.backends.base import Backend
 from ringfort.backends.sub import SubBackend
 from ringfort.backends.tcp import TcpBackend, machine_for
 from ringfort.cluster.discovery.interfaces import choose
@@ -30,26 +31,22 @@ def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
     config = _config(options)
     members = tuple(options.global_ranks_in_group)
     world = dist.group.WORLD
-    links = None if members else links_of(options.store)
-    if links is not None:
-        context = DistributedContext(links)
-    elif members and isinstance(world, RingfortProcessGroup):
-        context = DistributedContext(SubBackend(world.context.backend, members))
-    else:
-        context = form(options.store, options.group_rank, options.group_size, config)
-    return RingfortProcessGroup(options.store, context, to_seconds(options.timeout))
+    links: Backend | None = None if members else links_of(options.store)
+    if links is None and members and isinstance(world, RingfortProcessGroup):
+        links = SubBackend(world.context.backend, members, is_ordered=True, label=str(options.group_id))
+    links = links or form(options.store, options.group_rank, options.group_size, config)
+    return RingfortProcessGroup(options.store, DistributedContext(links), config.timeout)
 
 
-def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> DistributedContext:
+def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> TcpBackend:
     """A mesh of all who have the same `store`."""
     if world_size == 1:
-        return DistributedContext(TcpBackend(0, 1, config=config))
+        return TcpBackend(0, 1, config=config)
     if rank == 0:
         listener = tcp.listen("", 0)
         store.set(_PLACE, _place(listener, config))
-        return DistributedContext(TcpBackend(0, world_size, config=config, listener=listener))
-    way = _way_to(store, config)
-    return DistributedContext(TcpBackend(rank, world_size, way, config=config))
+        return TcpBackend(0, world_size, config=config, listener=listener)
+    return TcpBackend(rank, world_size, _way_to(store, config), config=config)
 
 
 def _config(options: Any) -> DistributedConfig:

@@ -1,0 +1,125 @@
+"""Torch's own tests of `torch.distributed`, from its wheel, with the backend `ringfort`.
+
+    python -m tests.torch.run_torch_tests [--world-size 2] [--world-size 4] [--only NAME ...] [--list]
+
+Every test must pass or be in `not_applicable.txt`, with the reason; one that is there and passes is a failure too, so
+that the list stays true. A test is a group of processes of its own, forked from this one, in which torch is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+LIST = Path(__file__).with_name("not_applicable.txt")
+PATIENCE = 60
+"""Seconds that a test may take; torch's own limit is five minutes, which a hang would cost every time."""
+
+
+def not_applicable(world_size: int, path: Path = LIST) -> dict[str, str]:
+    """The tests that do not apply with `world_size`, and why. Raises `ValueError` for a line that makes no sense."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, worlds, reason = ([part.strip() for part in line.split("|", 2)] + ["", ""])[:3]
+        if not name.startswith("test_") or not reason or not set(worlds.split()) <= {"2", "4"}:
+            raise ValueError(f"{path}:{number}: must be `test_name | 2 4 | reason`, not {line!r}")
+        if str(world_size) in worlds.split():
+            found[name] = reason
+    return found
+
+
+GUISES = ("ringfort", "gloo", "mpi")
+"""Many tests are for torch's own backends by name, though nothing in them is: where the decorators of one skip it for
+its name, it is tried as those would be. What then runs is Ringfort all the same."""
+
+
+def make_case(guise: str) -> type[Any]:
+    """Torch's test case as its module makes it for the backend `guise`, with the backend `ringfort`."""
+    torch: Any = import_module("torch")
+    import_module("ringfort.torch.forming")  # here, and so in all processes that are forked
+    common: Any = import_module("torch.testing._internal.common_distributed")
+    common.TIMEOUT_DEFAULT = PATIENCE
+    # Tests ask these tables, which know only torch's own backends, whether one has a feature.
+    for feature in ("ddp", "subgroup"):
+        common.DistTestCases.backend_feature[feature].add("ringfort")
+    name = "torch.testing._internal.distributed.distributed_test"
+    sys.modules.pop(name, None)
+    os.environ["BACKEND"] = guise
+    module: Any = import_module(name)
+    os.environ["BACKEND"] = module.BACKEND = "ringfort"
+
+    class RingfortTest(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        def setUp(self) -> None:
+            super().setUp()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    return RingfortTest
+
+
+def run(cases: Sequence[type[Any]], names: Sequence[str]) -> Iterator[tuple[str, str, str, float]]:
+    """Name, outcome (`passed`, `skipped` or `failed`), words and seconds of each test."""
+    for name in names:
+        start = time.monotonic()
+        outcome, words = "skipped", ""
+        for case in cases:
+            result = unittest.TestResult()
+            case(name).run(result)
+            failed = [trace for _, trace in (*result.failures, *result.errors)]
+            if not failed and result.skipped:
+                words = words or result.skipped[0][1]
+                continue
+            outcome, words = ("failed", failed[0]) if failed else ("passed", "")
+            break
+        yield name, outcome, words, time.monotonic() - start
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world-size", type=int, choices=(2, 4), default=2)
+    parser.add_argument("--only", nargs="*", default=None, help="these tests alone")
+    parser.add_argument("--list", action="store_true", help="print the names of all tests and end")
+    parser.add_argument("--verbose", action="store_true", help="print the words of each test that does not pass")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"WORLD_SIZE": str(chosen.world_size), "TEMP_DIR": folder}
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        for name in ("barrier", "test_dir", "init_dir"):
+            (Path(folder) / name).mkdir()
+        cases = [make_case(guise) for guise in GUISES]
+        names = sorted(name for name in dir(cases[0]) if name.startswith("test_"))
+        if chosen.list:
+            print(*names, sep="\n")
+            return 0
+        return report(run(cases, chosen.only or names), not_applicable(chosen.world_size), chosen.verbose)
+
+
+def report(outcomes: Iterator[tuple[str, str, str, float]], excused: dict[str, str], verbose: bool) -> int:
+    """Prints what became of each test; 1 if any is not as the list says."""
+    passed, bad = 0, 0
+    for name, outcome, words, seconds in outcomes:
+        passed += outcome == "passed"
+        last = words.strip().splitlines()[-1] if words.strip() else ""
+        wrong = (outcome == "passed") == (name in excused)
+        bad += wrong
+        note = ""
+        if wrong:
+            note = "  <- is in not_applicable.txt: remove it" if outcome == "passed" else f"  <- {last}"
+        print(f"{outcome:8} {seconds:6.1f} s  {name}{note}", flush=True)
+        if verbose and outcome != "passed":
+            print(words, flush=True)
+    print(f"{passed} passed, {len(excused)} do not apply, {bad} are not as they should be", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
