@@ -30,14 +30,14 @@ class Node:
         self.peer = ""
         self.epoch: dict[str, Any] | None = None
         """The epoch that it is in."""
-        self._key, self._home = key, home
+        self.key, self.home = key, home
         self._come: queue.Queue[dict[str, Any]] = queue.Queue()
         self._begin()
 
     def _begin(self) -> None:
         self.process = self.host.start(
             sys.executable, "-m", "tests.node_worker",
-            variables={"RINGFORT_KEY": self._key, "RINGFORT_HOME": str(self._home), "RINGFORT_CLUSTER": ""},
+            variables={"RINGFORT_KEY": self.key, "RINGFORT_HOME": str(self.home), "RINGFORT_CLUSTER": ""},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, args=(self.process,))

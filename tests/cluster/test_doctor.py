@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from tests.namespaces import Host, lan, needs_namespaces
+from tests.nodes import nodes_on
 
 pytestmark = needs_namespaces
 
 
-def report(host: Host, home: Path, *arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+def report(host: Host, home: Path, *arguments: str, key: str = "") -> tuple[int, dict[str, list[dict[str, str]]]]:
     """The exit code, and the lines of each check."""
     process = host.start(
         sys.executable, "-m", "ringfort.cli", "doctor", "--json", *arguments,
-        variables={"RINGFORT_HOME": str(home)}, stdout=subprocess.PIPE, text=True,
+        variables={"RINGFORT_HOME": str(home), "RINGFORT_KEY": key}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     out, _ = process.communicate(timeout=60)
     found: dict[str, list[dict[str, str]]] = {}
@@ -42,7 +44,10 @@ def test_a_healthy_host_fails_nothing_and_the_doctor_makes_nothing(home: Path) -
         code, found = report(net.hosts[0], home)
     assert code == 0
     assert all("fail" not in outcomes(lines) for lines in found.values())
-    assert [line["what"] for line in found["multicast"]] == ["eth0: sent and heard"]
+    own, others = found["multicast"]
+    assert own["what"] == "eth0: sent, and heard by this machine itself"
+    assert "not known" in others["what"]
+    assert "in no cluster yet" in found["peers"][0]["what"]
     assert "10.77.0.1" in found["ports"][0]["what"]
     assert "docker0" in found["interfaces"][-1]["what"]
     assert not home.exists()
@@ -64,6 +69,17 @@ def test_what_is_wrong_is_found_and_ends_with_exit_code_1(home: Path) -> None:
     assert any("eth1 carries no multicast" in line["what"] for line in found["multicast"])
     assert any("about 1500 bytes, and eth0 has 9000" in line["what"] for line in found["mtu"])
     assert found["key"][0]["fix"].startswith("chmod 700")
+
+
+def test_peers_that_are_there_are_met_and_their_versions_are_compared(home: Path) -> None:
+    NodeIdentity.load_or_generate(home / KEY_FILE)
+    with lan(2) as net, nodes_on([net.hosts[1]]) as ((node,),):
+        node.start()
+        code, found = report(net.hosts[0], home, key=node.key)
+    assert code == 0
+    assert found["peers"][0]["what"].startswith("met: ")
+    assert found["multicast"][-1]["what"] == "1 other peers of this cluster are heard"
+    assert found["version"][0]["what"].endswith("as 1 others have")
 
 
 def test_a_host_that_is_alone_is_told_so(home: Path) -> None:

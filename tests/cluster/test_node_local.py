@@ -16,10 +16,13 @@ import pytest
 
 import ringfort
 from ringfort.cluster.backend import AutoDiscoveryBackend
+from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
 from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
+from ringfort.cluster.host import clock
 from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
+from ringfort.cluster.topology import STALE_AFTER
 from ringfort.cluster.wire import dial
 from ringfort.config import AutoDiscoveryConfig, ElectionConfig
 from ringfort.context import DistributedContext
@@ -133,6 +136,71 @@ def test_nodes_find_each_other_agree_and_know_the_others(cluster: Cluster) -> No
     assert sum(view.is_self for view in views) == 1
     assert sum(view.role == "leader" for view in views) == 1
     assert all(view.interface == "lo" for view in views)
+
+
+def test_a_node_tells_how_the_others_are_and_what_machines_and_links_there_are(cluster: Cluster) -> None:
+    nodes = [cluster.start() for _ in range(3)]
+    for node in nodes:
+        node.wait_for_peers(2, PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while len(list(nodes[0].topology().links())) < 3 or nodes[0].health_summary().healthy < 2:
+        assert time.monotonic() < deadline, (nodes[0].topology().nodes, nodes[0].health_summary())
+        time.sleep(0.02)
+    health, topology = nodes[0].health_summary(), nodes[0].topology()
+    assert (health.total, health.is_sound, health.uptime) == (2, True, 1.0)
+    assert health.round_trip > 0
+    assert set(topology.nodes) == {node.peer_id for node in nodes}
+    assert all(profile.memory > 0 and profile.version for profile in topology.nodes.values())
+    # A copy: what a program does with it concerns nobody else.
+    topology.remove(nodes[1].peer_id)
+    assert nodes[1].peer_id in nodes[0].topology()
+
+
+def test_machines_that_are_in_sight_stay_in_the_topology_however_long_ago_they_came(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    monkeypatch.setattr("ringfort.cluster.speeds.clock", lambda: clock() + 2 * STALE_AFTER)
+    assert set(one.topology().nodes) == {one.peer_id, two.peer_id}
+
+
+def test_of_two_nodes_that_came_together_the_one_that_did_more_leads_next(cluster: Cluster) -> None:
+    nodes = [cluster.start(replace(LOCAL, min_peers=2)) for _ in range(3)]
+    epoch = nodes[0].wait_for_peers(2, PATIENCE)
+    nodes = [next(node for node in nodes if node.peer_id == peer) for peer in sorted(epoch.peers)]
+    assert {member.joined for member in epoch.members} == {epoch.number}
+    leader = next(node for node in nodes if node.peer_id == nodes[0].leader)
+    *_, busy = followers = [node for node in nodes if node is not leader]
+    busy.record_work(5)  # the higher id, which would not lead otherwise
+    leader.close()
+    for node in followers:
+        cluster.wait_for(
+            node,
+            lambda event: (
+                isinstance(event, ElectionEvent)
+                and event.peer == busy.peer_id
+                and event.kind in (ElectionEventKind.ELECTED_MASTER, ElectionEventKind.NEW_MASTER)
+            ),
+        )
+    assert busy.election_state is ElectionState.MASTER
+    with pytest.raises(InvalidArgumentError, match="amount=-1"):
+        busy.record_work(-1)
+
+
+def test_a_leader_can_step_down_and_another_peer_stand(cluster: Cluster) -> None:
+    one, two = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    leader, other = (one, two) if one.leader == one.peer_id else (two, one)
+    leader.step_down()
+    wanted = (ElectionEventKind.NEW_MASTER, other.peer_id)
+    cluster.wait_for(leader, lambda event: isinstance(event, ElectionEvent) and (event.kind, event.peer) == wanted)
+    leader.force_election()  # its claim was the better one all the time
+    wanted = (ElectionEventKind.NEW_MASTER, leader.peer_id)
+    cluster.wait_for(other, lambda event: isinstance(event, ElectionEvent) and (event.kind, event.peer) == wanted)
+    with pytest.raises(InvalidArgumentError, match="an observer cannot lead"):
+        cluster.start(slots=0).force_election()
 
 
 def test_a_node_that_leaves_is_done_without_and_the_rest_go_on(cluster: Cluster) -> None:
@@ -249,6 +317,7 @@ def test_a_ring_is_established_and_again_after_a_member_has_gone(cluster: Cluste
         assert sorted(backend.rank for backend in backends) == [0, 1, 2]
         assert {backend.world_size for backend in backends} == {3}
         arrays = [np.full(1000, 2.0**backend.rank, np.float32) for backend in backends]
+        work = [node.work_done for node in nodes]
         reduce = [
             lambda b=backend, x=array: DistributedContext(b).all_reduce(x)
             for backend, array in zip(backends, arrays, strict=True)
@@ -256,6 +325,7 @@ def test_a_ring_is_established_and_again_after_a_member_has_gone(cluster: Cluste
         with together(*reduce):
             pass
         assert all(array[0] == 7 for array in arrays)
+        assert [node.work_done > before for node, before in zip(nodes, work, strict=True)] == [True] * 3
         epoch = nodes[0].epoch
         assert epoch is not None
         backends[2].close()

@@ -23,7 +23,7 @@ def doctor(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check interfaces, multicast, ports, firewall, MTU, key, version and clock, and say how to mend what is wrong."""
+    """Check interfaces, multicast, ports, peers, firewall, MTU, key, version and clock, and say how to mend them."""
     with errors_as_lines():
         import asyncio
 
@@ -31,15 +31,18 @@ def doctor(
         from ringfort.cluster.symptoms import look
         from ringfort.config import Environment
 
-        told = Environment.from_mapping().interfaces
-        wanted = interface or [name for name in (told or "").split(",") if name.strip()]
-        checks = examine(asyncio.run(look(wanted, peer or ())))
+        told = Environment.from_mapping()
+        checks = examine(asyncio.run(look(interface or _listed(told.interfaces), peer or _listed(told.peers))))
         if json_:
             _print_json(checks)
         else:
             _print_table(checks)
         if any(check.outcome is Outcome.FAIL for check in checks):
             raise typer.Exit(EXIT_FAILED)
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _print_json(checks: list[Check]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -14,7 +14,9 @@ from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ringfort.cluster.health import HealthSummary
     from ringfort.cluster.node import ClusterNode
+    from ringfort.cluster.topology import ClusterTopology
     from ringfort.cluster.view import PeerView
 
 SECONDS = 3.0
@@ -50,50 +52,101 @@ def peers(
                 _watch(node, json_=json_)
                 return
             time.sleep(seconds)
-            views = _others(node)
+            seen = Seen.by(node)
             why = node.why_alone()
-        _print(views, json_=json_)
-        if not views:
+        _print(seen, json_=json_)
+        if not seen.views:
             typer.echo(f"nobody else is here: {why}", err=True)
             raise typer.Exit(EXIT_FAILED)
 
 
-def _others(node: ClusterNode) -> list[PeerView]:
-    return [view for view in node.snapshot() if not view.is_self]
+class Seen(NamedTuple):
+    """The cluster at one moment."""
+
+    views: Sequence[PeerView]
+    health: HealthSummary
+    topology: ClusterTopology
+
+    @classmethod
+    def by(cls, node: ClusterNode) -> Seen:
+        """By this process, which is not among them."""
+        views = [view for view in node.snapshot() if not view.is_self]
+        return cls(views, node.health_summary(), node.topology())
 
 
-def _print(views: Sequence[PeerView], *, json_: bool) -> None:
+def _print(seen: Seen, *, json_: bool) -> None:
     if json_:
         import json
 
-        typer.echo(json.dumps({"peers": [as_dict(view) for view in views]}, sort_keys=True))
-    elif views:
+        typer.echo(json.dumps(document(seen), sort_keys=True))
+    elif seen.views:
         from rich.console import Console
 
-        Console().print(table(views))
+        console = Console()
+        console.print(table(seen.views))
+        console.print(summary(seen.health), style="dim", highlight=False)
 
 
 def _watch(node: ClusterNode, *, json_: bool) -> None:
     """Until Ctrl-C, which is how one ends this and so no failure."""
     with suppress(KeyboardInterrupt), _shown(json_=json_) as show:
         while True:
-            show(_others(node))
+            show(Seen.by(node))
             time.sleep(REFRESH_SECONDS)
 
 
 @contextmanager
-def _shown(*, json_: bool) -> Generator[Callable[[Sequence[PeerView]], None], None, None]:
+def _shown(*, json_: bool) -> Generator[Callable[[Seen], None], None, None]:
     """A table that is drawn over itself; where there is no terminal, a new one after the other."""
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console()
     if json_ or not console.is_terminal:
-        yield lambda views: _print(views, json_=json_)
+        yield lambda seen: _print(seen, json_=json_)
         return
     with Live(console=console, auto_refresh=False, transient=False) as live:
-        yield lambda views: live.update(table(views) if views else Text(NOBODY), refresh=True)
+
+        def show(seen: Seen) -> None:
+            rows = Group(table(seen.views), Text(summary(seen.health), style="dim")) if seen.views else Text(NOBODY)
+            live.update(rows, refresh=True)
+
+        yield show
+
+
+def document(seen: Seen) -> dict[str, Any]:
+    """For JSON."""
+    links = [
+        {
+            "peer": peer,
+            "other": other,
+            "kind": link.kind.value,
+            "latency_seconds": link.latency,
+            "bandwidth_out_bytes_per_second": link.bandwidth_out,
+            "bandwidth_in_bytes_per_second": link.bandwidth_in,
+        }
+        for peer, other, link in seen.topology.links()
+    ]
+    health = seen.health
+    numbers = {
+        "total": health.total,
+        "healthy": health.healthy,
+        "degraded": health.degraded,
+        "unhealthy": health.unhealthy,
+        "unknown": health.unknown,
+        "round_trip_seconds": health.round_trip,
+        "uptime": health.uptime,
+    }
+    return {"peers": [as_dict(view) for view in seen.views], "summary": numbers, "links": links}
+
+
+def summary(health: HealthSummary) -> str:
+    """In one line, for people."""
+    counts = ("healthy", "degraded", "unhealthy", "unknown")
+    parts = [f"{getattr(health, name)} {name}" for name in counts if getattr(health, name)]
+    trip = "" if health.round_trip is None else f"; mean round trip {round_trip(health.round_trip)}"
+    return f"{health.total} peer{'' if health.total == 1 else 's'}: {', '.join(parts)}{trip}"
 
 
 def as_dict(view: PeerView) -> dict[str, Any]:

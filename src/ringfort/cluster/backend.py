@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import links_over, machine_for
 from ringfort.cluster.events import ClusterEvent, EpochEnded, PeerLost
+from ringfort.cluster.health import HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
+from ringfort.cluster.topology import ClusterTopology
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, check_timeout
 from ringfort.errors import (
     AbortedError,
@@ -80,6 +82,23 @@ class AutoDiscoveryBackend(MeshBackend):
     def epoch(self) -> Epoch | None:
         """The epoch that the group was formed in; None before the first."""
         return None if self._group is None else self._group[0]
+
+    @property
+    def peer_id(self) -> str:
+        """This process's name in the cluster."""
+        return self.node.peer_id
+
+    def health_summary(self) -> HealthSummary:
+        """How all other peers in sight are, in a few numbers."""
+        return self.node.health_summary()
+
+    def topology(self) -> ClusterTopology:
+        """What is known of all machines in sight and of the links between them."""
+        return self.node.topology()
+
+    def next_operation(self) -> int:
+        self.node.record_work()  # who has done most leads, among equals
+        return super().next_operation()
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
         """Lets newcomers in until there are at least `n` peers beside this one; see `ClusterNode.wait_for_peers`.

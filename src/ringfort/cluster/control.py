@@ -77,7 +77,9 @@ class Line:
 class Control:
     """One peer's control thread, inside. Its methods are called in the loop."""
 
-    def __init__(self, setup: Setup, publish: Callable[[ClusterEvent], None]) -> None:
+    def __init__(
+        self, setup: Setup, publish: Callable[[ClusterEvent], None], work_done: Callable[[], int] | None = None
+    ) -> None:
         self.setup = setup
         self.lines: dict[int, Line] = {}
         self.core = PeerCore(
@@ -87,6 +89,7 @@ class Control:
             name=setup.name,
             version=setup.version,
             ring_order=self._ring_order,
+            work_done=work_done,
         )
         self.finder = Finder(setup, FinderEvents(self._dialled, self._moved, self._measured))
         self.entrance = Entrance(setup.wall, self._came, self.finder.refused)
@@ -149,6 +152,14 @@ class Control:
     def hold(self, holding: bool) -> None:
         """See `PeerCore.hold`."""
         self._do(self.core.hold(clock(), holding))
+
+    def force_election(self) -> None:
+        """See `PeerCore.force_election`."""
+        self._do(self.core.force_election(clock()))
+
+    def step_down(self) -> None:
+        """See `PeerCore.step_down`."""
+        self._do(self.core.step_down(clock()))
 
     def tell(self, topic: str, body: bytes, peer: str | None) -> None:
         """Sends a note to one peer or to all."""

@@ -22,8 +22,6 @@ USUAL_MTU: Final = 1500
 """Bytes that every Ethernet and Wi-Fi carries."""
 _TCP_OVERHEAD: Final = 72
 """Bytes at most between a packet's size and the data in it that TCP agrees on: IPv6, TCP and time stamps."""
-MAX_CLOCK_DRIFT: Final = 2.0
-"""Seconds that clocks may differ before logs of two machines cannot be read side by side. Nothing else needs them."""
 FIRST_RELEASE: Final = 1735689600.0
 """The start of 2025: a clock that says less was never set."""
 
@@ -72,8 +70,6 @@ class Symptoms:
     """What each firewall tool printed."""
     clock: float = FIRST_RELEASE
     """Seconds since 1970, as this machine has it."""
-    drifts: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds that the clocks of peers are ahead of ours, as far as is known."""
     key: str = ""
     """The short id of this node; empty if there is none yet."""
     key_error: tuple[str, str] | None = None
@@ -81,7 +77,10 @@ class Symptoms:
     cluster: str = ""
     """The name of the cluster in use; empty if there is none yet."""
     version: str = ""
-    peer_versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    met: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The version of each peer that was met: found, connected and proved to be of this cluster."""
+    refusals: tuple[str, ...] = ()
+    """Who was found and not met, and why."""
 
 
 def examine(found: Symptoms) -> list[Check]:
@@ -90,6 +89,7 @@ def examine(found: Symptoms) -> list[Check]:
         *check_interfaces(found),
         *check_multicast(found),
         *check_ports(found),
+        *check_peers(found),
         *check_firewall(found),
         *check_mtu(found),
         *check_key(found),
@@ -137,17 +137,39 @@ def check_multicast(found: Symptoms) -> Iterable[Check]:
         elif why:
             yield Check(name, Outcome.FAIL, f"{interface}: {why}", f"{_open_mdns()}, or name a peer with --peer")
         else:
-            yield Check(name, Outcome.PASS, f"{interface}: sent and heard")
+            yield Check(name, Outcome.PASS, f"{interface}: sent, and heard by this machine itself")
     if found.announced or found.strangers:
         others = f", and {found.strangers} of other clusters" if found.strangers else ""
-        yield Check(name, Outcome.PASS, f"{found.announced} peers of this cluster announce themselves{others}")
-    elif any(not why for why in found.peers.values()):
+        yield Check(name, Outcome.PASS, f"{found.announced} other peers of this cluster are heard{others}")
+    elif found.met:
         yield Check(
             name,
             Outcome.WARN,
-            "a peer answers at its address but is not heard: the network between does not carry multicast",
+            f"{', '.join(found.met)} can be reached by address but is not heard: the network between does not carry "
+            "multicast, or it is off there",
             "switch off client isolation or IGMP snooping in the router or access point, or go on with --peer",
         )
+    else:
+        yield Check(
+            name,
+            Outcome.PASS,
+            "nobody else is heard, so it is not known whether the network carries it; run this again while Ringfort "
+            "runs on another machine",
+        )
+
+
+def check_peers(found: Symptoms) -> Iterable[Check]:
+    """Who of the cluster is there, as far as this machine can tell?"""
+    name = "peers"
+    for refusal in found.refusals:
+        fix = "`ringfort key show` on one machine and `ringfort key join` on the other, if both are yours"
+        yield Check(name, Outcome.WARN, f"not met: {refusal}", fix)
+    if found.met:
+        yield Check(name, Outcome.PASS, f"met: {', '.join(found.met)}")
+    elif not (found.key and found.cluster):
+        yield Check(name, Outcome.PASS, "none was looked for: this machine is in no cluster yet")
+    else:
+        yield Check(name, Outcome.PASS, "none is there now; they are there while a program runs (`ringfort run`, join)")
 
 
 def check_ports(found: Symptoms) -> Iterable[Check]:
@@ -233,7 +255,7 @@ def check_key(found: Symptoms) -> Iterable[Check]:
 def check_version(found: Symptoms) -> Iterable[Check]:
     """Do all speak the same?"""
     name = "version"
-    others = {peer: version for peer, version in found.peer_versions.items() if version != found.version}
+    others = {peer: version for peer, version in found.met.items() if version != found.version}
     for peer, version in others.items():
         yield Check(
             name,
@@ -242,7 +264,8 @@ def check_version(found: Symptoms) -> Iterable[Check]:
             "pip install --upgrade ringfort, on both",
         )
     if not others:
-        yield Check(name, Outcome.PASS, f"Ringfort {found.version or 'from a folder'}")
+        with_whom = f", as {len(found.met)} others have" if found.met else ""
+        yield Check(name, Outcome.PASS, f"Ringfort {found.version or 'from a folder'}{with_whom}")
 
 
 def check_clock(found: Symptoms) -> Iterable[Check]:
@@ -252,13 +275,7 @@ def check_clock(found: Symptoms) -> Iterable[Check]:
     if found.clock < FIRST_RELEASE:
         yield Check(name, Outcome.WARN, "this machine's clock was never set", fix)
         return
-    far = {peer: drift for peer, drift in found.drifts.items() if abs(drift) > MAX_CLOCK_DRIFT}
-    for peer, drift in far.items():
-        way = "ahead of" if drift > 0 else "behind"
-        yield Check(name, Outcome.WARN, f"the clock of {peer} is {abs(drift):.1f} s {way} this machine's", fix)
-    if not far:
-        with_whom = f"agrees with {len(found.drifts)} peers" if found.drifts else "is set"
-        yield Check(name, Outcome.PASS, f"this machine's clock {with_whom}")
+    yield Check(name, Outcome.PASS, "this machine's clock is set")
 
 
 _FIREWALL_FIX: Final[Mapping[str, str]] = {

@@ -64,6 +64,7 @@ class Claim(NamedTuple):
     """What a peer brings to an election; the lowest is the best."""
 
     stuck: bool
+    """Or has stepped down."""
     behind: int
     """Minus the number of the last epoch it was in: who was in the latest is least behind."""
     joined: int
@@ -93,6 +94,7 @@ class ElectionManager:
         self._rival: tuple[str, Term] | None = None  # the last leader met while leading: an event for each is enough
         self._idle_since = now
         self._give_up = inf
+        self._is_forced = False  # does not follow who leads before the votes are counted
         self._granted: set[str] = set()
         self._refused: set[str] = set()
 
@@ -143,8 +145,10 @@ class ElectionManager:
             self._rest(now + self.config.timeout)
 
     def force(self, now: float) -> None:
-        """Stands now, whatever there is, and opens a new term if it leads already."""
+        """Stands now, whoever leads, and opens a new term if that is this peer. The votes of those who have a leader do
+        not count; the better claim decides."""
         self._stand(now)
+        self._is_forced = self.state is ElectionState.CAMPAIGNING
 
     @property
     def deadline(self) -> float:
@@ -201,15 +205,19 @@ class ElectionManager:
             self._rest(now)
 
     def _lead(self) -> None:
+        self._is_forced = False
         self.state, self.leader = ElectionState.MASTER, self.me
         self._tell(ElectionEventKind.ELECTED_MASTER, self.me)
         self.outbox.append((None, Lead(self.term)))
 
     def _rest(self, now: float) -> None:
+        self._is_forced = False
         self.state, self.leader, self._idle_since = ElectionState.IDLE, None, now
 
     def _follow_the_best(self, now: float) -> None:
         """Of all in sight who say that they lead, this peer too, the one with the best claim is followed."""
+        if self._is_forced:
+            return
         best = min(self._leads, key=lambda peer: self._claims[peer], default=None)
         if self.state is ElectionState.MASTER:
             if best is None:

@@ -9,7 +9,7 @@ from math import inf
 
 from ringfort.cluster.contacts import Contact
 from ringfort.cluster.election import ElectionState
-from ringfort.cluster.events import EpochEnded, EpochStarted, Waiting
+from ringfort.cluster.events import EpochStarted, Waiting
 from ringfort.cluster.heartbeats import Heartbeats
 from ringfort.cluster.instructions import Remember
 from ringfort.cluster.links import Links
@@ -83,8 +83,7 @@ class Epochs:
             self._proposer.rest()  # the law: what we proposed ourselves, we never commit from now on
         left = state.ledger.accept(proposal)
         state.out.append(Remember(state.ledger.standing))
-        if left is not None:
-            state.notify(EpochEnded(left, f"{proposal.epoch} is to follow"))
+        state.end_epoch(left, f"{proposal.epoch} is to follow")
         self._answer(leader, Accept(proposal.epoch.number))
 
     def _answer(self, leader: str, message: Accept | Reject) -> None:
@@ -147,9 +146,7 @@ class Epochs:
         missing = set(state.ledger.current.peers) - known if state.ledger.current else set[str]()
         state.is_stuck = not state.ledger.companions() <= known and not self._may_go_on(known)
         if missing or state.is_stuck:
-            left = state.ledger.leave()
-            if left is not None:
-                state.notify(EpochEnded(left, f"contact with {', '.join(sorted(missing))} is lost"))
+            state.end_epoch(state.ledger.leave(), f"contact with {', '.join(sorted(missing))} is lost")
 
     def _may_go_on(self, known: set[str]) -> bool:
         state = self._state

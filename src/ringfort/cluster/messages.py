@@ -143,6 +143,8 @@ class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):
     """Asks that newcomers wait."""
     stuck: bool = False
     """Cannot go on: it has lost contact with too many of its last epoch."""
+    yields: bool = False
+    """Has stepped down: the others are to lead before it."""
 
 
 class Term(Part, frozen=True, forbid_unknown_fields=True, order=True):

@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ringfort.cluster import explain
 from ringfort.cluster.control import Control
+from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import ClusterEvent
+from ringfort.cluster.health import HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.talk import MAX_NOTE_BYTES
+from ringfort.cluster.topology import ClusterTopology
 from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, check_timeout
 from ringfort.errors import ChannelClosedError, InvalidArgumentError, RendezvousTimeoutError
@@ -64,6 +67,7 @@ class ClusterNode:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._why_leaving = ""
+        self._work = 0
         self._is_over = False
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -114,7 +118,7 @@ class ClusterNode:
     async def _main(self, ready: Future[None]) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         try:
-            control = Control(self._setup, self._publish)
+            control = Control(self._setup, self._publish, lambda: self.work_done)
             await control.start()
         except BaseException as exc:
             ready.set_exception(exc)
@@ -160,6 +164,32 @@ class ClusterNode:
     def leader(self) -> str | None:
         """The leader's peer id, as far as this peer knows."""
         return None if self._control is None else self._control.core.leader
+
+    @property
+    def election_state(self) -> ElectionState:
+        """Where this peer stands: IDLE while it knows no leader, CAMPAIGNING, MASTER, FOLLOWER."""
+        return ElectionState.IDLE if self._control is None else self._control.core.election.state
+
+    def force_election(self) -> None:
+        """Stands for election now and not in its turn. Whoever leads stays if its claim is better: it has been in the
+        group for longer, has done more work or has the lower id. Raises `InvalidArgumentError` for an observer."""
+        self._ask(lambda control: control.force_election())
+
+    def step_down(self) -> None:
+        """Leads no more, if this peer does: the others elect one of them. The epoch goes on."""
+        self._ask(lambda control: control.step_down())
+
+    @property
+    def work_done(self) -> int:
+        """By this peer, as `record_work` counted it."""
+        return self._work
+
+    def record_work(self, amount: int = 1) -> None:
+        """Adds to the work that this peer has done, in a unit that all peers share: of those who have been in the group
+        equally long, the one who has done most leads. `AutoDiscoveryBackend` counts its collectives here."""
+        if not isinstance(amount, int) or isinstance(amount, bool) or amount < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError("amount", amount, "must be a whole number of at least 0")
+        self._work += amount  # two threads at once may lose a count, which matters to nobody
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
         """The epoch, as soon as it has at least `n` members beside this one; `config.timeout` unless told otherwise.
@@ -219,6 +249,18 @@ class ClusterNode:
     def snapshot(self) -> tuple[PeerView, ...]:
         """All peers in sight and this one, members in the order of their ranks first."""
         return self._ask(explain.view_peers)
+
+    def health_summary(self) -> HealthSummary:
+        """How all other peers in sight are, in a few numbers."""
+        return self._ask(lambda control: control.core.health_summary())
+
+    def topology(self) -> ClusterTopology:
+        """A copy of what is known of all machines and of the links between them, this one's included."""
+        return self._ask(lambda control: control.speeds.known())
+
+    def refusals(self) -> tuple[str, ...]:
+        """Who was turned away or turned this peer away, and why; the latest few."""
+        return self._ask(lambda control: tuple(control.finder.refusals))
 
     def why_alone(self) -> str:
         """In words: who was seen, who was refused and why, and what to try."""

@@ -14,6 +14,7 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
       newcomers must not interrupt
     a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
     our addresses changed               set_addresses(now, addresses)
+    a person wants another leader       force_election(now), step_down(now)
 
     instruction                         what the node does
     Send(link, message)                 queues talk.encode(message) on the link, in order
@@ -40,15 +41,14 @@ on two machines (`host` differs) is a clone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
 from ringfort.cluster.contacts import Contact, Contacts, node_of
 from ringfort.cluster.election import ElectionManager
 from ringfort.cluster.epochs import Epochs
-from ringfort.cluster.events import EpochEnded
-from ringfort.cluster.health import HealthMonitor
+from ringfort.cluster.health import HealthMonitor, HealthSummary
 from ringfort.cluster.heartbeats import Heartbeats
 from ringfort.cluster.instructions import Close, Instruction
 from ringfort.cluster.links import Links
@@ -95,12 +95,13 @@ class PeerCore:
         name: str = "",
         version: str = "",
         ring_order: RingOrder | None = None,
+        work_done: Callable[[], int] | None = None,
     ) -> None:
-        """`me.peer` is this peer's id; `name` and `version` are for people."""
+        """`me.peer` is this peer's id; `name` and `version` are for people. `work_done` is asked when an epoch ends."""
         if not node_of(me.peer):
             raise InvalidArgumentError("me.peer", me.peer, "must be node.instance")
         self.is_over = False
-        self._state = PeerState(me, config, now)
+        self._state = PeerState(me, config, now, work_done or (lambda: 0))
         self._links = Links(self._state)
         self._beats = Heartbeats(self._state, self._links)
         self._epochs = Epochs(self._state, self._links, self._beats, ring_order)
@@ -161,6 +162,10 @@ class PeerCore:
     def sees(self) -> tuple[str, ...]:
         """The peers it has a sound link with."""
         return self._state.sees
+
+    def health_summary(self) -> HealthSummary:
+        """All peers in a few numbers, as of the last call."""
+        return self.health.summary(self._state.time)
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -225,9 +230,7 @@ class PeerCore:
         """Says goodbye to all. The core is finished: every later call returns nothing."""
         if self._begin(now):
             state = self._state
-            left = state.ledger.leave()
-            if left is not None:
-                state.notify(EpochEnded(left, why or "this peer leaves"))
+            state.end_epoch(state.ledger.leave(), why or "this peer leaves")
             for contact in state.contacts:
                 state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why))
                 state.out.append(Close(contact.link, why or "this peer leaves"))
@@ -263,9 +266,24 @@ class PeerCore:
             state.tell_all(Introduce(me.peer, state.me.addresses))
         return self._end()
 
-    def record_work(self, amount: int = 1) -> None:
-        """Work done counts in elections between peers of the same seniority."""
-        self._state.work += amount
+    def force_election(self, now: float) -> list[Instruction]:
+        """Stands for election now; see `ElectionManager.force`. An observer cannot."""
+        if not self.me.slots:
+            raise InvalidArgumentError("slots", 0, "an observer cannot lead")
+        if self._begin(now):
+            self.election.force(self._state.time)
+            self._state.tell_election()
+            self._refresh()
+        return self._end()
+
+    def step_down(self, now: float) -> list[Instruction]:
+        """Leads no more, if this peer does, and not again before the others had their turn."""
+        if self._begin(now):
+            self._state.yields = self.leader == self.me.peer
+            self.election.step_down(self._state.time)
+            self._state.tell_election()
+            self._refresh()
+        return self._end()
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -310,6 +328,7 @@ class PeerCore:
             self._epochs.judge()
             state.election.observe(state.time, state.own_claim(), state.claims)
             state.tell_election()
+            state.yields = state.yields and self.leader is None
             self._epochs.lead()
             self._epochs.take_up_deferred()
         state.tell_report()

@@ -81,15 +81,28 @@ class Speeds:
         """A peer says what its machine is."""
         member = hello.member
         self.topology.add(profile(member.peer, member.host, hello.name, hello.version, said), now)
-        self.topology.prune(now)
-        if member.peer in self._found:
-            self.topology.connect(self._me, member.peer, self._profile(member.peer))
+        self._refresh(now)
 
     def heard_ways(self, peer: str, said: Ways) -> None:
         """A peer says what it has measured. It is believed about its own links alone."""
         for way in said.ways:
             if peer in self.topology and way.peer in self.topology and len({self._me, peer, way.peer}) == 3:
                 self.topology.connect(peer, way.peer, connection(way))
+
+    def known(self) -> ClusterTopology:
+        """A copy of the topology, as it is now."""
+        self._refresh(clock())
+        return self.topology.copy()
+
+    def _refresh(self, now: float) -> None:
+        """Forgets who has been out of sight for long, and takes over what else is known of this peer's own links."""
+        present = [contact.peer for contact in self._core.contacts]
+        for peer in (self._me, *present):
+            self.topology.touch(peer, now)
+        self.topology.prune(now)
+        for peer in present:
+            if peer in self._found and peer in self.topology:
+                self.topology.connect(self._me, peer, self._profile(peer))
 
     def ring_order(self, members: Sequence[Member]) -> tuple[int, ...]:
         """The order in which a ring should visit `members`, as indices."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from ringfort.cluster.contacts import Contact, Contacts
 from ringfort.cluster.election import Claim, ElectionManager
-from ringfort.cluster.events import ClusterEvent
+from ringfort.cluster.events import ClusterEvent, EpochEnded
 from ringfort.cluster.health import HealthMonitor
 from ringfort.cluster.instructions import Instruction, Notify, Send
 from ringfort.cluster.membership import Ledger
-from ringfort.cluster.messages import MAX_NUMBER, AnyMessage, Departed, Member, Report, Standing, Witness
+from ringfort.cluster.messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Standing, Witness
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -22,7 +23,7 @@ between LEASE and FRESH, so that a clock that leaps once breaks no lease."""
 class PeerState:
     """Everything that more than one part of the core needs. The parts change it; it decides nothing."""
 
-    def __init__(self, me: Member, config: AutoDiscoveryConfig, now: float) -> None:
+    def __init__(self, me: Member, config: AutoDiscoveryConfig, now: float, work_done: Callable[[], int]) -> None:
         self.me = me
         self.config = config
         self.now = now
@@ -47,10 +48,14 @@ class PeerState:
         self.witnessed: dict[str, Witness] = {}
         """Those whose process this peer saw die."""
         self.work = 0
+        """The work done when the last epoch ended."""
         self.holds = False
         self.is_stuck = False
         """It may not go on: too many of its last epoch are out of sight."""
+        self.yields = False
+        """It has stepped down, and there is no new leader yet."""
         self._told: Report | None = None
+        self._work_done = work_done
 
     def advance(self, now: float) -> None:
         """Raises `InvalidArgumentError` for a clock that goes back."""
@@ -82,6 +87,13 @@ class PeerState:
         self.reports.pop(peer, None)
         self.claims.pop(peer, None)
 
+    def end_epoch(self, left: Epoch | None, why: str) -> None:
+        """This peer has left `left`, if it was in one. The others learn now what it has done: an election may follow,
+        and while the epoch lasted nobody needed to know."""
+        if left is not None:
+            self.work = min(self._work_done(), MAX_NUMBER - 1)
+            self.notify(EpochEnded(left, why))
+
     # --- what we say --------------------------------------------------------------------------------------------------
 
     def own_report(self) -> Report:
@@ -95,6 +107,7 @@ class PeerState:
             self.work,
             self.holds,
             self.is_stuck,
+            self.yields,
         )
 
     def own_claim(self) -> Claim:
@@ -142,8 +155,8 @@ class PeerState:
 
 
 def _claim(peer: str, report: Report) -> Claim:
-    formed = report.standing.formed
+    formed, is_last = report.standing.formed, report.stuck or report.yields
     if formed is None:
-        return Claim(report.stuck, 0, MAX_NUMBER, -report.work, peer)
+        return Claim(is_last, 0, MAX_NUMBER, -report.work, peer)
     joined = next(member.joined for member in formed.members if member.peer == peer)
-    return Claim(report.stuck, -formed.number, joined, -report.work, peer)
+    return Claim(is_last, -formed.number, joined, -report.work, peer)

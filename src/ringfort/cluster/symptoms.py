@@ -21,14 +21,15 @@ from ringfort.cluster.discovery.mdns import browse, interface_troubles, trouble_
 from ringfort.cluster.discovery.static import parse_peers
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.cluster.doctor import MDNS_PORT, Symptoms
+from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.profile import own_version
-from ringfort.config import Environment, format_address
+from ringfort.config import AutoDiscoveryConfig, Environment, format_address
 from ringfort.errors import ConfigError, DistributedError, IdentityError
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.store import DEFAULT_CLUSTER, ClusterStore, current_namespace
 
 LISTEN_SECONDS: Final = 1.5
-"""For announcements: zeroconf asks after a tenth of a second and again after one."""
+"""For announcements, and for peers to be met: zeroconf asks after a tenth of a second and again after one."""
 _ANSWER_SECONDS: Final = 2.0
 """For one connection, or for our own multicast: at home both take milliseconds."""
 _TOOL_TIMEOUT: Final = 5.0
@@ -54,14 +55,17 @@ async def look(wanted: Sequence[str] = (), peers: Sequence[str] = ()) -> Symptom
     environment = Environment.from_mapping()
     choice, choice_error = _choice(wanted)
     usable = Choice(()) if choice is None else choice
-    heard, multicast, ports, answers = await asyncio.gather(
+    key, cluster, network, key_error = _identity(environment)
+    may_meet = key and cluster and usable.interfaces  # else it would make them, or find nobody
+    heard, multicast, ports, answers, (own_token, met, refusals) = await asyncio.gather(
         _browse(usable),
         _hear_all(usable),
         _connect_all(usable),
         asyncio.gather(*(_answers(host, port) for host, port in named)),
+        asyncio.to_thread(_meet, wanted, peers if may_meet else None),
     )
-    key, cluster, network, key_error = _identity(environment)
     announced, mdns_error = heard
+    announced = {(found, token) for found, token in announced if token != own_token}
     addresses = [format_address(host, port) for host, port in named]
     return Symptoms(
         choice=choice,
@@ -79,6 +83,8 @@ async def look(wanted: Sequence[str] = (), peers: Sequence[str] = ()) -> Symptom
         key_error=key_error,
         cluster=cluster,
         version=own_version(),
+        met=met,
+        refusals=refusals,
     )
 
 
@@ -95,6 +101,20 @@ async def _browse(choice: Choice) -> tuple[set[tuple[str, str]], tuple[str, str]
     except OSError as exc:
         trouble = trouble_of(exc)
         return set(), (trouble.what, trouble.fix)
+
+
+def _meet(wanted: Sequence[str], peers: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """Joins as an observer for a moment: its own token, the versions of those it met, and who was not met and why."""
+    if peers is None:
+        return "", {}, ()
+    try:
+        with ClusterNode(AutoDiscoveryConfig(interfaces=tuple(wanted), peers=tuple(peers)), slots=0) as node:
+            time.sleep(LISTEN_SECONDS)
+            views = [view for view in node.snapshot() if not view.is_self]
+            met = {f"{view.name or view.peer} ({view.address})": view.version for view in views}
+            return node.peer_id.rpartition(".")[2], met, node.refusals()
+    except DistributedError:  # what keeps it from starting has a check of its own
+        return "", {}, ()
 
 
 async def _hear_all(choice: Choice) -> dict[str, str]:

@@ -107,6 +107,12 @@ class ClusterTopology:
         self._links: dict[tuple[str, str], ConnectionProfile] = {}
         """Under the lower id first, and seen from there."""
 
+    def copy(self) -> ClusterTopology:
+        """Another that is the same now."""
+        other = ClusterTopology()
+        other._nodes, other._seen, other._links = dict(self._nodes), dict(self._seen), dict(self._links)
+        return other
+
     def add(self, node: NodeProfile, now: float) -> None:
         """Add a node, or replace what is known of it."""
         self._nodes[node.peer] = node

@@ -60,6 +60,8 @@ class SimulatedPeer:
     tick_at: float = -1.0
     standing: Standing = field(default_factory=Standing)
     """What it wrote down last."""
+    work: int = 0
+    """What it has done."""
 
     @property
     def id(self) -> str:
@@ -129,7 +131,7 @@ class SimulatedNetwork:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
         me = Member(f"n{host}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",))
-        core = PeerCore(me, self._config, offset + self.now * rate)
+        core = PeerCore(me, self._config, offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer
         self.log(f"{peer.id} starts")
@@ -159,6 +161,11 @@ class SimulatedNetwork:
         peer = self.peers[host]
         self._do(peer, peer.core.leave(self._clock(peer)))
         self._end(host, "leaves")
+
+    def do(self, host: int, call: Callable[[PeerCore, float], list[Instruction]]) -> None:
+        """Has the program of `host` call its peer's core: `PeerCore.step_down`, say."""
+        peer = self.peers[host]
+        self._do(peer, call(peer.core, self._clock(peer)))
 
     def freeze(self, host: int) -> None:
         """The process stops; its links stay open."""

@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from ringfort.cli.peers import as_dict, bandwidth, ranks, round_trip, table
-from ringfort.cluster.health import HealthStatus
+from ringfort.cli.peers import Seen, as_dict, bandwidth, document, ranks, round_trip, summary, table
+from ringfort.cluster.health import HealthStatus, HealthSummary
 from ringfort.cluster.kinds import LinkKind
+from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
 from ringfort.cluster.view import PeerView
 
 VIEW = PeerView(
@@ -66,6 +67,21 @@ def test_json_has_plain_units() -> None:
     assert found["bandwidth_bytes_per_second"] == 31.25e6
     assert (found["role"], found["ranks"], found["kind"], found["health"]) == ("leader", [4, 5], "wifi", "healthy")
     assert as_dict(NEW)["round_trip_seconds"] is None
+
+
+def test_a_line_and_the_json_sum_up_how_all_are() -> None:
+    health = HealthSummary(total=3, healthy=2, degraded=1, unhealthy=0, unknown=0, round_trip=0.0005, uptime=0.99)
+    assert summary(health) == "3 peers: 2 healthy, 1 degraded; mean round trip 0.5 ms"
+    topology = ClusterTopology()
+    for peer in ("a.1", "b.1"):
+        topology.add(NodeProfile(peer=peer), 0.0)
+    topology.connect("a.1", "b.1", ConnectionProfile(kind=LinkKind.ETHERNET, latency=0.0002, bandwidth_out=1e8))
+    found = document(Seen([VIEW], health, topology))
+    assert (found["summary"]["degraded"], found["summary"]["uptime"]) == (1, 0.99)
+    [link] = found["links"]
+    assert (link["peer"], link["other"], link["kind"]) == ("a.1", "b.1", "ethernet")
+    assert (link["latency_seconds"], link["bandwidth_out_bytes_per_second"]) == (0.0002, 1e8)
+    assert [peer["peer"] for peer in found["peers"]] == [VIEW.peer]
 
 
 def test_an_observer_is_called_one() -> None:

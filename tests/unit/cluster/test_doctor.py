@@ -24,6 +24,7 @@ HEALTHY = Symptoms(
     key="k7qf-3m2x-9rte-w0aj",
     cluster="default",
     version="1.0",
+    met={"desk (10.0.0.2:1)": "1.0"},
 )
 OPEN_NFT = """table inet filter {
   chain input {
@@ -54,6 +55,7 @@ def test_a_healthy_machine_passes_every_check() -> None:
         "interfaces",
         "multicast",
         "ports",
+        "peers",
         "firewall",
         "mtu",
         "key",
@@ -77,7 +79,8 @@ def test_a_healthy_machine_passes_every_check() -> None:
             "ip link set dev eth0 multicast on",
         ),
         ({"mdns_error": ("taken", "free it")}, "multicast", "fail", "taken", "free it"),
-        ({"announced": 0, "peers": {"10.0.0.2:1": ""}}, "multicast", "warn", "not heard", "client isolation"),
+        ({"announced": 0}, "multicast", "warn", "desk (10.0.0.2:1) can be reached by address but", "client isolation"),
+        ({"refusals": ("10.0.0.9:1: other secret",)}, "peers", "warn", "10.0.0.9:1: other secret", "ringfort key join"),
         ({"ports": {"10.0.0.1": "no answer"}}, "ports", "fail", "10.0.0.1: no answer", "firewall"),
         ({"peers": {"10.0.0.2:1": "no answer"}}, "ports", "fail", "10.0.0.2:1: no answer", "running there"),
         ({"choice": choose([replace(CARD, mtu=576)])}, "mtu", "fail", "too small", "mtu 1500"),
@@ -85,9 +88,8 @@ def test_a_healthy_machine_passes_every_check() -> None:
         ({"segments": {"10.0.0.2:1": 1228}}, "mtu", "warn", "about 1280 bytes, and eth0 has 1500", "same MTU"),
         ({"key_error": ("loose", "chmod 600")}, "key", "fail", "loose", "chmod 600"),
         ({"key": "", "cluster": ""}, "key", "warn", "no key yet", "ringfort key join"),
-        ({"peer_versions": {"b": "0.9"}}, "version", "warn", "b has Ringfort 0.9", "pip install"),
+        ({"met": {"b": "0.9"}}, "version", "warn", "b has Ringfort 0.9", "pip install"),
         ({"clock": 5.0}, "clock", "warn", "never set", "set-ntp"),
-        ({"drifts": {"b": -90.0}}, "clock", "warn", "b is 90.0 s behind", "set-ntp"),
         *(({"firewall": {tool: on}}, "firewall", "warn", tool, "") for tool, (on, _) in FIREWALLS.items()),
     ],
 )
@@ -98,6 +100,16 @@ def test_each_cause_is_one_line_with_its_fix(
     assert [(check.name, check.outcome.value) for check in lines] == [(name, outcome)]
     assert lines[0].fix
     assert fix in lines[0].fix
+
+
+@pytest.mark.parametrize("peers", [{}, {"10.0.0.2:1": ""}, {"10.0.0.2:1": "no answer"}])
+def test_where_nobody_was_met_nothing_is_said_of_the_network_between(peers: dict[str, str]) -> None:
+    """Whatever takes a connection at an address may be something else."""
+    checks = examine(replace(HEALTHY, announced=0, met={}, peers=peers))
+    told = [check for check in checks if check.name == "multicast"]
+    assert {check.outcome for check in told} == {Outcome.PASS}
+    assert "it is not known whether the network carries it" in told[-1].what
+    assert [check.what[:18] for check in checks if check.name == "peers"] == ["none is there now;"]
 
 
 @pytest.mark.parametrize("tool", FIREWALLS)

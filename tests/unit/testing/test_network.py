@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ringfort.cluster.peer import PeerCore
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.testing.histories import History, RuleBroken, Rules
@@ -48,6 +49,45 @@ def are_agreed(peers: list[SimulatedPeer]) -> bool:
     """These, and nobody else, are in one epoch."""
     first = peers[0].core.epoch
     return first is not None and all(p.core.epoch == first for p in peers) and len(first.members) == len(peers)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_of_two_that_have_been_there_equally_long_the_one_that_did_more_follows_a_lost_leader(worker: int) -> None:
+    network = cluster(3)
+    until(network, lambda: network.agreed and len({m.joined for m in network.peers[0].core.epoch.members}) == 1, 3.0)
+    lost = leader_of(network)
+    followers = [peer for peer in network.alive if peer is not lost]
+    followers[worker].work = 7
+    network.kill(lost.host)
+    until(network, lambda: are_agreed(followers), 3.0)
+    assert leader_of(network) is followers[worker]
+
+
+def test_a_leader_that_steps_down_is_followed_by_another_and_the_epoch_goes_on() -> None:
+    network = agreed_cluster(3)
+    before, epoch = leader_of(network), network.peers[0].core.epoch
+    network.do(before.host, PeerCore.step_down)
+    until(network, lambda: all(p.core.leader not in (None, before.id) for p in network.alive), 2.0)
+    network.run_until(network.now + 3.0)
+    assert {peer.core.epoch for peer in network.alive} == {epoch}
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_forced_election_is_won_against_a_leader_with_a_lesser_claim_alone(works: bool) -> None:
+    network = agreed_cluster(3)
+    network.kill(leader_of(network).host)
+    until(network, lambda: are_agreed(network.alive), 3.0)
+    leader = leader_of(network)
+    (other,) = (peer for peer in network.alive if peer is not leader)
+    assert leader.id < other.id
+    other.work = 3 if works else 0
+    network.start(next(host for host in range(3) if not network.peers[host].alive))
+    until(network, lambda: network.agreed, 3.0)  # the epoch of two has ended: now all know what each has done
+    assert leader_of(network) is leader
+    network.do(other.host, PeerCore.force_election)
+    network.run_until(network.now + 2.0)
+    assert leader_of(network) is (other if works else leader)
+    assert network.agreed
 
 
 @pytest.mark.parametrize("seed", range(10))
