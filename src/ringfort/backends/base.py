@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -35,6 +35,14 @@ class Traffic(NamedTuple):
     bytes_sent: int = 0
     messages_received: int = 0
     bytes_received: int = 0
+
+
+class Leg(NamedTuple):
+    """One `exchange` of a `relay`."""
+
+    out: Buffer
+    into: Buffer
+    reduce: Fold | None = None
 
 
 class Backend(ABC):
@@ -136,6 +144,13 @@ class Backend(ABC):
             sender.join()
         if failure:
             raise failure[0]
+
+    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        """`exchange` after `exchange`, each of which sends what the one before has received: its `out` is the other's
+        `into`. So it may be on its way while it arrives; what is sent before must not be needed afterwards, for what
+        comes later may overwrite it as soon as the peers have it."""
+        for leg in legs:
+            self.exchange(leg.out, dst, leg.into, src, reduce=leg.reduce, tag=tag, timeout=timeout)
 
     def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
         """An `exchange` with one peer, in a collective, of messages of one small size: `take` is given what came, which

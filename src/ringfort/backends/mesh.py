@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ringfort.backends.base import Backend, Tag, Traffic, as_bytes
+from ringfort.backends.base import Backend, Leg, Tag, Traffic, as_bytes
 from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidArgumentError
+from ringfort.transport import quick
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import WINDOW
-from ringfort.transport.link import Job
+from ringfort.transport.link import Job, Link
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
@@ -91,6 +92,25 @@ class MeshBackend(Backend):
         self._add_receive(job, into, src, tag, reduce)
         self._engine.run(job)
 
+    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        is_small = all(len(as_bytes(leg.out, "out", writable=False)) <= quick.LARGEST for leg in legs)
+        if is_small or not isinstance(tag, Envelope) or tag.members is None:
+            # The short way of small messages is shorter; and only in a collective are all sizes known to be right.
+            super().relay(legs, dst, src, tag=tag, timeout=timeout)
+            return
+        self.check_peer(dst, "dst")
+        self.check_peer(src, "src")
+        job = self._job("relay", tag, timeout)
+        before: list[tuple[Send | Receive, Link]] = []
+        source: Receive | None = None
+        for leg in legs:
+            before.extend(job.halves())
+            self._add_send(job, leg.out, dst, tag, source)
+            self._add_receive(job, leg.into, src, tag, leg.reduce)
+            source = job.receive
+        job.before = tuple(before)
+        self._engine.run(job)
+
     def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
         if not self._engine.swap(data, peer, envelope, take):
             super().swap(data, peer, envelope, take)
@@ -137,10 +157,12 @@ class MeshBackend(Backend):
     def _job(self, what: str, tag: Tag, timeout: float | None) -> Job:
         return Job(what, *self.time_of(tag, timeout))
 
-    def _add_send(self, job: Job, data: Buffer, dst: int, tag: Tag) -> None:
+    def _add_send(self, job: Job, data: Buffer, dst: int, tag: Tag, source: Receive | None = None) -> None:
         envelope = self.check_tag(tag)
         view = as_bytes(data, "data", writable=False)
-        job.send = Send(view, envelope, wants_go=envelope.sync or len(view) > WINDOW)
+        # In a relay the first one's GO is for all of them: their receives are posted together.
+        wants_go = source is None and (envelope.sync or len(view) > WINDOW)
+        job.send = Send(view, envelope, wants_go=wants_go, source=source)
         job.send_link = self._engine.links[dst]
 
     def _add_receive(self, job: Job, into: Buffer, src: int, tag: Tag, fold: Fold | None) -> None:

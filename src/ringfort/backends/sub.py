@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from ringfort.backends.base import Backend, Tag, Traffic
+from ringfort.backends.base import Backend, Leg, Tag, Traffic
 from ringfort.backends.mesh import MeshBackend
 from ringfort.errors import InvalidArgumentError, InvalidRankError
 from ringfort.transport.board import Board
@@ -138,6 +138,11 @@ class SubBackend(Backend):
             tag=self.check_tag(tag),
             timeout=timeout,
         )
+
+    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self.check_peer(dst, "dst")
+        self.check_peer(src, "src")
+        self._outermost.relay(legs, self._members[dst], self._members[src], tag=self.check_tag(tag), timeout=timeout)
 
     def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
         self._outermost.swap(data, self._members[peer], envelope, take)

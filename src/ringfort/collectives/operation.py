@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ringfort.backends.base import Backend, as_bytes
+from ringfort.backends.base import Backend, Leg, as_bytes
 from ringfort.collectives.plan import Span, Step
 from ringfort.errors import InvalidRankError
 from ringfort.transport.fold import Array, Fold
@@ -58,6 +58,20 @@ def run_steps(
             backend.send(memory[step.out], step.dst, tag=tag)  # pyright: ignore[reportArgumentType]
         else:
             backend.exchange(memory[step.out], step.dst, memory[step.into], step.src, reduce=reduce, tag=tag)  # pyright: ignore[reportArgumentType]
+
+
+def run_ring(
+    backend: Backend,
+    steps: Sequence[Step],
+    memory: Memory,
+    envelope: Envelope,
+    *,
+    fold: Callable[[Step], Fold | None] | None = None,
+) -> None:
+    """`run_steps` for a plan round a ring, whose every step passes on what the one before has received."""
+    if steps:
+        legs = [Leg(memory[step.out], memory[step.into], None if fold is None else fold(step)) for step in steps]  # pyright: ignore[reportArgumentType]
+        backend.relay(legs, steps[0].dst, steps[0].src, tag=envelope)  # pyright: ignore[reportArgumentType]
 
 
 def check_root(backend: Backend, root: int) -> None:

@@ -17,14 +17,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from ringfort.errors import ChannelClosedError, PeerLostError, ProtocolError, TamperedError
-from ringfort.transport import notices, quick
-from ringfort.transport.frames import BELL, WAITING, pack
+from ringfort.errors import ChannelClosedError, PeerLostError
+from ringfort.transport import notices
+from ringfort.transport.frames import BELL, pack
 from ringfort.transport.inbound import Disagreement
-from ringfort.transport.link import Job, Link, MakeError
-from ringfort.transport.links import Describe, Links
-from ringfort.transport.messages import Envelope, Receive, Watch
+from ringfort.transport.link import Job, MakeError
+from ringfort.transport.links import Describe
+from ringfort.transport.messages import Envelope, Watch
 from ringfort.transport.notices import Aborted
+from ringfort.transport.quick import ShortWay, is_small
 from ringfort.transport.spin import LONGEST, Spin
 from ringfort.transport.stream import Poller, Stream
 
@@ -34,12 +35,9 @@ that one was frozen in the meantime."""
 
 _QUIET = 0.02
 """Seconds without a byte after which the leader looks at more than its own job: for disagreements and deadlines."""
-_SAY_AFTER = 0.1
-"""Seconds of waiting in a collective after which the one waited for is told: two ranks that have called different
-things may each wait for the other, and nothing that they send would tell them."""
 
 
-class Engine(Links):
+class Engine(ShortWay):
     """Moves what callers want moved. Its methods may be called from any thread."""
 
     def __init__(
@@ -62,7 +60,7 @@ class Engine(Links):
     def run(self, job: Job) -> None:
         """Blocks until `job` is done; raises what it failed with."""
         if self._lead.acquire(blocking=False):
-            if self._jobs or self._arrivals or self.has_trouble or not quick.is_small(job) or not self._quick(job):
+            if self._jobs or self._arrivals or self.has_trouble or not is_small(job) or not self._quick(job):
                 self._lead_for(job)
         else:
             self._follow(job)
@@ -95,7 +93,7 @@ class Engine(Links):
             self._release()
             return False
         try:
-            found = self._swap(data, link, envelope)
+            found = self._quick_swap(data, link, envelope)
             if isinstance(found, memoryview):
                 take(found)
         except BaseException:
@@ -112,25 +110,6 @@ class Engine(Links):
         assert found.receive is not None
         take(found.receive.into)
         return True
-
-    def _swap(self, data: bytes, link: Link, envelope: Envelope) -> memoryview | Job:
-        try:
-            found = quick.swap(link, data, envelope, self._epoch, self._spin)
-        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
-            self._garbled(link, exc)
-        except OSError as exc:
-            self._broken(link, exc)
-        else:
-            if isinstance(found, memoryview):
-                self._after_read(link)
-            elif found.send is not None:  # the rest of it is with the link: so the job must be too
-                self._take_up(found)
-            else:
-                self._after_read(link)
-            return found
-        lost = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
-        lost.receive, lost.receive_link = Receive(memoryview(bytearray(len(data))), envelope, None), link
-        return lost  # posting it finds out why it cannot be
 
     def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
         """Blocks until `is_ready()`, which is looked at whenever something comes; raises what ends a collective that
@@ -213,35 +192,6 @@ class Engine(Links):
         if self._arrivals and self._lead.acquire(blocking=False):
             self._release()
         return True
-
-    def _quick_send(self, job: Job, out: Link) -> bool:
-        try:
-            if quick.send(job, out, self._epoch):
-                return True
-        except OSError as exc:
-            self._broken(out, exc)
-            return False
-        self._take_up(job)  # the rest of it is with the link: so the job must be too
-        return False
-
-    def _take_up(self, job: Job) -> None:
-        """Posts a job whose first half is posted already."""
-        job.is_posted = True
-        self._jobs.append(job)
-        if job.receive is not None and job.receive_link is not None:
-            self._post_receive(job.receive, job.receive_link)
-
-    def _quick_receive(self, job: Job, into: Link) -> bool:
-        try:
-            is_done = quick.receive(job, into, self._epoch, self._spin)
-        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
-            self._garbled(into, exc)
-            return False
-        except OSError as exc:
-            self._broken(into, exc)
-            return False
-        self._after_read(into)
-        return is_done
 
     def _lead_for(self, job: Job) -> None:
         """Moves data until `job` is done; `_lead` is held, and given up in the end."""
@@ -359,7 +309,7 @@ class Engine(Links):
             moved = False
             if out is not None and send is not None and not send.done and not is_stuck:
                 moved = self._write(out)
-                is_stuck = not moved
+                is_stuck = not moved and not out.outbound.is_between
             if into is not None and receive is not None:
                 if into.outbound.owes_go:
                     moved = self._write(into) or moved
@@ -419,7 +369,7 @@ class Engine(Links):
         self._wake_done()
         # What was found above may just have ended the job that this leader is here for.
         wait = wait and (not job.is_done or (job.receive_link is not None and job.receive_link.outbound.owes_go))
-        self._move_ready(min(map(_wakes_at, self._jobs), default=0.0) if wait else 0.0)
+        self._move_ready(self._next_look() if wait else 0.0)
         self._expire()
         self._wake_done()
 
@@ -438,49 +388,3 @@ class Engine(Links):
             if ready.readable and not self._read(link) and link.inbound.is_full:
                 self._broken(link)  # a hang-up: nothing else is looked for on a link that is full
         return bool(events)
-
-    # --- waiting in vain ------------------------------------------------------------------------------------------
-
-    def _expire(self) -> None:
-        now = self.now()
-        for job in self._jobs:
-            if job.deadline <= now and not job.is_done:
-                self._time_out(job)
-
-    def _say_what_we_wait_for(self) -> None:
-        for job in self._jobs:
-            receive, link = job.receive, job.receive_link
-            if receive is None or link is None or receive.done or receive.envelope.members is None:
-                continue
-            if job.say_at is None:
-                job.say_at = self.now() + _SAY_AFTER
-            elif job.say_at <= self.now():
-                job.say_at = float("inf")
-                channel, tag, operation, call = receive.envelope[:4]
-                frame = pack(WAITING, epoch=self._epoch, channel=channel, tag=tag, operation=operation, call=call)
-                link.outbound.control(frame)
-                self._write(link)
-
-    def _look_for_disagreement(self) -> None:
-        """A peer that called something else in place of what we wait for may never send what we wait for: its messages
-        wait unclaimed in the inbox, or it has said that it waits for us. Looked at only when about to sleep."""
-        for job in self._jobs:
-            envelope = next((half.envelope for half, _ in job.halves() if not half.done), None)
-            if envelope is None or envelope.members is None:
-                continue
-            for link in self.links.values():
-                operation, call = link.waits_in.get(envelope.channel, (0, b""))
-                if operation == envelope.operation and call != envelope.call:
-                    self._disagree(link, Disagreement(envelope, operation, call))
-                    return
-                if not link.inbound.has_early:
-                    continue
-                for stored in link.inbound.early(envelope.channel):
-                    is_other = stored.operation == envelope.operation and stored.call != envelope.call
-                    if is_other or stored.operation < envelope.operation:
-                        self._disagree(link, Disagreement(envelope, stored.operation, stored.call))
-                        return
-
-
-def _wakes_at(job: Job) -> float:
-    return job.deadline if job.say_at is None else min(job.deadline, job.say_at)

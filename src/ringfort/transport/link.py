@@ -72,6 +72,7 @@ class Job:
     """What one caller waits for: a message to send, one to receive, or both; and until when."""
 
     __slots__ = (
+        "before",
         "deadline",
         "is_posted",
         "receive",
@@ -92,6 +93,8 @@ class Job:
         self.send_link: Link | None = None
         self.receive: Receive | None = None
         self.receive_link: Link | None = None
+        self.before: tuple[tuple[Send | Receive, Link], ...] = ()
+        """Of a relay: the messages before these two, on the same links, which so are done before them."""
         self.is_posted = False
         self.say_at: float | None = None
         """When to tell the peer that we wait for it; never again after that."""
@@ -103,7 +106,8 @@ class Job:
         return (self.send is None or self.send.done) and (self.receive is None or self.receive.done)
 
     def halves(self) -> Iterator[tuple[Send | Receive, Link]]:
-        """The messages and their links."""
+        """The messages and their links, in their order."""
+        yield from self.before
         if self.send is not None and self.send_link is not None:
             yield self.send, self.send_link
         if self.receive is not None and self.receive_link is not None:
@@ -115,9 +119,10 @@ class Job:
 
     def fail(self, error: MakeError) -> None:
         """Ends the halves that are not done, and takes them off their links."""
-        if self.send is not None and self.send_link is not None and not self.send.done:
-            self.send_link.outbound.withdraw(self.send)
-            self.send.error, self.send.done = error(), True
-        if self.receive is not None and self.receive_link is not None and not self.receive.done:
-            self.receive_link.inbound.withdraw(self.receive)
-            self.receive.error, self.receive.done = error(), True
+        for half, link in self.halves():
+            if not half.done:
+                if isinstance(half, Send):
+                    link.outbound.withdraw(half)
+                else:
+                    link.inbound.withdraw(half)
+                half.error, half.done = error(), True

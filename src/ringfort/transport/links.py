@@ -18,7 +18,7 @@ from ringfort.transport import notices
 from ringfort.transport.frames import ABORT, BELL, GOODBYE, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement, GivenUp
 from ringfort.transport.link import Job, Link, MakeError
-from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch
+from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch, Send
 from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
 from ringfort.transport.stream import Poller, Stream
 
@@ -71,10 +71,11 @@ class Links:
             for half, _ in job.halves():
                 half.error, half.done = error(), True
             return
-        if job.send is not None and job.send_link is not None:
-            job.send_link.outbound.post(job.send)
-        if job.receive is not None and job.receive_link is not None and type(job.receive) is Receive:
-            self._post_receive(job.receive, job.receive_link)
+        for half, link in job.halves():
+            if isinstance(half, Send):
+                link.outbound.post(half)
+            elif type(half) is Receive:
+                self._post_receive(half, link)
 
     def _post_receive(self, receive: Receive, link: Link) -> None:
         link.inbound.post(receive)
@@ -170,11 +171,17 @@ class Links:
             if isinstance(event, Disagreement):
                 self._disagree(link, event)
             elif isinstance(event, GivenUp):
-                if not event.receive.done:
-                    why = "the sender gave up in the middle of a message"
-                    event.receive.error, event.receive.done = AbortedError(why, peer=link.peer), True
+                self._given_up(link, event.receive)
             else:
                 self._controlled(link, event)
+
+    def _given_up(self, link: Link, receive: Receive) -> None:
+        why = "the sender gave up in the middle of a message"
+        if not receive.done:
+            receive.error, receive.done = AbortedError(why, peer=link.peer), True
+        for job in self._jobs:
+            if any(half is receive for half, _ in job.before):
+                job.fail(lambda: AbortedError(why, peer=link.peer))  # what was to be passed on never comes
 
     # --- ending: one job, one group, one peer, everything -----------------------------------------------------------
 

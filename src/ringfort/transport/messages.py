@@ -17,6 +17,9 @@ CHUNK = 256 * KIB
 """Bytes received at once for folding: they stay in the L2 cache until they are added. Whole slices received first and
 added later were measured 2 to 8 times slower on large arrays. What is not folded goes straight to its place."""
 
+LEAST_RELAYED = 64 * KIB
+"""Bytes that are worth a frame of their own, when a message is passed on while it arrives."""
+
 _SLACK = 16
 """Bytes of room in the scratch for the part of an element that an earlier read left over; complex128 is largest."""
 
@@ -65,9 +68,22 @@ class Scratch:
 class Send:
     """A message to be sent. Done when its memory may be used again and, if it wants a GO, that has come."""
 
-    __slots__ = ("begun", "data", "done", "envelope", "error", "go", "key", "sent", "serial", "size", "wants_go")
+    __slots__ = (
+        "begun",
+        "data",
+        "done",
+        "envelope",
+        "error",
+        "go",
+        "key",
+        "sent",
+        "serial",
+        "size",
+        "source",
+        "wants_go",
+    )
 
-    def __init__(self, data: memoryview, envelope: Envelope, *, wants_go: bool) -> None:
+    def __init__(self, data: memoryview, envelope: Envelope, *, wants_go: bool, source: Receive | None = None) -> None:
         self.data = data
         self.size = len(data)
         self.envelope = envelope
@@ -78,8 +94,22 @@ class Send:
         self.begun = False
         self.sent = 0
         self.go = not wants_go
+        self.source = source
+        """What is still receiving into this memory: only what it has done with may go out."""
         self.done = False
         self.error: DistributedError | None = None
+
+    @property
+    def ready(self) -> int:
+        """Bytes, from the beginning, that may be sent."""
+        source = self.source
+        if source is None:
+            return self.size
+        if source.done and source.error is None:
+            self.source = None
+            return self.size
+        ready = source.settled
+        return ready if ready - self.sent >= LEAST_RELAYED else self.sent
 
 
 class Sink:
@@ -154,6 +184,11 @@ class Receive(Sink):
         self.carry = b""
         self.done = False
         self.error: DistributedError | None = None
+
+    @property
+    def settled(self) -> int:
+        """Bytes of `into`, from the beginning, that will not change any more."""
+        return self.seen if self.fold is None else self.folded * self.fold.dtype.itemsize
 
     def take(self, data: memoryview) -> None:
         """All of the message at once."""

@@ -78,6 +78,11 @@ class Outbound:
         self._send, self._head = send, memoryview(frame)[count:]
 
     @property
+    def is_between(self) -> bool:
+        """No frame has begun that is not finished."""
+        return not (self._head or self._body)
+
+    @property
     def has_control(self) -> bool:
         """A control frame has not gone out whole."""
         return bool(self._control) or (self._send is None and bool(self._head))
@@ -110,7 +115,7 @@ class Outbound:
         if send is None:
             return
         envelope = send.envelope
-        length = min(send.size - send.sent, MAX_FRAGMENT)
+        length = min(send.ready - send.sent, MAX_FRAGMENT)
         if not send.go:
             length = min(length, WINDOW - send.sent)
         if not send.begun:
@@ -212,4 +217,6 @@ class Outbound:
 
 
 def _waits(send: Send) -> bool:
+    if send.source is not None and send.ready == send.sent < send.size:
+        return True  # for what it passes on
     return not send.go and send.begun and (send.sent == send.size or send.sent >= WINDOW)

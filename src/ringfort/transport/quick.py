@@ -11,10 +11,12 @@ import os
 import time
 
 from ringfort.config import KIB
+from ringfort.errors import ProtocolError, TamperedError
 from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
 from ringfort.transport.link import Job, Link
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.spin import LONGEST, Spin
+from ringfort.transport.vigil import Vigil
 
 LARGEST = 64 * KIB
 """Bytes of a message that goes this way: header and all, it fits one read of the receiving half's buffer."""
@@ -23,6 +25,8 @@ LARGEST = 64 * KIB
 def is_small(job: Job) -> bool:
     """Whether `job` may go the short way: all of it small, and of a collective, whose headers are known beforehand."""
     send, receive = job.send, job.receive
+    if job.before:
+        return False
     if send is not None and (send.size > LARGEST or send.wants_go or send.envelope.call == NO_CALL):
         return False
     if receive is None:
@@ -112,3 +116,55 @@ def _pull(link: Link, head: bytes, size: int, spin: Spin) -> memoryview | None:
 
 def _head(envelope: Envelope, size: int, epoch: int) -> bytes:
     return HEADER.pack(DATA, 0, size, epoch, envelope.channel, envelope.tag, envelope.operation, size, envelope.call)
+
+
+class ShortWay(Vigil):
+    """Links on which a small message may take the short way, if the one who leads sees that nothing is in its way."""
+
+    _spin: Spin  # the engine's: the long way spins too
+
+    def _quick_send(self, job: Job, out: Link) -> bool:
+        try:
+            if send(job, out, self._epoch):
+                return True
+        except OSError as exc:
+            self._broken(out, exc)
+            return False
+        self._take_up(job)  # the rest of it is with the link: so the job must be too
+        return False
+
+    def _take_up(self, job: Job) -> None:
+        """Posts a job whose first half is posted already."""
+        job.is_posted = True
+        self._jobs.append(job)
+        if job.receive is not None and job.receive_link is not None:
+            self._post_receive(job.receive, job.receive_link)
+
+    def _quick_receive(self, job: Job, into: Link) -> bool:
+        try:
+            is_done = receive(job, into, self._epoch, self._spin)
+        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
+            self._garbled(into, exc)
+            return False
+        except OSError as exc:
+            self._broken(into, exc)
+            return False
+        self._after_read(into)
+        return is_done
+
+    def _quick_swap(self, data: bytes, link: Link, envelope: Envelope) -> memoryview | Job:
+        try:
+            found = swap(link, data, envelope, self._epoch, self._spin)
+        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
+            self._garbled(link, exc)
+        except OSError as exc:
+            self._broken(link, exc)
+        else:
+            if isinstance(found, Job) and found.send is not None:
+                self._take_up(found)  # the rest of it is with the link: so the job must be too
+            else:
+                self._after_read(link)
+            return found
+        lost = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+        lost.receive, lost.receive_link = Receive(memoryview(bytearray(len(data))), envelope, None), link
+        return lost  # posting it finds out why it cannot be
