@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringfort.backends.base import Backend
     from ringfort.backends.gloo import GlooBackend
+    from ringfort.backends.hybrid import HybridBackend
     from ringfort.backends.mpi import MpiBackend
+    from ringfort.backends.nccl import NcclBackend
     from ringfort.backends.ring import RingBackend
     from ringfort.backends.simulated import SimulatedBackend
     from ringfort.backends.sub import SubBackend
@@ -94,7 +96,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "backends.base": ("Backend",),
     "backends.gloo": ("GlooBackend",),
+    "backends.hybrid": ("HybridBackend",),
     "backends.mpi": ("MpiBackend",),
+    "backends.nccl": ("NcclBackend",),
     "backends.ring": ("RingBackend",),
     "backends.simulated": ("SimulatedBackend",),
     "backends.sub": ("SubBackend",),
@@ -209,6 +213,7 @@ __all__ = [
     "HealthMonitor",
     "HealthStatus",
     "HealthSummary",
+    "HybridBackend",
     "IdentityError",
     "InboxFullError",
     "InvalidArgumentError",
@@ -219,6 +224,7 @@ __all__ = [
     "MetricsSnapshot",
     "MpiBackend",
     "NamespaceMismatchError",
+    "NcclBackend",
     "NetworkNamespace",
     "NoConnectionError",
     "NodeIdentity",

@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from ringfort.backends.base import Backend
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.native import Native, Pending, as_plain_bytes
+from ringfort.backends.native import Native
 from ringfort.backends.stores import Place, meet_at_store, open_store
+from ringfort.backends.torch_groups import TorchNative, as_tensor, break_group, c10d_with
 from ringfort.config import DistributedConfig
-from ringfort.errors import BackendUnavailableError, RendezvousError
-from ringfort.transport.engine import Engine
-from ringfort.transport.fold import Array
+from ringfort.errors import RendezvousError
 from ringfort.transport.machine import this_machine
 from ringfort.transport.memory import MemoryPoller, RealClock
 from ringfort.transport.pumps import Pumps
@@ -35,8 +29,7 @@ _FOR_EVER = timedelta(days=365)
 """What Gloo is told to wait: our own deadlines are shorter, and a wait of Gloo's that runs out closes all its pairs."""
 _LAST_WORDS = 1.0
 """Seconds that a close gives the goodbyes to leave. A peer that runs takes them at once."""
-_TAG, _NO_TAG = 1, 2
-"""Of all packets, and of none."""
+_TAG = 1
 
 
 class GlooBackend(MeshBackend):
@@ -60,7 +53,7 @@ class GlooBackend(MeshBackend):
         Raises `BackendUnavailableError` without torch, and else as `TcpBackend` does.
         """
         config = config or DistributedConfig()
-        gloo = _gloo()
+        gloo = c10d_with("ProcessGroupGloo", "gloo", "it comes with torch: pip install 'ringfort[torch]'")
         self._native: GlooNative | None = None
         self._pumps: list[Pumps] = []
         place = Place(rank, world_size, this_machine(shares=False), config.timeout)
@@ -80,7 +73,7 @@ class GlooBackend(MeshBackend):
                     streams[peer] = poller.streams[peer] = pumps.stream
         super().__init__(rank, world_size, config, streams, poller, machines)
         if make is not None:
-            self._native = GlooNative(self, self._engine, make, poller.wake)
+            self._native = GlooNative(self, self._engine, lambda: make("collectives"), poller.wake)
 
     def native(self) -> Native | None:
         return self._native
@@ -97,7 +90,7 @@ class GlooBackend(MeshBackend):
         # It keeps the store, and so in rank 0 a port, and connections of its own.
         self._native = None
         if not all(pump.join(0.0) for pump in pumps):
-            _break(self._group)
+            break_group(self._group)
         for pump in pumps:
             pump.join(_LAST_WORDS)
         self._group = None
@@ -114,13 +107,13 @@ class _Carrier:
         self._group, self._peer = group, peer
 
     def send(self, packet: memoryview) -> None:
-        self._group.send([_tensor(packet)], self._peer, _TAG).wait()
+        self._group.send([as_tensor(packet)], self._peer, _TAG).wait()
 
     def recv(self, packet: memoryview) -> None:
-        self._group.recv([_tensor(packet)], self._peer, _TAG).wait()
+        self._group.recv([as_tensor(packet)], self._peer, _TAG).wait()
 
 
-class GlooNative(Native):
+class GlooNative(TorchNative):
     """Gloo's collectives, over connections of their own: what breaks there does not break messages."""
 
     name = "gloo"
@@ -128,57 +121,9 @@ class GlooNative(Native):
     sums = frozenset({"float32", "float64", "int8", "uint8", "int32", "int64"})
     orders = sums - {"float32", "float64"}
 
-    def __init__(self, group: Backend, engine: Engine, make: Callable[[str], Any], wake: Callable[[], None]) -> None:
-        super().__init__(group, engine, wake)
-        self._make = make
-        self._gloo: Any = None
-        self._c10d = _gloo()
-
-    def all_reduce(self, x: Array, op: str) -> Pending:
-        options = self._c10d.AllreduceOptions()
-        options.reduceOp = getattr(self._c10d.ReduceOp, op)
-        return self._begin("allreduce", [_tensor(x)], options)
-
-    def broadcast(self, x: Array, root: int) -> Pending:
-        options = self._c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        return self._begin("broadcast", [_tensor(as_plain_bytes(x))], options)
-
-    def all_gather(self, x: Array, into: Array) -> Pending:
-        parts = list(_tensor(as_plain_bytes(into)).chunk(self._group.world_size))
-        return self._begin("allgather", [parts], [_tensor(as_plain_bytes(x))])
-
-    def all_to_all(self, x: Array, into: Array) -> Pending:
-        return self._begin("alltoall_base", _tensor(as_plain_bytes(into)), _tensor(as_plain_bytes(x)), [], [])
-
-    def _begin(self, what: str, *arguments: Any) -> Pending:
-        if self._gloo is None:
-            self._gloo = self._make("collectives")
-        work = getattr(self._gloo, what)(*arguments)
-        work.get_future().add_done_callback(lambda _: self._wake())  # pyright: ignore[reportUnknownLambdaType]
-
-        def is_done() -> bool:
-            if not work.is_completed():
-                return False
-            work.wait()  # raises what it has failed with
-            return True
-
-        return Pending(is_done, (work, arguments))
-
     def abandon(self) -> None:
-        if self._gloo is not None:
-            _break(self._gloo)
-
-
-def _gloo() -> Any:
-    """torch's module of process groups."""
-    try:
-        import_module("torch")
-        c10d = import_module("torch._C._distributed_c10d")
-        c10d.ProcessGroupGloo  # noqa: B018  # a torch without it says so
-    except (ImportError, AttributeError) as exc:
-        raise BackendUnavailableError("gloo", "it comes with torch: pip install 'ringfort[torch]'") from exc
-    return c10d
+        if self.group is not None:
+            break_group(self.group)
 
 
 @cache
@@ -204,25 +149,3 @@ def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Calla
             raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc
 
     return make
-
-
-def _break(group: Any) -> None:
-    """Closes a group's connections, and so wakes every thread that waits on them. Gloo has one way to do that, on all
-    versions: a wait that runs out."""
-    peer = (group.rank() + 1) % group.size()
-    with suppress(RuntimeError):
-        group.recv([_tensor(bytearray(1))], peer, _NO_TAG).wait(timedelta(milliseconds=1))
-
-
-def _tensor(memory: Any) -> Any:
-    """A tensor of the same memory."""
-    array = np.asarray(memory)
-    return import_module("torch").from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
-
-
-class _Writable:
-    """An array that must not be written, for torch, which knows no such tensors and warns. It is only read."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array  # keeps the memory
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}

@@ -21,7 +21,7 @@ import numpy as np
 
 from ringfort.backends.base import Backend
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.native import Native, Pending, as_plain_bytes
+from ringfort.backends.native import Native, Pending
 from ringfort.config import DistributedConfig
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, RendezvousError, RendezvousTimeoutError
 from ringfort.transport.engine import Engine
@@ -308,7 +308,7 @@ class MpiNative(Native):
         return [x, getattr(self._mpi, _TYPES.get(x.dtype.name) or f"{x.dtype.name.upper()}_T")]
 
     def _bytes(self, x: Array) -> Any:
-        return [as_plain_bytes(x), self._mpi.BYTE]
+        return [x.view("u1"), self._mpi.BYTE]
 
     def _begin(self, call: Callable[..., Any], *arguments: Any) -> Pending:
         request = call(*arguments)

@@ -7,6 +7,7 @@ Then the engine does it, and this rank waits for it as for a peer: deaths, abort
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,13 +15,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringfort.backends.base import Backend
-from ringfort.errors import TransportError
+from ringfort.errors import OperationTimeoutError, TransportError
 from ringfort.transport.engine import Engine
-from ringfort.transport.fold import Array
+from ringfort.transport.link import Link
 from ringfort.transport.messages import Envelope
 
 _LAST_BYTES = 2.0
 """Seconds for the engine's last bytes, where the peer that is watched has done its part and said goodbye."""
+_PAUSE = 0.02
+"""Seconds between two looks at an engine that does not tell when it has ended."""
 _BLAME = 1.0
 """Seconds for the links to tell which peer it was, once the engine has failed: they know within a moment."""
 
@@ -34,6 +37,36 @@ class Pending(NamedTuple):
     """What the engine may write to until it has ended."""
 
 
+class _Wait:
+    """Whether something pending is over: has ended, or has failed and the links had the time to tell why."""
+
+    def __init__(self, pending: Pending, link: Link | None, wake: Callable[[], None]) -> None:
+        self._pending, self._link, self._wake = pending, link, wake
+        self.failure: Exception | None = None
+        self._give_up = 0.0
+
+    def is_over(self) -> bool:
+        if self.failure is not None:
+            return time.monotonic() > self._give_up
+        try:
+            return self._pending.is_done() or (self._link is not None and self._link.is_left and self._ends_soon())
+        except Exception as exc:
+            self.failure = exc
+            self._give_up = time.monotonic() + _BLAME
+            timer = threading.Timer(_BLAME + 0.01, self._wake)
+            timer.daemon = True
+            timer.start()
+            return False
+
+    def _ends_soon(self) -> bool:
+        until = time.monotonic() + _LAST_BYTES
+        while time.monotonic() < until:
+            if self._pending.is_done():
+                return True
+            time.sleep(0.001)
+        return False
+
+
 class Native(ABC):
     """One group's collectives in another engine. Arrays are flat and contiguous; `op` is a name of `ReduceOp`'s."""
 
@@ -45,8 +78,10 @@ class Native(ABC):
     """Element types that it can add and multiply, as we do to the bit."""
     orders: frozenset[str]
     """Element types of which it can find the least and the greatest: not floats, whose NaNs engines drop by chance."""
-    device: str = "cpu"
-    """Where its arrays are."""
+    tensors_on: str = ""
+    """The device of torch's tensors that it takes as they are; without one it takes arrays of NumPy's."""
+    eager: float = 0.0
+    """Seconds in which it is asked without a pause whether it has ended, where it does not tell by itself."""
 
     def __init__(self, group: Backend, engine: Engine, wake: Callable[[], None]) -> None:
         """`wake` has the engine of the links look again."""
@@ -71,6 +106,10 @@ class Native(ABC):
     def run(self, begin: Callable[[], Pending], envelope: Envelope) -> None:
         """Does what `begin` begins, once all ranks are in the collective of `envelope`. Raises as collectives do."""
         self._group.meet(envelope)
+        self.carry(begin, envelope)
+
+    def carry(self, begin: Callable[[], Pending], envelope: Envelope) -> None:
+        """`run` where the ranks have met already."""
         try:
             pending = begin()
         except Exception as exc:
@@ -86,36 +125,18 @@ class Native(ABC):
     def _wait(self, pending: Pending, envelope: Envelope) -> None:
         peer = (self._group.rank + 1) % self._group.world_size
         link = self._engine.links.get(self._group.members[peer])
-        if link is None:  # a world of one
-            while not pending.is_done():
-                time.sleep(0)
-            return
-        failed: list[Exception] = []
-        give_up = 0.0
-
-        def is_over() -> bool:
-            nonlocal give_up
-            if failed:
-                return time.monotonic() > give_up
-            try:
-                if pending.is_done():
-                    return True
-                until = time.monotonic() + _LAST_BYTES if link.is_left else 0.0
-                while time.monotonic() < until:
-                    if pending.is_done():
-                        return True
-                    time.sleep(0.001)
-            except Exception as exc:
-                failed.append(exc)
-                give_up = time.monotonic() + _BLAME
-                timer = threading.Timer(_BLAME + 0.01, self._wake)
-                timer.daemon = True
-                timer.start()
-            return False
-
-        self._engine.watch(is_over, link.peer, envelope)
-        if failed:
-            raise self._failure(failed[0]) from failed[0]
+        wait = _Wait(pending, link, self._wake)
+        until = time.monotonic() + (self.eager if link is not None else envelope.timeout)
+        while not wait.is_over():
+            if time.monotonic() < until:
+                os.sched_yield()
+            elif link is None:
+                raise OperationTimeoutError(f"a collective of {self.name}", envelope.timeout)
+            else:
+                pause = time.monotonic() + _PAUSE if self.eager else float("inf")
+                self._engine.watch(lambda: wait.is_over() or time.monotonic() > pause, link.peer, envelope)  # noqa: B023
+        if wait.failure is not None:
+            raise self._failure(wait.failure) from wait.failure
 
     def _failure(self, exc: Exception) -> TransportError:
         """Nobody else may know: so the others are told."""
@@ -133,6 +154,10 @@ class Native(ABC):
     def all_reduce(self, x: Any, op: str) -> Pending:
         """Every rank's `x` becomes the reduction of all."""
 
+    def reduce(self, x: Any, root: int, op: str) -> Pending:
+        """The root's `x` becomes the reduction of all; the others' is of no more use."""
+        raise NotImplementedError
+
     @abstractmethod
     def broadcast(self, x: Any, root: int) -> Pending:
         """Every rank's `x` becomes the root's."""
@@ -148,8 +173,3 @@ class Native(ABC):
     def all_to_all(self, x: Any, into: Any) -> Pending:
         """Part i of rank j's `x` becomes part j of rank i's `into`."""
         raise NotImplementedError
-
-
-def as_plain_bytes(x: Array) -> Array:
-    """The memory of a flat array as bytes: engines need not know what they only move."""
-    return x.view("u1")

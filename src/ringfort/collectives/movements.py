@@ -35,14 +35,14 @@ def broadcast(
     """Every rank's `x` becomes the root's, in place."""
     check_root(backend, root)
     rank = backend.rank
-    view = as_view(x, "x", writable=rank != root)
     if strategy is not None and not isinstance(strategy, BroadcastStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError("strategy", strategy, "must be a BroadcastStrategy, such as BroadcastStrategy.RING")
     if strategy is None or strategy.shape is Shape.AUTO:
         strategy = None
-    by_engine = native.broadcast(backend, view, x, root, strategy, timeout)
+    by_engine = native.broadcast(backend, x, root, strategy, timeout)
     if by_engine is not None:
         return by_engine
+    view = as_view(x, "x", writable=rank != root)
     config = backend.config.collective
     may_share = strategy is None and config.broadcast.shape is Shape.AUTO and backend.shares_memory
     settled = auto.settle(backend, strategy or BroadcastStrategy.AUTO, view.flat.nbytes)
@@ -78,10 +78,10 @@ def spread(backend: Backend, flat: Array, links: plan.Links, envelope: Envelope)
 def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Operation:
     """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
     rank, n = backend.rank, backend.world_size
-    view = as_view(x, "x")
-    by_engine = native.all_gather(backend, view, timeout)
+    by_engine = native.all_gather(backend, x, timeout)
     if by_engine is not None:
         return by_engine
+    view = as_view(x, "x")
     call = calls.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 
@@ -172,11 +172,11 @@ def all_to_all(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
     if isinstance(x, (list, tuple)):
         return _all_to_all_list(backend, cast("Sequence[Any]", x), timeout)
     rank, n = backend.rank, backend.world_size
-    view = as_view(x, "x")
-    check_parts(view, n)
-    by_engine = native.all_to_all(backend, view, timeout)
+    by_engine = native.all_to_all(backend, x, timeout)
     if by_engine is not None:
         return by_engine
+    view = as_view(x, "x")
+    check_parts(view, n)
     call = calls.encode(Collective.ALL_TO_ALL, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 

@@ -3,15 +3,19 @@ prepares an operation, or returns None: then it is done our way, over messages."
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from ringfort.backends.base import Backend
-from ringfort.backends.native import Native
-from ringfort.collectives import calls, kernels
+from ringfort.backends.hybrid import HybridBackend
+from ringfort.backends.native import Native, Pending
+from ringfort.collectives import calls, hybrid, kernels
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.tensors import scale_after, scale_before, tensor_view
 from ringfort.config import Shape, Strategy
 
 _AS_SUM = (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name)
@@ -20,66 +24,71 @@ _AS_SUM = (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name)
 
 def all_reduce(backend: Backend, x: Any, op: Op, strategy: Strategy | None, timeout: float | None) -> Operation | None:
     """Every rank's `x` becomes the reduction of all of them, in place."""
+    if isinstance(backend, HybridBackend):
+        return hybrid.all_reduce(backend, x, op, timeout)
     native = _native(backend, strategy, backend.config.collective.all_reduce)
-    if native is None:
+    view = None if native is None else _view(native, x, writable=True)
+    if native is None or view is None:
         return None
-    view = as_view(x, "x", writable=True)
     name = _reduction(native, backend, "all_reduce", view, op)
     if name is None:
         return None
-    flat, kind = view.flat, view.kind
-    call = calls.encode(Collective.ALL_REDUCE, kind=kind.code, count=flat.size, op=kernels.code_of(op))
+    call = _encode(Collective.ALL_REDUCE, view, op)
     backend.check_timeout(timeout)
 
-    def begin() -> Any:
-        kernels.scale_before(op, kind, flat)
-        return native.all_reduce(flat, name)
+    def begin() -> Pending:
+        scale_before(op, view)
+        return native.all_reduce(view.flat, name)
 
     def run() -> Any:
         native.run(begin, backend.envelope(call, timeout))
-        kernels.scale_after(op, kind, flat, backend.world_size)
+        scale_after(op, view, backend.world_size)
         return view.finish()
 
-    return Operation("all_reduce", flat.nbytes, run)
+    return Operation("all_reduce", view.flat.nbytes, run)
 
 
-def reduce_scatter(backend: Backend, view: ArrayView, op: Op, timeout: float | None) -> Operation | None:
-    """`view` has a part for each rank; the result is the reduction of this rank's parts."""
+def reduce_scatter(backend: Backend, x: Any, op: Op, timeout: float | None) -> Operation | None:
+    """`x` has a part for each rank; the result is the reduction of this rank's parts."""
     native = _native(backend)
-    if native is None:
+    view = None if native is None else _view(native, x)
+    if native is None or view is None or view.shape[:1] != (backend.world_size,):
         return None
     name = _reduction(native, backend, "reduce_scatter", view, op)
     if name is None:
         return None
-    kind = view.kind
-    call = calls.encode(Collective.REDUCE_SCATTER, kind=kind.code, count=view.flat.size, op=kernels.code_of(op))
+    call = _encode(Collective.REDUCE_SCATTER, view, op)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         result = view.new(view.shape[1:])
 
-        def begin() -> Any:
-            source = view.flat
+        def begin() -> Pending:
+            source = view
             if kernels.needs_scale_before(op):  # of a copy, for `x` is kept
-                source = source.copy()
-                kernels.scale_before(op, kind, source)
-            return native.reduce_scatter(source, result.flat, name)
+                source = view.new(view.shape)
+                source.flat[...] = view.flat
+                scale_before(op, source)
+            return native.reduce_scatter(source.flat, result.flat, name)
 
         native.run(begin, backend.envelope(call, timeout))
-        kernels.scale_after(op, kind, result.flat, backend.world_size)
+        scale_after(op, result, backend.world_size)
         return result.finish()
 
     return Operation("reduce_scatter", view.flat.nbytes, run)
 
 
 def broadcast(
-    backend: Backend, view: ArrayView, x: Any, root: int, strategy: Strategy | None, timeout: float | None
+    backend: Backend, x: Any, root: int, strategy: Strategy | None, timeout: float | None
 ) -> Operation | None:
-    """Every rank's `x`, seen as `view`, becomes the root's, in place."""
+    """Every rank's `x` becomes the root's, in place."""
+    if isinstance(backend, HybridBackend):
+        return hybrid.broadcast(backend, x, root, timeout)
     native = _native(backend, strategy, backend.config.collective.broadcast)
-    if native is None or not _suits(native, backend, "broadcast", view):
+    view = None if native is None else _view(native, x, writable=backend.rank != root)
+    if native is None or view is None or not _suits(native, backend, "broadcast", view):
         return None
-    call = calls.encode(Collective.BROADCAST, kind=view.kind.code, count=view.flat.size, root=root)
+    call = _encode(Collective.BROADCAST, view, root=root)
     backend.check_timeout(timeout)
 
     def run() -> Any:
@@ -89,26 +98,38 @@ def broadcast(
     return Operation("broadcast", view.flat.nbytes, run)
 
 
-def all_gather(backend: Backend, view: ArrayView, timeout: float | None) -> Operation | None:
-    """A new array of shape `(world_size, *view.shape)` with every rank's."""
-    call = calls.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
-    return _move(backend, view, "all_gather", (backend.world_size, *view.shape), call, timeout)
+def all_gather(backend: Backend, x: Any, timeout: float | None) -> Operation | None:
+    """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
+    native = _native(backend)
+    view = None if native is None else _view(native, x)
+    if native is None or view is None or not _suits(native, backend, "all_gather", view):
+        return None
+    call = _encode(Collective.ALL_GATHER, view)
+    return _move(backend, native, "all_gather", view, (backend.world_size, *view.shape), call, timeout)
 
 
-def all_to_all(backend: Backend, view: ArrayView, timeout: float | None) -> Operation | None:
-    """Part i of rank j's becomes part j of rank i's result."""
-    call = calls.encode(Collective.ALL_TO_ALL, kind=view.kind.code, count=view.flat.size)
-    return _move(backend, view, "all_to_all", view.shape, call, timeout)
+def all_to_all(backend: Backend, x: Any, timeout: float | None) -> Operation | None:
+    """Part i of rank j's `x` becomes part j of rank i's result."""
+    native = _native(backend)
+    view = None if native is None else _view(native, x)
+    if native is None or view is None or not _suits(native, backend, "all_to_all", view):
+        return None
+    if view.shape[:1] != (backend.world_size,):
+        return None
+    return _move(backend, native, "all_to_all", view, view.shape, _encode(Collective.ALL_TO_ALL, view), timeout)
 
 
 def _move(
-    backend: Backend, view: ArrayView, what: str, shape: tuple[int, ...], call: bytes, timeout: float | None
-) -> Operation | None:
-    native = _native(backend)
-    if native is None or not _suits(native, backend, what, view):
-        return None
+    backend: Backend,
+    native: Native,
+    what: str,
+    view: ArrayView,
+    shape: tuple[int, ...],
+    call: bytes,
+    timeout: float | None,
+) -> Operation:
     backend.check_timeout(timeout)
-    move = native.all_gather if what == "all_gather" else native.all_to_all
+    move: Callable[[Any, Any], Pending] = getattr(native, what)
 
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
@@ -119,6 +140,14 @@ def _move(
     return Operation(what, view.flat.nbytes, run)
 
 
+def _view(native: Native, x: Any, *, writable: bool = False) -> ArrayView | None:
+    """`x` as the engine takes it, if it does."""
+    return tensor_view(x, native.tensors_on) if native.tensors_on else as_view(x, "x", writable=writable)
+
+
+# --- whether ----------------------------------------------------------------------------------------------------------
+
+
 def _native(backend: Backend, asked: Strategy | None = None, configured: Strategy | None = None) -> Native | None:
     """The backend's engine, unless a person has chosen one of our ways."""
     if any(strategy is not None and strategy.shape is not Shape.AUTO for strategy in (asked, configured)):
@@ -127,8 +156,11 @@ def _native(backend: Backend, asked: Strategy | None = None, configured: Strateg
 
 
 def _suits(native: Native, backend: Backend, what: str, view: ArrayView, op: str = "") -> bool:
+    if not native.takes(what, view.kind.name, op):
+        return False
     least = backend.config.collective.native_bytes
-    return least is not None and view.flat.nbytes >= max(1, least) and native.takes(what, view.kind.name, op)
+    # What is on a device is not looked at by anybody else.
+    return bool(native.tensors_on) or (least is not None and view.flat.nbytes >= max(1, least))
 
 
 def _reduction(native: Native, backend: Backend, what: str, view: ArrayView, op: Op) -> str | None:
@@ -137,3 +169,8 @@ def _reduction(native: Native, backend: Backend, what: str, view: ArrayView, op:
     name = kernels.describe(op)
     name = ReduceOp.SUM.name if name in _AS_SUM else name
     return name if _suits(native, backend, what, view, name) else None
+
+
+def _encode(what: Collective, view: ArrayView, op: Op | None = None, root: int = 0) -> bytes:
+    code = 0 if op is None else kernels.code_of(op)
+    return calls.encode(what, kind=view.kind.code, count=prod(view.shape), op=code, root=root)

@@ -272,12 +272,12 @@ class _Staged:
 def reduce_scatter(backend: Backend, x: Any, op: Op = ReduceOp.SUM, *, timeout: float | None = None) -> Operation:
     """`x` has a part for each rank along its first axis; returns the reduction of this rank's parts. `x` is kept."""
     rank, n = backend.rank, backend.world_size
+    by_engine = native.reduce_scatter(backend, x, op, timeout)
+    if by_engine is not None:
+        return by_engine
     view = as_view(x, "x")
     check_parts(view, n)
     kernels.fold(op, view.kind)  # raises where they do not fit
-    by_engine = native.reduce_scatter(backend, view, op, timeout)
-    if by_engine is not None:
-        return by_engine
     call = _call(Collective.REDUCE_SCATTER, view, op)
     backend.check_timeout(timeout)
 
