@@ -308,6 +308,8 @@ class Environment:
     """The interfaces to be found on, by name, address or network, with commas between them."""
     peers: str | None = None
     """Addresses of peers, `host` or `host:port`, with commas between them."""
+    backend: str | None = None
+    """What `init` makes: `tcp` if it is not said."""
     gloo_interface: str | None = None
     """The network interface that Gloo listens on, by name, where the person knows better than we."""
 
@@ -327,6 +329,7 @@ class Environment:
         "shared_memory": ("RINGFORT_SHM",),
         "interfaces": ("RINGFORT_INTERFACES",),
         "peers": ("RINGFORT_PEERS",),
+        "backend": ("RINGFORT_BACKEND",),
         "gloo_interface": ("GLOO_SOCKET_IFNAME",),
     }
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
 from ringfort.backends.sub import SubBackend
-from ringfort.backends.tcp import TcpBackend
 from ringfort.collectives import movements, objects, reductions
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.operation import Operation
@@ -317,14 +317,16 @@ def init(
     encryption: str | None = None,
     shared_memory: str | None = None,
     config: DistributedConfig | None = None,
+    backend: str | None = None,
 ) -> DistributedContext:
     """Joins a group and returns this rank's handle on it.
 
     With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
-    the others at rank 0's address. What is not given comes from the environment, as torchrun and MPI launchers set it:
-    `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two: `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` in
-    seconds; `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as
-    `TcpBackend` and `RingBackend` do.
+    the others at rank 0's address, or what `backend` or `RINGFORT_BACKEND` names: `gloo`, `hybrid`, `mpi` (whose ranks
+    `mpiexec` has numbered, so nothing else is needed), `nccl`, `tcp`. What is not given comes from the environment, as
+    torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two:
+    `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` in seconds; `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. With none of them
+    this is a world of one. Raises as the backends do; `BackendUnavailableError` says how to get an engine.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
@@ -339,7 +341,12 @@ def init(
     shared_memory = told.shared_memory if shared_memory is None else shared_memory
     if shared_memory is not None:
         config = replace(config, shared_memory=shared_memory)  # pyright: ignore[reportArgumentType]
+    backend = _check_backend(told.backend if backend is None else backend)
+    if backend == "mpi":
+        return DistributedContext(_made("mpi")(config=config))
     if nodes is not None or config.nodes:
+        if backend != "tcp":
+            raise ConfigError("nodes", list(nodes or config.nodes), f"are for backend='tcp', not {backend!r}")
         listed = config.nodes if nodes is None else nodes
         if world_size not in (None, len(listed)):
             raise ConfigError("world_size", world_size, f"but nodes names {len(listed)} ranks")
@@ -351,15 +358,39 @@ def init(
     elif rank is None or world_size is None:
         missing = "rank" if rank is None else "world_size"
         raise ConfigError(missing, None, f"was given neither as a keyword nor as {missing.upper()} in the environment")
-    if master is None:
+    if master is None and backend != "gloo":  # whose store has MASTER_PORT
         master = told.master
     if master is None and told.master_addr is not None and told.master_port is not None:
         master = format_address(told.master_addr, told.master_port)
+    if backend == "gloo":
+        return DistributedContext(_made("gloo")(rank, world_size, master, config=config))
     listener = None
     if rank == 0 and master and told.listen_fd is not None and told.listen_fd not in _adopted:
         _adopted.add(told.listen_fd)
         listener = tcp.adopt_listener(told.listen_fd)
-    return DistributedContext(TcpBackend(rank, world_size, master, config=config, listener=listener))
+    return DistributedContext(_made(backend)(rank, world_size, master, config=config, listener=listener))
+
+
+_BACKENDS = {
+    "gloo": "GlooBackend",
+    "hybrid": "HybridBackend",
+    "mpi": "MpiBackend",
+    "nccl": "NcclBackend",
+    "tcp": "TcpBackend",
+}
+"""What `init` may be asked for. Each is imported when it is: most need an engine that is not installed everywhere."""
+
+
+def _check_backend(name: str | None) -> str:
+    if name is None:
+        return "tcp"
+    if name not in _BACKENDS:
+        raise ConfigError("backend", name, f"must be one of: {', '.join(_BACKENDS)}")
+    return name
+
+
+def _made(name: str) -> Any:
+    return getattr(import_module(f"ringfort.backends.{name}"), _BACKENDS[name])
 
 
 def join(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 
-from ringfort.backends.native import Native
 from ringfort.backends.nccl import NcclNative, has_cuda
 from ringfort.backends.sub import SubBackend
 from ringfort.backends.tcp import TcpBackend
+from ringfort.backends.torch_groups import TorchNative
 from ringfort.config import (
     AllReduceStrategy,
     BroadcastStrategy,
@@ -49,11 +49,11 @@ class HybridBackend(TcpBackend):
         """The ranks of this host."""
         self.between = SubBackend(self, leaders) if rank in leaders else None
         """The first ranks of all hosts, where this is one."""
-        self._inside: Native | None = None
+        self._inside: TorchNative | None = None
         self._is_left = False
 
     @property
-    def inside(self) -> Native | None:
+    def inside(self) -> TorchNative | None:
         """The engine for tensors on this host's GPUs, if there are any."""
         if self._inside is None and not self._is_left and has_cuda():
             self._inside = NcclNative(self.local, self._engine, "")
@@ -64,7 +64,7 @@ class HybridBackend(TcpBackend):
         inside, self._inside, self._is_left = self._inside, None, True
         super().close()
         if inside is not None:
-            inside.abandon()
+            inside.close()
 
 
 def _by_host(chosen: CollectiveConfig) -> CollectiveConfig:

@@ -63,7 +63,7 @@ class NcclBackend(TcpBackend):
         native, self._native = self._native, None
         super().close()
         if native is not None:
-            native.abandon()
+            native.close()
 
 
 class NcclNative(TorchNative):
@@ -121,6 +121,12 @@ class NcclNative(TorchNative):
         group, self.group = self.group, None
         if group is not None:
             group.abort()  # ends the kernels that wait for the others
+
+    def close(self) -> None:
+        """Lets go of the GPU."""
+        group, self.group = self.group, None
+        if group is not None:
+            group.shutdown()
         if self._folder is not None:
             self._folder.cleanup()
 

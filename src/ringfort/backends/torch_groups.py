@@ -76,6 +76,10 @@ class TorchNative(Native):
 
         return Pending(is_done, (work, arguments))
 
+    def close(self) -> None:
+        """Lets go of the group."""
+        self.group = None
+
 
 def c10d_with(group: str, engine: str, how: str) -> Any:
     """torch's module of process groups, which must have the class `group`; else `engine` is unavailable."""
