@@ -59,6 +59,8 @@ def make_case(guise: str) -> type[Any]:
     os.environ["BACKEND"] = module.BACKEND = "ringfort"
 
     class RingfortTest(module.TestDistBackend, module.DistributedTest._DistTestBase):
+        home = module  # what is pickled is looked for by the name of its module: which must be this one then
+
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
@@ -72,6 +74,7 @@ def run(cases: Sequence[type[Any]], names: Sequence[str]) -> Iterator[tuple[str,
         start = time.monotonic()
         outcome, words = "skipped", ""
         for case in cases:
+            sys.modules[case.home.__name__] = case.home
             result = unittest.TestResult()
             case(name).run(result)
             failed = [trace for _, trace in (*result.failures, *result.errors)]

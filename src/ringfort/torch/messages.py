@@ -4,14 +4,15 @@ until somebody waits for them."""
 from __future__ import annotations
 
 import threading
-from collections import deque
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from ringfort.backends.anybody import wait_for_any
-from ringfort.collectives.arrays import as_view
+from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.work import Runner, Work
 from ringfort.context import DistributedContext
-from ringfort.errors import SizeMismatchError
+from ringfort.errors import ChannelClosedError, OperationTimeoutError, SizeMismatchError
+from ringfort.transport.fold import Array
 
 _Lane = tuple[str, int, int]
 
@@ -23,13 +24,13 @@ class Messages:
         self._backend = context.backend
         self._lanes: dict[_Lane, Runner] = {}
         self._lock = threading.Lock()
-        self._own: dict[int, deque[Any]] = {}
+        self._own: dict[int, SimpleQueue[Array | None]] = {}
 
     def send(self, x: Any, dst: int, tag: int, timeout: float) -> Work:
         """Sends `x`."""
         view, backend = as_view(x, "tensor"), self._backend
         if dst == backend.rank:
-            self._own.setdefault(tag, deque()).append(view.flat.copy())
+            self._own_queue(tag).put(view.flat.copy())
             return _done("send")
         backend.check_peer(dst, "dst")
         backend.check_tag(tag)
@@ -41,7 +42,7 @@ class Messages:
         """Receives into `into`."""
         view, backend = as_view(into, "tensor", writable=True), self._backend
         if src == backend.rank:
-            return self._lane("recv", src, tag).submit("recv", lambda: self._take_own(view, tag))
+            return self._lane("recv", src, tag).submit("recv", lambda: self._take_own(view, tag, timeout))
         backend.check_peer(src, "src")
         backend.check_tag(tag)
 
@@ -64,8 +65,19 @@ class Messages:
 
         return self._lane("recv any", -1, tag).submit("recv from any rank", run)
 
-    def _take_own(self, view: Any, tag: int) -> None:
-        data = self._own[tag].popleft()
+    def _own_queue(self, tag: int) -> SimpleQueue[Array | None]:
+        with self._lock:
+            return self._own.setdefault(tag, SimpleQueue())
+
+    def _take_own(self, view: ArrayView, tag: int, timeout: float) -> None:
+        try:
+            data = self._own_queue(tag).get(timeout=timeout)
+        except Empty:
+            raise OperationTimeoutError(
+                "recv, waiting for this rank itself", timeout, peer=self._backend.rank
+            ) from None
+        if data is None:
+            raise ChannelClosedError("this rank's process group is closed")
         if data.nbytes != view.flat.nbytes:
             raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=self._backend.rank)
         view.flat[...] = data
@@ -84,6 +96,8 @@ class Messages:
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
+            for queue in self._own.values():
+                queue.put(None)
         for lane in lanes:
             lane.close(wait=False)
 

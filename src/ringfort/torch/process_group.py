@@ -90,8 +90,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
         return self._issue(places, opts, lambda seconds: [self._all_gather(places, source, seconds)])
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
-        """`allgather` for several inputs; `outputs[i]` is the list for `inputs[i]`."""
-        pairs = _pairs(outputs, inputs)
+        """`allgather` for several inputs; `outputs[r]` is the list for those of rank r."""
+        pairs = _pairs(list(zip(*outputs, strict=True)), inputs)
         written = [tensor for places, _ in pairs for tensor in places]
         return self._issue(written, opts, lambda seconds: (self._all_gather(*pair, seconds) for pair in pairs))
 
