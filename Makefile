@@ -1,5 +1,6 @@
 # The front door. Every target first makes what it needs in .venv; nothing has to be installed by hand.
 #   make test ARGS="-k ring"       passes ARGS on
+#   make test WORKERS=0            one process, for a debugger
 #   make test TORCH=               leaves torch out (its tests are skipped)
 #   make test PYTHON=python3.12    uses another Python (after `make clean`)
 
@@ -7,6 +8,8 @@ PYTHON ?= python3
 # Exactly one version: a looser requirement pulls gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 ARGS ?=
+# Processes that share out the tests, in order: the long ones come first. Many wait, so one more than the two cores.
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +29,7 @@ demo: $(CORE) ## three local peers train a small language model
 	$(BIN)/ringfort demo $(ARGS)
 
 test: $(DEV) ## every test but the long ones
-	$(BIN)/python -m pytest tests -m "not stress" $(ARGS)
+	$(BIN)/python -m pytest tests -m "not stress" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 stress: $(DEV) ## the long tests
 	$(BIN)/python -m pytest tests/stress --timeout=3600 $(ARGS)

@@ -23,6 +23,7 @@ RINGFORT = [sys.executable, "-m", "ringfort.cli"]
 SMALL = ("--repeat", "3", "--sizes", "4,5000", "--ranks", "2")
 QUICK = ("--repeat", "3", "--sizes", "4,5000", "--ranks", "2,3")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+BESIDE = tuple(name for name in ("gloo", "openmpi-shm") if ENGINES[name].available())
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,8 +53,10 @@ def ignore(part: float) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
     ("ranks", "against"),
-    [(3, ()), (2, tuple(name for name in ("gloo", "openmpi-shm") if ENGINES[name].available()))],
-    ids=["alone", "beside others"],
+    [
+        pytest.param(3, (), id="alone", marks=pytest.mark.xdist_group("bench alone")),
+        pytest.param(2, BESIDE, id="beside others", marks=pytest.mark.xdist_group("bench beside others")),
+    ],
 )
 def test_every_operation_is_measured_as_often_by_all_and_their_results_are_right(
     op: str, ranks: int, against: tuple[str, ...]
@@ -82,6 +85,7 @@ def comparison() -> Any:
     return bench_json(*SMALL, "--against", ",".join(name for name in OTHERS if ENGINES[name].available()))
 
 
+@pytest.mark.xdist_group("bench of every engine")
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_engine_that_is_installed_can_be_compared_with(name: str) -> None:
     if not ENGINES[name].available():

@@ -106,7 +106,9 @@ def failures_between_processes(make: str) -> dict[str, CheckFailedError]:
 
 
 @pytest.mark.parametrize("name", ALL_CHECKS)
-@pytest.mark.parametrize("make", PROCESSES.values(), ids=PROCESSES)
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name, marks=pytest.mark.xdist_group(name)) for name, make in PROCESSES.items()]
+)
 def test_between_processes(make: str, name: str) -> None:
     failure = failures_between_processes(make).get(name)
     if failure is not None:
