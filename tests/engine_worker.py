@@ -15,7 +15,7 @@ import numpy as np
 from ringfort import DistributedConfig, DistributedContext, GlooBackend, MpiBackend, PeerLostError
 
 TURNS = 5
-BYTES = 1 << 20
+BYTES = 4 << 20
 """Large enough for the engine's own collectives."""
 
 

@@ -11,7 +11,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
                   backend.py (AutoDiscoveryBackend)
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
-    backends/     base.py (Backend) and tcp, ring, simulated, sub
+    backends/     base.py (Backend) and tcp, ring, simulated, sub, hybrid; native.py and gloo, mpi, nccl (other engines)
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
                   (streams), board (what ranks of one host share), opening, records (pure: the wall), door
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)

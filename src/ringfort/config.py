@@ -131,9 +131,10 @@ class CollectiveConfig:
     measured when a group first has to choose, which takes milliseconds; with both given nothing is."""
     bandwidth: float | None = None
     """Bytes a second that one link carries, likewise."""
-    native_bytes: int | None = 64 * KIB
+    native_bytes: int | None = MIB
     """From how many bytes on a backend's own collectives (Gloo's, MPI's) take the place of ours; None for never. Before
-    each of them the ranks agree on the call, in as many messages as a small array takes our way."""
+    each of them the ranks agree on the call, in as many messages as a small array takes our way: below a MiB that cost
+    more than the engine saved, over Gloo and over MPI."""
 
     def __post_init__(self) -> None:
         if self.native_bytes is not None and not (_is_whole(self.native_bytes) and self.native_bytes >= 0):

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.native import Native
-from ringfort.backends.stores import Place, meet_at_store, open_store
+from ringfort.backends.stores import Place, check_place, meet_at_store, open_store
 from ringfort.backends.torch_groups import TorchNative, as_tensor, break_group, c10d_with
 from ringfort.config import DistributedConfig
 from ringfort.errors import RendezvousError
@@ -53,6 +53,7 @@ class GlooBackend(MeshBackend):
         Raises `BackendUnavailableError` without torch, and else as `TcpBackend` does.
         """
         config = config or DistributedConfig()
+        check_place(rank, world_size)
         gloo = c10d_with("ProcessGroupGloo", "gloo", "it comes with torch: pip install 'ringfort[torch]'")
         self._native: GlooNative | None = None
         self._pumps: list[Pumps] = []

@@ -39,12 +39,16 @@ class Found(NamedTuple):
     """Where to listen, as Gloo wants to be told."""
 
 
+def check_place(rank: int, world_size: int) -> None:
+    """Raises `InvalidWorldSizeError` or `InvalidRankError`."""
+    check_world_size(world_size)
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRankError(rank, world_size)
+
+
 def open_store(place: Place, master: str | None, store: Any) -> Any:
     """`store`, or that at `master`, which rank 0 opens unless torchrun has. Raises `RendezvousError`."""
-    check_world_size(place.world_size)
     rank = place.rank
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < place.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRankError(rank, place.world_size)
     if store is not None:
         return store
     if master is None:
