@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a wire that carries so many bits a second each way."""
+"""Hosts on one machine: network namespaces joined by wires that carry so many bits a second each way."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ set the pace: with 64 KiB even bare sockets filled no more than 0.6 of the rate.
 QUEUE_SECONDS = 0.05
 """How long a packet may wait for its turn before it is dropped, as at the port of a switch."""
 INTERFACE = "wire0"
+FLOW_RATE = 200_000_000
+"""Bits a second that one connection gets, each way, where connections are held back."""
+FLOW_PORTS = range(41_000, 41_032)
+"""Ports that a host of such a network connects from: one class of the shaper for each, which so is one connection's."""
+CABLE_RATE = 400_000_000
+"""Bits a second of each cable between three hosts, each way."""
 
 
 def why_not() -> str | None:
@@ -36,25 +42,79 @@ def why_not() -> str | None:
 @contextmanager
 def two_hosts() -> Generator[list[Host], None, None]:
     """The hosts; they and the wire go when it is left."""
-    names = [f"ringfort-bench-{os.getpid()}-{number}" for number in range(2)]
-    addresses = ["10.213.77.1", "10.213.77.2"]
+    with _hosts(2) as hosts:
+        _join(*hosts)
+        for host in hosts:
+            _limit(host, INTERFACE, RATE)
+        yield hosts
+
+
+@contextmanager
+def held_back_hosts() -> Generator[list[Host], None, None]:
+    """Two hosts whose wire gives every connection `FLOW_RATE` and no more, as some clouds and providers do."""
+    with _hosts(2) as hosts:
+        _join(*hosts)
+        for host, port in zip(hosts, ("dport", "sport"), strict=True):  # the second host connects to the first
+            low, high = FLOW_PORTS[0], FLOW_PORTS[-1]
+            _do(*host.prefix, "sysctl", "-q", "-w", f"net.ipv4.ip_local_port_range={low} {high}")
+            to = f"dev {INTERFACE} parent 1:"
+            lines = [f"qdisc add dev {INTERFACE} root handle 1: htb"]
+            for number, of in enumerate(FLOW_PORTS, start=1):
+                lines.append(f"class add {to} classid 1:{number} htb rate {FLOW_RATE}bit burst 64k quantum 15140")
+                lines.append(f"filter add {to} protocol ip prio 1 u32 match ip {port} {of} 0xffff flowid 1:{number}")
+            _do(*host.prefix, "tc", "-batch", "-", given="\n".join(lines) + "\n")
+        yield hosts
+
+
+@contextmanager
+def cabled_hosts() -> Generator[list[Host], None, None]:
+    """Three hosts without a switch, each joined to each of the others by a cable of `CABLE_RATE`."""
+    with _hosts(3) as hosts:
+        for host in hosts:
+            _in(host, "address", "add", f"{host.address}/32", "dev", "lo")
+        for a, b in ((0, 1), (1, 2), (0, 2)):
+            pair = hosts[a], hosts[b]
+            _join(*pair, interface=f"cable{a}{b}")
+            for host, other in (pair, pair[::-1]):
+                way = ("via", f"10.213.{78 + a + b}.{1 + hosts.index(other)}", "src", host.address)
+                _in(host, "route", "add", f"{other.address}/32", *way)
+                _limit(host, f"cable{a}{b}", CABLE_RATE)
+        yield hosts
+
+
+@contextmanager
+def _hosts(count: int) -> Generator[list[Host], None, None]:
+    names = [f"ringfort-bench-{os.getpid()}-{number}" for number in range(count)]
     with ExitStack() as stack:
         for name in names:
             _do("ip", "netns", "add", name)
             stack.callback(_do, "ip", "netns", "delete", name)
-        ends = [("name", INTERFACE, "netns", name) for name in names]
-        _do("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
-        for name, address in zip(names, addresses, strict=True):
-            _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
-            for interface in ("lo", INTERFACE):
-                _do("ip", "-n", name, "link", "set", interface, "up")
-            limit = ("rate", f"{RATE}bit", "burst", str(BURST), "latency", f"{QUEUE_SECONDS * 1000:g}ms")
-            _do("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", *limit)
+            _do("ip", "-n", name, "link", "set", "lo", "up")
         yield [
-            Host(("ip", "netns", "exec", name), address, INTERFACE)
-            for name, address in zip(names, addresses, strict=True)
+            Host(("ip", "netns", "exec", name), f"10.213.77.{number}", INTERFACE)
+            for number, name in enumerate(names, start=1)
         ]
 
 
-def _do(*command: str) -> None:
-    subprocess.run(command, check=True, timeout=10)
+def _join(one: Host, other: Host, interface: str = INTERFACE) -> None:
+    """A wire between two hosts. One that is not the only one has addresses of its own."""
+    ends = [("name", interface, "netns", host.prefix[-1]) for host in (one, other)]
+    _do("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+    for host in (one, other):
+        number = int(host.address.rpartition(".")[2])
+        third = 77 if interface == INTERFACE else 78 + sum(map(int, interface[-2:]))
+        _in(host, "address", "add", f"10.213.{third}.{number}/24", "dev", interface)
+        _in(host, "link", "set", interface, "up")
+
+
+def _limit(host: Host, interface: str, rate: int) -> None:
+    limit = ("rate", f"{rate}bit", "burst", str(BURST), "latency", f"{QUEUE_SECONDS * 1000:g}ms")
+    _do("tc", "-n", host.prefix[-1], "qdisc", "add", "dev", interface, "root", "tbf", *limit)
+
+
+def _in(host: Host, *words: str) -> None:
+    _do("ip", "-n", host.prefix[-1], *words)
+
+
+def _do(*command: str, given: str | None = None) -> None:
+    subprocess.run(command, check=True, timeout=10, input=given, text=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import verdicts
-from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, table
+from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, stripes_part, table
 from benchmarks.pictures import draw_times
 from benchmarks.sections import SECTIONS
 from ringfort.bench.engines import ENGINES
@@ -82,6 +82,8 @@ def _page(found: Results, images: Path) -> Iterable[str]:
             yield from hosts_part(reports["hosts"][0], result["bits_per_second"], result["burst"])
         elif section.name == "scaling":
             yield from scaling_part(reports["scaling"][0], images)
+        elif section.name == "stripes":
+            yield from stripes_part(result)
         else:
             yield from overlap_part(result)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import overlap
+from benchmarks import overlap, stripes
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
@@ -85,6 +85,12 @@ def _overlap(quick: bool, on_step: OnStep) -> Result:
     return overlap.measure(rounds=2 if quick else 9)
 
 
+def _stripes(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    reason = why_not()
+    return {"skipped": reason} if reason else stripes.measure(rounds=1 if quick else 9)
+
+
 SECTIONS = (
     Section("two", "Two ranks on one machine", _local(2, SIZES)),
     Section("four", "Four ranks on one machine", _local(4, tuple(size for size in SIZES if size not in LARGE))),
@@ -93,4 +99,5 @@ SECTIONS = (
     Section("hosts", "Two hosts and a wire of 1 Gbit/s", _hosts),
     Section("scaling", "More ranks", _scaling),
     Section("overlap", "While the caller computes", _overlap),
+    Section("stripes", "Several connections, and both ways round a ring", _stripes),
 )
