@@ -7,7 +7,8 @@ then share a member, and that member knows of the first when it is asked for the
 ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components", 1997.)
 
 Beginnings. Peers that never met may begin two clusters; each beginning is a *line*, and an epoch carries the lines it
-descends from. The majority is asked of each line. A peer alone has none: nobody can be split from it.
+descends from. The majority is asked of each line. A peer alone has none: nobody can be split from it. A line of whose
+last epoch nobody is left has *ended*: anybody may follow it, but nobody carries it on, for two groups might.
 
 The dead. A member that can be at work nowhere does not count. Three proofs are taken:
 - it said goodbye, or another process of its node vouches for its end, with the last it promised (*departed*);
@@ -62,10 +63,28 @@ def is_lawful(group: Collection[str], epoch: Epoch, evidence: Evidence, policy: 
     return 2 * kept > len(rest) or (2 * kept == len(rest) and (not rest or rest[0] in group))
 
 
-def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
-    """Whether committed epochs of all its lines have followed `record`, so that it can be forgotten."""
+def is_extinct(epoch: Epoch, group: Collection[str], evidence: Evidence) -> bool:
+    """Whether nobody is left who could be at work in `epoch`, or would be if `group` did not follow it."""
+    return len(evidence.gone(epoch, group)) == len(epoch.members)
+
+
+def heritage(
+    formed: Iterable[Epoch], group: Collection[str], evidence: Evidence
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lines that an epoch of `group` carries on when it follows `formed`, oldest first, and those that have ended.
+    Not the lines of doubts: a doubt that was never committed joined nothing, and whoever follows it must not stand for
+    lines that went on without it."""
     formed = tuple(formed)
-    return all(any(line in later.lines and later.number >= record.number for later in formed) for line in record.lines)
+    alive = (epoch for epoch in formed if not is_extinct(epoch, group, evidence))
+    lines = tuple(dict.fromkeys(line for epoch in alive for line in epoch.lines))[-MAX_LINES:]
+    ended = dict.fromkeys(line for epoch in formed for line in (*epoch.ended, *epoch.lines) if line not in lines)
+    return lines, tuple(ended)[-MAX_LINES:]
+
+
+def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
+    """Whether committed epochs have followed all lines of `record`, so that it can be forgotten."""
+    later = [epoch for epoch in formed if epoch.number >= record.number]
+    return all(any(line in epoch.lines or line in epoch.ended for epoch in later) for line in record.lines)
 
 
 def records_of(standing: Standing) -> tuple[Epoch, ...]:
@@ -85,12 +104,6 @@ class Basis:
     def records(self) -> tuple[Epoch, ...]:
         """All that a group must hold the majority of."""
         return self.formed + self.doubts
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The lines of what was committed, oldest first; each once. Not those of doubts: a doubt that was never
-        committed joined nothing, and whoever follows it must not stand for lines that went on without it."""
-        return tuple(dict.fromkeys(line for epoch in self.formed for line in epoch.lines))[-MAX_LINES:]
 
 
 def basis_of(standings: Iterable[Standing], answering: Collection[str]) -> Basis:
@@ -148,9 +161,13 @@ class Ledger:
             if not self._is_known(record, proposal):
                 return f"it does not know of epoch {record.number}"
         evidence = Evidence(frozenset(proposal.departed), frozenset(proposal.witnessed))
-        for record in proposal.formed:
-            if not set(record.lines) <= set(epoch.lines):
-                return f"it forgets a line of epoch {record.number}"
+        lines, ended = heritage(proposal.formed, peers, evidence)
+        if not set(lines) <= set(epoch.lines):
+            return "it forgets a line"
+        if not set(ended).isdisjoint(epoch.lines):
+            return "it carries on a line that nobody is left of"
+        if not set(epoch.ended) <= set(ended):
+            return "it ends a line that somebody may be left of"
         for record in proposal.formed + proposal.doubts:
             if not is_lawful(peers, record, evidence, self.policy):
                 return f"it lacks the majority of epoch {record.number}"

@@ -68,6 +68,8 @@ class Epoch(Part, frozen=True, forbid_unknown_fields=True, dict=True):
     """The order in which the ring visits the members, as indices; empty for the order they are listed in."""
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
     """The beginnings it descends from. Empty only for a peer alone: nobody can be split from it."""
+    ended: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
+    """Lines that nobody is left of, the last ones: it follows them without carrying them on."""
 
     @property
     def key(self) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from ringfort.cluster.membership import LEASE, Basis, Evidence, largest_lawful, records_of, seat
+from ringfort.cluster.membership import LEASE, Basis, Evidence, heritage, largest_lawful, records_of, seat
 from ringfort.cluster.messages import MAX_MEMBERS, Epoch, Member, Propose, Report, Standing, Term
 from ringfort.config import AutoDiscoveryConfig
 
@@ -163,13 +163,15 @@ class Proposer:
         )
         members = seat(before, {peer: situation.members[peer] for peer in group}, number)
         ring = tuple(self._ring_order(members)) if self._ring_order else ()
-        lines = basis.lines or ((f"{self.me}#{number}",) if len(group) > 1 or basis.doubts else ())
+        lines, ended = heritage(basis.formed, group, evidence)
+        if not lines and (len(group) > 1 or basis.doubts or ended):
+            lines = (f"{self.me}#{number}",)
         # Of what the members hold, not of what the epoch rests on: they must see why something no longer counts.
         held = [record for peer in group for record in records_of(situation.reports[peer].standing)]
         concerned = {peer for record in (*basis.records, *held) for peer in record.peers}
         self.pending = Propose(
             situation.term,
-            Epoch(number, self.me, members, ring, lines),
+            Epoch(number, self.me, members, ring, lines, ended),
             basis.formed,
             basis.doubts,
             tuple(sorted(evidence.departed & concerned)),

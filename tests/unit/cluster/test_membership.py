@@ -11,6 +11,7 @@ from ringfort.cluster.membership import (
     Ledger,
     Policy,
     basis_of,
+    heritage,
     is_covered,
     is_lawful,
     largest_lawful,
@@ -21,8 +22,10 @@ from ringfort.cluster.messages import MAX_DOUBTS, Epoch, Member, Propose, Standi
 NOBODY = Evidence()
 
 
-def epoch(number: int, peers: str, leader: str = "", lines: tuple[str, ...] = ("x#1",)) -> Epoch:
-    return Epoch(number, leader or peers[0], tuple(map(Member, peers)), (), lines)
+def epoch(
+    number: int, peers: str, leader: str = "", lines: tuple[str, ...] = ("x#1",), ended: tuple[str, ...] = ()
+) -> Epoch:
+    return Epoch(number, leader or peers[0], tuple(map(Member, peers)), (), lines, ended)
 
 
 def proposal(new: Epoch, formed: tuple[Epoch, ...] = (), doubts: tuple[Epoch, ...] = (), departed: str = "") -> Propose:
@@ -89,6 +92,18 @@ def test_two_lawful_successors_always_share_a_member(
         assert one & other & before
 
 
+def test_a_line_that_nobody_is_left_of_is_followed_but_not_carried_on() -> None:
+    old, other = epoch(6, "ab"), epoch(5, "cd", lines=("y#2",))
+    dead = Evidence(frozenset("ab"))
+    assert heritage([old, other], "cd", dead) == (("y#2",), ("x#1",))
+    assert heritage([old], "b", dead) == (("x#1",), ()), "b is in the group, so it lives"
+    assert heritage([old], "c", Evidence(frozenset("a"))) == (("x#1",), ())
+    after = epoch(7, "cd", lines=("y#2",), ended=("x#1",))
+    assert is_covered(old, [after])
+    assert not is_covered(epoch(8, "ab"), [after])
+    assert heritage([after], "cd", NOBODY) == (("y#2",), ("x#1",)), "who returns from it must still hear of its end"
+
+
 # --- what a new epoch rests on ---------------------------------------------------------------------------------------
 
 
@@ -96,7 +111,7 @@ def test_the_last_epoch_of_each_line_counts() -> None:
     old, new, elsewhere = epoch(1, "abc"), epoch(4, "abc"), epoch(2, "de", lines=("y#2",))
     basis = basis_of([Standing(1, old), Standing(4, new), Standing(2, elsewhere)], "")
     assert basis.formed == (elsewhere, new)
-    assert basis.lines == ("y#2", "x#1")
+    assert heritage(basis.formed, "abcde", NOBODY) == (("y#2", "x#1"), ())
     assert basis.highest == 4
 
 
@@ -109,8 +124,9 @@ def test_a_doubt_counts_until_a_later_epoch_of_its_lines_is_committed() -> None:
 
 def test_what_may_never_have_been_committed_hands_down_no_line() -> None:
     merger = epoch(5, "abcd", "d", ("x#1", "y#2"))
-    assert basis_of([Standing(5, epoch(3, "abc"), (merger,))], "abc").lines == ("x#1",)
-    assert basis_of([Standing(5, None, (merger,))], "abc").lines == ()
+    formed = basis_of([Standing(5, epoch(3, "abc"), (merger,))], "abc").formed
+    assert heritage(formed, "abc", NOBODY)[0] == ("x#1",)
+    assert basis_of([Standing(5, None, (merger,))], "abc").formed == ()
 
 
 def test_a_doubt_is_none_when_the_leader_who_alone_could_commit_it_answers() -> None:
@@ -170,6 +186,15 @@ def test_a_peer_is_in_an_epoch_from_its_commit_until_it_accepts_the_next(ledger:
         (proposal(epoch(4, "ab", "c"), (epoch(3, "abc"),)), "not a list"),
         (proposal(epoch(4, "ab", lines=()), (epoch(3, "abc"),)), "no line"),
         (proposal(epoch(4, "ab", lines=("y#4",)), (epoch(3, "abc"),)), "forgets a line"),
+        (
+            proposal(epoch(4, "ab", lines=("x#1", "y#2")), (epoch(3, "abc"), epoch(2, "de", lines=("y#2",))), (), "de"),
+            "nobody is left of",
+        ),
+        (
+            proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"), epoch(2, "ade", lines=("y#2",))), (), "d"),
+            "forgets a line",
+        ),
+        (proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"),)), "ends a line"),
         (proposal(epoch(4, "ab")), "does not know of epoch 3"),
         (proposal(epoch(4, "ab"), (epoch(2, "ab"),)), "does not know of epoch 3"),
         (proposal(epoch(4, "bx"), (epoch(3, "abc"),)), "majority of epoch 3"),

@@ -262,6 +262,7 @@ def test_nobody_leaves_a_companion_behind_before_the_lease_is_over() -> None:
         (23, 8.0),  # a proposal did not name the dead leader of an epoch in doubt, and was refused for ever
         (174, 8.0),  # the rule itself forgot those who die after they have accepted
         (50, 8.0),  # an epoch in doubt handed down a line that had gone on without it
+        (2298, 12.0),  # two groups carried on a line when all of its last epoch were dead
         (5128, 20.0),  # the second of two links was closed, and that was taken for a death
     ],
 )
