@@ -24,6 +24,9 @@ DEFAULT_TIMEOUT = 60.0
 DEFAULT_HOME = "~/.ringfort"
 """The folder of this node's key and of the clusters' secrets."""
 
+MAX_STRIPES = 16
+"""Connections between two ranks. Each is a thread in a large collective; more than the cores of a machine only wait."""
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -131,6 +134,11 @@ class CollectiveConfig:
     measured when a group first has to choose, which takes milliseconds; with both given nothing is."""
     bandwidth: float | None = None
     """Bytes a second that one link carries, likewise."""
+    stripes: int | Literal["auto"] = 1
+    """Connections between every two ranks, over which large arrays are moved in as many parts at once: for networks on
+    which one connection does not fill the wire, and rings of cables, whose both directions they use. With `auto` a
+    group opens four and finds out in its first large collective whether they are quicker than one."""
+
     native_bytes: int | None = MIB
     """From how many bytes on a backend's own collectives (Gloo's, MPI's) take the place of ours; None for never. Before
     each of them the ranks agree on the call, in as many messages as a small array takes our way: below a MiB that cost
@@ -139,6 +147,8 @@ class CollectiveConfig:
     def __post_init__(self) -> None:
         if self.native_bytes is not None and not (_is_whole(self.native_bytes) and self.native_bytes >= 0):
             raise ConfigError("native_bytes", self.native_bytes, "must be a whole number of bytes, 0 or more, or None")
+        if self.stripes != "auto" and not (_is_whole(self.stripes) and 1 <= self.stripes <= MAX_STRIPES):
+            raise ConfigError("stripes", self.stripes, f"must be auto or a whole number from 1 to {MAX_STRIPES}")
         for name in ("latency", "bandwidth"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))

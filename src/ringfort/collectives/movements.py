@@ -14,7 +14,7 @@ from ringfort.collectives import auto, calls, native, plan, shared
 from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import by_code
-from ringfort.collectives.operation import Memory, Operation, check_root, run_steps
+from ringfort.collectives.operation import Memory, Operation, check_root, run_ring, run_steps
 from ringfort.collectives.plan import Span
 from ringfort.collectives.reductions import block_of, check_parts, links_by
 from ringfort.collectives.stripes import Columns, over_stripes
@@ -97,7 +97,7 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
 
         def move(stripe: Backend, span: Span) -> None:
             memory = Columns(result.flat, unit=view.flat.nbytes, itemsize=view.flat.itemsize, span=span)
-            run_steps(stripe, plan.ring_all_gather(rank, n, stripe.ring), memory, envelope)
+            run_ring(stripe, plan.ring_all_gather(rank, n, stripe.ring), memory, envelope)
 
         over_stripes(backend, view.flat, envelope, move)
         return result.finish()

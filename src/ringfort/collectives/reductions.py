@@ -12,7 +12,7 @@ from ringfort.collectives import auto, calls, kernels, native, plan, quick, shar
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.kernels import ElementType
-from ringfort.collectives.operation import Memory, Operation, check_root, run_steps
+from ringfort.collectives.operation import Memory, Operation, check_root, run_ring, run_steps
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.plan import Span
 from ringfort.collectives.stripes import over_stripes
@@ -78,17 +78,20 @@ def _all_reduce_by(
 ) -> None:
     if strategy.shape is Shape.DIRECT:
         _direct_all_reduce(backend, flat, kind, op, envelope)
-    elif strategy.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
+        return
+    if strategy.shape is Shape.HALVING_DOUBLING and flat.nbytes <= auto.DOUBLING_BYTES:
         _doubling_all_reduce(backend, flat, kind, op, envelope)
+        return
+    folds = _Folds(op, kind, flat, backend.world_size)
+    if strategy.shape is Shape.RING:
+        steps = plan.ring_all_reduce(backend.rank, backend.world_size, flat.size, backend.ring)
+        run_ring(backend, steps, Memory(flat), envelope, fold=folds)
     else:
-        steps = _all_reduce_steps(backend, strategy, flat)
-        run_steps(backend, steps, Memory(flat), envelope, fold=_Folds(op, kind, flat, backend.world_size))
+        run_steps(backend, _all_reduce_steps(backend, strategy, flat), Memory(flat), envelope, fold=folds)
 
 
 def _all_reduce_steps(backend: Backend, strategy: Strategy, flat: Array) -> Iterable[plan.Step]:
     rank, n = backend.rank, backend.world_size
-    if strategy.shape is Shape.RING:
-        return plan.ring_all_reduce(rank, n, flat.size, backend.ring)
     if strategy.shape is Shape.HALVING_DOUBLING:
         return plan.halving_doubling_all_reduce(rank, n, flat.size)
     if strategy.shape is Shape.HIERARCHICAL:
