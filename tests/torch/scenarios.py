@@ -374,11 +374,17 @@ def beside_gloo(rank: int, world_size: int) -> None:
 
 def by_device(rank: int, world_size: int) -> None:
     """Named for one device among others."""
-    with group(rank, world_size, "cpu:ringfort") as pg:
+    with group(rank, world_size, "cpu:ringfort,meta:gloo") as pg:
         assert isinstance(pg, RingfortProcessGroup)
         x = torch.ones(1)
         dist.all_reduce(x)
         assert x.item() == world_size
+        assert {device.type for device in pg._device_types} == {"cpu", "meta"}
+        assert pg._get_backend(torch.device("cpu")) is pg
+        # There is no other device here: that Gloo refuses it shows that it got it.
+        error = raised(lambda: dist.all_reduce(torch.ones(1, device="meta")))
+        assert not isinstance(error, ringfort.DistributedError)
+        assert isinstance(pg._get_backend(torch.device("meta")), dist.ProcessGroupGloo)
 
 
 def meshes(rank: int, world_size: int) -> None:
@@ -610,3 +616,44 @@ def fsdp_curve(rank: int, world_size: int, backend: str, steps: int) -> list[flo
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return _curve(model, rank, steps)
+
+
+# --- rendezvous -------------------------------------------------------------------------------------------------------
+
+
+def discovered(rank: int, world_size: int) -> tuple[int, float, str]:
+    """No rank and no address: the processes find each other. Twice; and groups of them use torch's store."""
+    for query in (f"world_size={world_size}", f"min_peers={world_size - 1}&timeout=30"):
+        dist.init_process_group("ringfort", init_method=f"ringfort://?{query}", timeout=timedelta(seconds=30))
+        total = torch.ones(1) * (dist.get_rank() + 1)
+        dist.all_reduce(total)
+        store = dist.distributed_c10d._get_default_store()
+        store.add("met", 1)
+        pair = dist.new_group([0, 1], backend="gloo")  # which meets through the store
+        if dist.get_rank() < 2:
+            dist.barrier(group=pair)
+        store.set(f"key {dist.get_rank()}", "x" * 100)
+        store.wait([f"key {other}" for other in range(world_size)], timedelta(seconds=20))
+        assert store.get("key 0") == b"x" * 100
+        dist.barrier()
+        found = dist.get_rank(), total.item(), type(dist.group.WORLD.context.backend).__name__
+        met = store.add("met", 0)
+        assert met == world_size, met
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+def nobody(rank: int, world_size: int) -> str:
+    """Nobody else is there."""
+    error = raised(lambda: dist.init_process_group("ringfort", init_method="ringfort://?world_size=2&timeout=0.5"))
+    assert isinstance(error, ringfort.RendezvousTimeoutError)
+    return str(error)
+
+
+def bad_urls(rank: int, world_size: int) -> list[str]:
+    urls = ["ringfort://host:1234", "ringfort://?worldsize=2", "ringfort://?timeout=soon", "ringfort://?world_size=0x"]
+    errors = [raised(lambda url=url: dist.init_process_group("ringfort", init_method=url)) for url in urls]
+    errors.append(raised(lambda: dist.init_process_group("ringfort", init_method="ringfort://", rank=0, world_size=2)))
+    assert all(isinstance(error, ringfort.ConfigError) for error in errors), errors
+    return [str(error) for error in errors]

@@ -50,9 +50,10 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
 
 
 def _config(options: Any) -> DistributedConfig:
+    """Where the program leaves torch's half hour as it is, a timeout from the environment holds."""
     told = Environment.from_mapping()
-    timeout = to_seconds(options.timeout)
-    settings: dict[str, Any] = {"timeout": timeout}
+    is_said = told.timeout is None or options.timeout != dist.distributed_c10d.default_pg_timeout
+    settings: dict[str, Any] = {"timeout": to_seconds(options.timeout) if is_said else told.timeout}
     for name in ("encryption", "shared_memory"):
         if getattr(told, name) is not None:
             settings[name] = getattr(told, name)

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from ringfort.collectives import landing, movements, reductions
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
+from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.devices import OURS, make_engine, named_for, routed
 from ringfort.torch.messages import Messages
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rendezvous import forget
-from ringfort.torch.tensors import cut, rows, to_array, to_moved, to_op, to_seconds
+from ringfort.torch.tensors import cut, rows, to_array, to_moved, to_seconds
 from ringfort.torch.work import RingfortWork, Several
-
-_CPU: Final = torch.device("cpu")
 
 
 class RingfortProcessGroup(dist.ProcessGroup):
@@ -46,12 +46,14 @@ class RingfortProcessGroup(dist.ProcessGroup):
         self._sequence = 0
         self._messages = Messages(context)
         self._coalesced: list[RingfortWork] | None = None
+        self._engines: dict[str, Any] = {}
 
     # --- collectives ----------------------------------------------------------------------------------------------
 
+    @routed
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's tensor becomes the reduction of all, in place."""
-        tensors, op, opts = _as_list(tensors), _op_of(opts), _options(opts, timeout)
+        tensors, op, opts = as_list(tensors), op_of(opts), options_of(opts, timeout)
         if len(tensors) == 1 and not getattr(opts, "asyncOp", True) and self._coalesced is None:
             self._sequence += 1
             seconds = to_seconds(opts.timeout, self._timeout)
@@ -61,47 +63,54 @@ class RingfortProcessGroup(dist.ProcessGroup):
             return RingfortWork(tensors)
         return self._issue(tensors, opts, lambda seconds: (self._all_reduce(t, op, seconds) for t in tensors))
 
+    @routed
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingfortWork:
         """The same for several tensors."""
         return self.allreduce(tensors, opts)
 
+    @routed
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """The root's tensor becomes the reduction of all."""
-        tensor, root = _only(tensors, "tensors"), _root_of(opts)
-        kind, opts = _op_of(opts if op is None else op), _options(opts, timeout)
+        tensor, root = only(tensors, "tensors"), root_of(opts)
+        kind, opts = op_of(opts if op is None else op), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
             return [reductions.reduce(self.context.backend, to_array(tensor), root, kind, timeout=seconds)]
 
         return self._issue([tensor], opts, prepare)
 
+    @routed
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's tensor becomes the root's, in place."""
-        tensor, root, opts = _only(tensors, "tensors"), _root_of(opts), _options(opts, timeout)
+        tensor, root, opts = only(tensors, "tensors"), root_of(opts), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
             return [movements.broadcast(self.context.backend, to_moved(tensor), root, timeout=seconds)]
 
         return self._issue([tensor], opts, prepare)
 
+    @routed
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The list of outputs becomes every rank's input."""
-        source, places = _only(inputs, "input"), _only_list(outputs)
+        source, places = only(inputs, "input"), only_list(outputs)
         return self._issue(places, opts, lambda seconds: [self._all_gather(places, source, seconds)])
 
+    @routed
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """`allgather` for several inputs; `outputs[r]` is the list for those of rank r."""
-        pairs = _pairs(list(zip(*outputs, strict=True)), inputs)
+        pairs = pairs_of(list(zip(*outputs, strict=True)), inputs)
         written = [tensor for places, _ in pairs for tensor in places]
         return self._issue(written, opts, lambda seconds: (self._all_gather(*pair, seconds) for pair in pairs))
 
+    @routed
     def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
         """One output with every rank's input, one after the other."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
+    @routed
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same for several."""
-        pairs = _pairs(outputs, inputs)
+        pairs = pairs_of(outputs, inputs)
 
         def prepare(seconds: float) -> Iterable[Operation]:
             for output, source in pairs:
@@ -112,8 +121,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """At the root, the list of outputs becomes every rank's input."""
-        source, root, opts = _only(inputs, "input"), _root_of(opts), _options(opts, timeout)
-        places = _only_list(outputs) if self.context.rank == root else None
+        source, root = only(inputs, "input"), root_of(opts)
+        if not source.is_cpu:  # not by `routed`: away from the root there are no outputs to look at
+            return self.engine_for(source.device).gather(outputs, inputs, opts)
+        opts = options_of(opts, timeout)
+        places = only_list(outputs) if self.context.rank == root else None
 
         def prepare(seconds: float) -> list[Operation]:
             into = None if places is None else [to_moved(tensor, "output") for tensor in places]
@@ -121,10 +133,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         return self._issue(places or [], opts, prepare)
 
+    @routed
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's output becomes its part of the root's list of inputs."""
-        place, root, opts = _only(outputs, "output"), _root_of(opts), _options(opts, timeout)
-        sources = _only_list(inputs) if self.context.rank == root else None
+        place, root, opts = only(outputs, "output"), root_of(opts), options_of(opts, timeout)
+        sources = only_list(inputs) if self.context.rank == root else None
 
         def prepare(seconds: float) -> list[Operation]:
             parts = None if sources is None else [to_moved(tensor, "input") for tensor in sources]
@@ -132,9 +145,10 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         return self._issue([place], opts, prepare)
 
+    @routed
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """Every rank's output becomes the reduction of its parts of all ranks' lists of inputs."""
-        place, sources, op = _only(outputs, "output"), _only_list(inputs), _op_of(opts)
+        place, sources, op = only(outputs, "output"), only_list(inputs), op_of(opts)
 
         def prepare(seconds: float) -> list[Operation]:
             parts = [to_array(tensor, "input") for tensor in sources]
@@ -142,13 +156,15 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         return self._issue([place], opts, prepare)
 
+    @routed
     def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
         """The same with all parts in one input, one after the other."""
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
+    @routed
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same for several."""
-        pairs, op = _pairs(outputs, inputs), _op_of(opts)
+        pairs, op = pairs_of(outputs, inputs), op_of(opts)
 
         def prepare(seconds: float) -> Iterable[Operation]:
             for output, source in pairs:
@@ -157,6 +173,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         return self._issue(outputs, opts, prepare)
 
+    @routed
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """Output r becomes rank r's input for this rank."""
 
@@ -166,6 +183,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         return self._issue(outputs, opts, prepare)
 
+    @routed
     def all_to_all_single(
         self, output: Any, source: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> RingfortWork:
@@ -180,7 +198,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Done when every rank has called it."""
-        opts = _options(opts, timeout)
+        opts = options_of(opts, timeout)
         return self._issue([], opts, lambda seconds: [movements.barrier(self.context.backend, timeout=seconds)])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -197,20 +215,23 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     # --- between two ranks ----------------------------------------------------------------------------------------
 
+    @routed
     def send(self, tensors: Any, dst: int, tag: int = 0) -> RingfortWork:
         """Sends one tensor to `dst`, which may be this rank."""
-        tensor = _only(tensors, "tensors")
+        tensor = only(tensors, "tensors")
         return self._keep(RingfortWork([tensor], self._messages.send(to_moved(tensor), dst, tag, self._timeout)))
 
+    @routed
     def recv(self, tensors: Any, src: int, tag: int = 0) -> RingfortWork:
         """Receives one tensor from `src`, which may be this rank."""
-        tensor = _only(tensors, "tensors")
+        tensor = only(tensors, "tensors")
         work = self._messages.recv(to_moved(tensor), src, tag, self._timeout)
         return self._keep(RingfortWork([tensor], work, source=src))
 
+    @routed
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RingfortWork:
         """Receives one tensor from whoever sends first; `source_rank` of the work tells who that was."""
-        tensor = _only(tensors, "tensors")
+        tensor = only(tensors, "tensors")
         return self._keep(RingfortWork([tensor], self._messages.recv_any(to_moved(tensor), tag, self._timeout)))
 
     # --- what the group is ----------------------------------------------------------------------------------------
@@ -252,10 +273,17 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        return [_CPU]
+        return [torch.device(name) for name in named_for(self) or {"cpu": OURS}]
 
-    def _get_backend(self, device: Any) -> RingfortProcessGroup:
-        return self
+    def _get_backend(self, device: Any) -> Any:
+        name = named_for(self).get(torch.device(device).type, OURS)
+        return self if name == OURS else self.engine_for(torch.device(device))._get_backend(device)
+
+    def engine_for(self, device: Any) -> Any:
+        """Who serves tensors on `device`, which is not the CPU. Raises as `make_engine`."""
+        if device.type not in self._engines:
+            self._engines[device.type] = make_engine(self, device, self._timeout)
+        return self._engines[device.type]
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
@@ -284,6 +312,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group. What is under way ends with an error. May be called twice."""
+        for engine in self._engines.values():
+            engine.shutdown()
         self._messages.close()
         self.context.close()
         forget(self.context.backend)
@@ -335,52 +365,3 @@ def _as_one(operations: Sequence[Operation]) -> Operation:
 
     name = operations[0].name if operations else "nothing"
     return Operation(name, sum(operation.nbytes for operation in operations), run)
-
-
-# --- arguments: torch passes lists and options, people may pass one tensor and plain values ---------------------------
-
-
-def _as_list(tensors: Any) -> list[Any]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _only(tensors: Any, name: str) -> Any:
-    tensors = _as_list(tensors)
-    if len(tensors) != 1:
-        raise InvalidArgumentError(name, f"list of {len(tensors)} tensors", "must have exactly one")
-    return tensors[0]
-
-
-def _only_list(lists: Any) -> list[Any]:
-    """The one list in a list of lists, or a plain list."""
-    lists = list(lists)
-    return list(lists[0]) if len(lists) == 1 and not isinstance(lists[0], torch.Tensor) else lists
-
-
-def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    if len(outputs) != len(inputs):
-        raise InvalidArgumentError("outputs", f"list of {len(outputs)}", f"there are {len(inputs)} inputs")
-    return list(zip(outputs, inputs, strict=True))
-
-
-def _op_of(opts: Any) -> Op:
-    if opts is None:
-        return to_op(dist.ReduceOp.SUM)
-    return to_op(getattr(opts, "reduceOp", opts))
-
-
-def _root_of(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", opts) or 0)
-
-
-class _Waiting:
-    """The options of a call that was given none, but perhaps a timeout."""
-
-    asyncOp = True  # noqa: N815  # torch's name
-
-    def __init__(self, timeout: timedelta | None) -> None:
-        self.timeout = timeout
-
-
-def _options(opts: Any, timeout: timedelta | None) -> Any:
-    return opts if hasattr(opts, "timeout") else _Waiting(timeout)

@@ -1,0 +1,68 @@
+"""Tensors that are not on the CPU: which other engine of the same group they go to.
+
+`init_process_group("cpu:ringfort,cuda:nccl")` names an engine for each device. Torch makes one group of them all, but a
+group that is written in Python takes the place of the whole; so the other engines are made here, when first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Final
+
+from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
+from ringfort.torch.names import dist, torch
+
+OURS: Final = "ringfort"
+
+
+def routed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the process group, whose first argument is a tensor, a list of them or a list of lists: where they
+    are on another device than the CPU, the method of the same name of whoever serves that."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: Any, first: Any, *others: Any, **options: Any) -> Any:
+        tensor = first
+        while type(tensor) in (list, tuple) and tensor:
+            tensor = tensor[0]
+        if getattr(tensor, "is_cpu", True):
+            return method(self, first, *others, **options)
+        return getattr(self.engine_for(tensor.device), name)(first, *others, **options)
+
+    return call
+
+
+def named_for(group: Any) -> dict[str, str]:
+    """The engine that the program has named for each type of device; empty while torch has not said."""
+    config = dist.distributed_c10d._world.pg_backend_config.get(group, "")
+    return dict(pair.split(":", 1) for pair in str(config).split(",") if ":" in pair)
+
+
+def make_engine(group: Any, device: Any, timeout: float) -> Any:
+    """A group of torch's own with the engine that is named for `device`, among the same ranks.
+
+    Raises `UnsupportedArrayError` if that is us, `BackendUnavailableError` if there is no such engine here.
+    """
+    name = named_for(group).get(device.type, OURS)
+    if name == OURS:
+        how = "move it to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"
+        raise UnsupportedArrayError("tensor", f"tensor on {device}", how)
+    store = dist.PrefixStore(f"{device.type}/", group.get_group_store())
+    place = store, group.rank(), group.size()
+    limit = timedelta(seconds=timeout)
+    if name == "nccl" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        engine = dist.ProcessGroupNCCL(*place, options)
+    elif name == "gloo" and dist.is_gloo_available():
+        engine = dist.ProcessGroupGloo(*place, timeout=limit)
+    else:
+        raise BackendUnavailableError(name, f"it was named for {device.type}; this build of torch offers nccl and gloo")
+    kind = getattr(dist.ProcessGroup.BackendType, name.upper())
+    whole = dist.ProcessGroup(*place)
+    whole._set_default_backend(kind)
+    whole._register_backend(torch.device(device.type), kind, engine)
+    whole._set_group_name(group.group_name)
+    return whole

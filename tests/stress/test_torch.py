@@ -1,0 +1,35 @@
+"""Torch's own tests of torch.distributed, all of them, and training that is compared with Gloo's step by step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
+
+import pytest
+
+from tests.torch.test_process_group import check_curves
+from tests.torch.zygote import Zygote
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+@pytest.fixture
+def zygote() -> Iterator[Zygote]:
+    with closing(Zygote()) as process:
+        yield process
+
+
+@pytest.mark.parametrize("world_size", ["2", "4"])
+def test_torchs_own_tests_pass_or_do_not_apply(world_size: str) -> None:
+    command = [sys.executable, "-m", "tests.torch.run_torch_tests", "--world-size", world_size]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, "\n".join(line for line in run.stdout.splitlines() if "<-" in line) or run.stderr
+
+
+@pytest.mark.parametrize("curve", ["ddp_curve", "fsdp_curve"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_two_hundred_steps_are_those_over_gloo(zygote: Zygote, curve: str, world_size: int) -> None:
+    print(curve, world_size, check_curves(zygote, curve, world_size=world_size, steps=200))

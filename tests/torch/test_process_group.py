@@ -1,0 +1,110 @@
+"""The `torch.distributed` backend: real processes, over shared memory and over encrypted TCP."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.torch.zygote import Zygote
+
+
+@pytest.mark.parametrize(("world_size", "shared"), [(2, "on"), (3, "off")])
+def test_every_collective_gives_what_it_must_for_every_element_type(
+    zygote: Zygote, world_size: int, shared: str
+) -> None:
+    zygote.run("collectives", world_size, RINGFORT_SHM=shared)
+
+
+def test_the_names_before_torch_2_13_are_there_too(zygote: Zygote) -> None:
+    zygote.run("old_names", 2)
+
+
+def test_several_calls_can_be_made_as_one(zygote: Zygote) -> None:
+    zygote.run("coalesced", 3)
+
+
+def test_messages_keep_their_order_within_a_tag_and_large_ones_cross(zygote: Zygote) -> None:
+    zygote.run("messages", 3)
+
+
+def test_a_message_from_anybody_comes_although_a_peer_is_lost(zygote: Zygote) -> None:
+    outcomes = zygote.outcomes("anybody_may_go", 3)
+    assert [outcome.code for outcome in outcomes] == [0, -signal.SIGKILL, 0], outcomes
+    assert "rank 2" in outcomes[0].value  # once nobody is left, who was last
+
+
+def test_groups_of_some_ranks_keep_their_order_and_use_the_links_there_are(zygote: Zygote) -> None:
+    zygote.run("sub_groups", 3)
+
+
+def test_a_group_of_ours_works_where_the_default_is_anothers(zygote: Zygote) -> None:
+    zygote.run("beside_gloo", 3)
+
+
+def test_a_group_can_be_named_by_device(zygote: Zygote) -> None:
+    zygote.run("by_device", 2)
+
+
+def test_meshes_functional_collectives_and_distributed_tensors_work(zygote: Zygote) -> None:
+    zygote.run("meshes", 4)
+
+
+def test_a_work_has_what_torch_and_people_ask_of_it(zygote: Zygote) -> None:
+    zygote.run("works", 2)
+
+
+def test_a_default_group_can_follow_another(zygote: Zygote) -> None:
+    zygote.run("again", 2)
+
+
+def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on(zygote: Zygote) -> None:
+    errors = zygote.run("wrong_arguments", 2)
+    assert errors[0] == errors[1]
+    assert "into='list of 1'" in errors[0][1]
+
+
+def test_ranks_that_call_different_things_are_told_what_each_called(zygote: Zygote) -> None:
+    for words in zygote.run("mismatch", 2):
+        assert "rank 0 called broadcast(float32[8], root=0)" in words
+        assert "rank 1 called all_reduce(float32[8], SUM)" in words
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_time_of_the_group_is_over(zygote: Zygote) -> None:
+    assert "waiting for rank 1: no end after 0.5 s" in zygote.run("timeout", 2)[0]
+
+
+def test_a_monitored_barrier_names_who_did_not_come(zygote: Zygote) -> None:
+    assert "rank 2 did not come" in zygote.run("missing", 3)[0]
+
+
+def test_an_abort_wakes_the_others(zygote: Zygote) -> None:
+    assert "aborted by rank 0" in zygote.run("abort", 2)[1]
+
+
+@pytest.mark.parametrize("shared", ["on", "off"])
+def test_a_rank_killed_in_the_backward_of_ddp_is_named_within_two_seconds(zygote: Zygote, shared: str) -> None:
+    outcomes = zygote.outcomes("killed_in_backward", 3, RINGFORT_SHM=shared)
+    assert outcomes[2].code == -signal.SIGKILL
+    for outcome in outcomes[:2]:
+        raised, destroyed, words = outcome.value
+        assert "PeerLostError: lost rank 2" in words
+        assert raised < 2
+        assert destroyed < 4
+
+
+@pytest.mark.parametrize("curve", ["ddp_curve", "fsdp_curve"])
+def test_a_model_learns_as_it_does_over_gloo(zygote: Zygote, curve: str) -> None:
+    check_curves(zygote, curve, world_size=2, steps=15)
+
+
+def check_curves(zygote: Zygote, curve: str, *, world_size: int, steps: int) -> float:
+    """Returns the largest difference of a loss."""
+    ours = zygote.run(curve, world_size, "ringfort", steps, patience=600)
+    theirs = zygote.run(curve, world_size, "gloo", steps, patience=600)
+    if world_size == 2:  # a sum of two is the same both ways round
+        assert ours == theirs
+    else:
+        assert ours == [pytest.approx(losses, rel=1e-3) for losses in theirs]
+    assert all(losses[-1] < losses[0] for losses in ours)
+    return max(abs(a - b) for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine, other, strict=True))

@@ -1,0 +1,63 @@
+"""How the ranks of a torch program meet: by discovery, under `ringfort run`, and under torchrun by discovery."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.torch.zygote import Zygote
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = str(ROOT / "tests" / "torch" / "program.py")
+LOCAL = {"RINGFORT_INTERFACES": "127.0.0.1"}
+PATIENCE = 100
+"""Seconds for what takes a few on an idle machine: several interpreters load torch."""
+
+
+def test_processes_find_each_other_and_share_a_store_that_needs_no_port(zygote: Zygote) -> None:
+    found = zygote.run("discovered", 3, **LOCAL)
+    assert sorted(found) == [[rank, 6.0, "AutoDiscoveryBackend"] for rank in range(3)]
+
+
+def test_a_process_that_is_alone_says_what_to_try(zygote: Zygote) -> None:
+    assert "ringfort" in zygote.run("nobody", 1, **LOCAL)[0]
+
+
+def test_an_address_that_makes_no_sense_is_refused(zygote: Zygote) -> None:
+    words = zygote.run("bad_urls", 1)[0]
+    assert "has no address" in words[0]
+    assert "worldsize" in words[1]
+    assert "timeout='soon'" in words[2]
+    assert "gives the ranks" in words[4]
+
+
+@pytest.mark.parametrize("method", ["env://", "ringfort://"])
+def test_a_program_under_ringfort_run_needs_no_more_than_the_word(method: str) -> None:
+    command = [sys.executable, "-m", "ringfort", "run", "-n", "2", PROGRAM, method]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.returncode == 0, run.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2 error 0.0000" in run.stdout
+
+
+def test_torchrun_on_two_machines_needs_no_endpoint() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=ringfort", "--rdzv-id=test", "--rdzv-conf=join_timeout=60", PROGRAM]
+    runs = [
+        subprocess.Popen(
+            command, env={**os.environ, **LOCAL}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [run.communicate(timeout=PATIENCE) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    said = outputs[0][0] + outputs[1][0]
+    for rank in range(2):
+        assert f"rank {rank} of 2 error 0.0000" in said

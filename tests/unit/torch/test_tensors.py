@@ -1,0 +1,70 @@
+"""Tensors as arrays, reductions and timeouts as Ringfort's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfort.collectives.arrays import as_view
+from ringfort.collectives.ops import PremulSum, ReduceOp
+from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
+
+torch: Any = pytest.importorskip("torch")
+
+from ringfort.torch import tensors  # noqa: E402  # it needs torch
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64", "bool", "complex64"])
+def test_a_contiguous_tensor_is_not_copied(dtype: str) -> None:
+    tensor = torch.zeros(4, 5, dtype=getattr(torch, dtype))
+    flat = as_view(tensors.to_array(tensor)).flat
+    assert flat.ctypes.data == tensor.data_ptr()
+    assert flat.nbytes == tensor.nbytes
+
+
+def test_a_parameter_is_not_copied_either() -> None:
+    tensor = torch.nn.Parameter(torch.zeros(3))
+    assert as_view(tensors.to_array(tensor)).flat.ctypes.data == tensor.data_ptr()
+
+
+def test_eight_bit_floats_are_moved_as_their_bytes_and_not_added() -> None:
+    tensor = torch.ones(3, dtype=torch.float8_e4m3fn)
+    moved = tensors.to_moved(tensor)
+    assert moved.dtype == np.uint8
+    assert moved.ctypes.data == tensor.data_ptr()
+    with pytest.raises(UnsupportedArrayError):
+        tensors.to_array(tensor)
+
+
+def test_rows_share_the_memory_of_the_whole() -> None:
+    tensor = torch.arange(6.0)
+    parts = tensors.rows(tensor, 3, "x")
+    parts[2][...] = 7
+    assert tensor.tolist() == [0, 1, 2, 3, 7, 7]
+
+
+def test_what_cannot_be_cut_evenly_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="output='tensor of shape \\(5,\\)'"):
+        tensors.rows(torch.zeros(5), 2, "output")
+    with pytest.raises(InvalidArgumentError, match="must be contiguous"):
+        tensors.rows(torch.zeros(4, 4).t(), 2, "output")
+
+
+def test_torchs_reductions_are_ours_and_a_factor_comes_with_its_own() -> None:
+    kinds = torch.distributed.ReduceOp
+    assert tensors.to_op(kinds.AVG) is ReduceOp.MEAN
+    assert tensors.to_op(kinds(kinds.BXOR)) is ReduceOp.BXOR
+    assert tensors.to_op(torch.distributed._make_nccl_premul_sum(0.25)) == PremulSum(0.25)
+    assert tensors.to_op(torch.distributed._make_nccl_premul_sum(torch.tensor([3.0]))) == PremulSum(3.0)
+    with pytest.raises(UnsupportedOpError):
+        tensors.to_op(kinds(kinds.UNUSED))
+
+
+def test_a_timeout_that_was_not_set_is_the_groups() -> None:
+    assert tensors.to_seconds(timedelta(milliseconds=-1), 7.0) == 7.0
+    assert tensors.to_seconds(None, 7.0) == 7.0
+    assert tensors.to_seconds(timedelta(0), 7.0) == 7.0
+    assert tensors.to_seconds(timedelta(milliseconds=250), 7.0) == 0.25
