@@ -8,7 +8,7 @@ PYTHON ?= python3
 # Exactly one version: a looser requirement pulls gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 ARGS ?=
-# Processes that share out the tests, in order: the long ones come first. Many wait, so one more than the two cores.
+# Processes that share out the files of tests, in order: the long ones come first. Many tests wait, so more than 2 cores.
 WORKERS ?= 3
 
 VENV := .venv
@@ -29,7 +29,7 @@ demo: $(CORE) ## three local peers train a small language model
 	$(BIN)/ringfort demo $(ARGS)
 
 test: $(DEV) ## every test but the long ones
-	$(BIN)/python -m pytest tests -m "not stress" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest tests -m "not stress" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 stress: $(DEV) ## the long tests
 	$(BIN)/python -m pytest tests/stress --timeout=3600 $(ARGS)

@@ -16,6 +16,7 @@ import pytest
 from tests.leaks import no_leaks
 
 STRESS = Path(__file__).parent / "stress"
+CONFORMANCE = Path(__file__).parent / "conformance"
 
 # Here and not in a fixture: processes that tests start inherit it, and nothing is loaded before.
 HOME = Path(tempfile.mkdtemp(prefix="ringfort-tests-"))
@@ -43,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if STRESS in item.path.parents:
             item.add_marker(pytest.mark.stress)
+    # One of the processes of `make test` is busy with these for most of the time.
+    items.sort(key=lambda item: CONFORMANCE not in item.path.parents)
 
 
 @pytest.fixture(autouse=True, scope="session")

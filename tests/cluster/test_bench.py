@@ -51,13 +51,7 @@ def ignore(part: float) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(
-    ("ranks", "against"),
-    [
-        pytest.param(3, (), id="alone", marks=pytest.mark.xdist_group("bench alone")),
-        pytest.param(2, BESIDE, id="beside others", marks=pytest.mark.xdist_group("bench beside others")),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "against"), [(3, ()), (2, BESIDE)], ids=["alone", "beside others"])
 def test_every_operation_is_measured_as_often_by_all_and_their_results_are_right(
     op: str, ranks: int, against: tuple[str, ...]
 ) -> None:
@@ -85,7 +79,6 @@ def comparison() -> Any:
     return bench_json(*SMALL, "--against", ",".join(name for name in OTHERS if ENGINES[name].available()))
 
 
-@pytest.mark.xdist_group("bench of every engine")
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_engine_that_is_installed_can_be_compared_with(name: str) -> None:
     if not ENGINES[name].available():

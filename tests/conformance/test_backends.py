@@ -106,9 +106,7 @@ def failures_between_processes(make: str) -> dict[str, CheckFailedError]:
 
 
 @pytest.mark.parametrize("name", ALL_CHECKS)
-@pytest.mark.parametrize(
-    "make", [pytest.param(make, id=name, marks=pytest.mark.xdist_group(name)) for name, make in PROCESSES.items()]
-)
+@pytest.mark.parametrize("make", PROCESSES.values(), ids=PROCESSES)
 def test_between_processes(make: str, name: str) -> None:
     failure = failures_between_processes(make).get(name)
     if failure is not None:
