@@ -76,7 +76,7 @@ class MpiBackend(MeshBackend):
         given: dict[int, Stream] = dict(streams)
         super().__init__(rank, world_size, config, given, poller, machines)
         if world_size > 1:
-            self._native = MpiNative(self, self._engine, mpi, self._comm, poller.wake)
+            self._native = MpiNative(self, self._engine, mpi, self._comm, poller)
 
     def native(self) -> Native | None:
         return self._native
@@ -235,6 +235,8 @@ class MpiPoller:
         self._streams = streams
         self._watched: dict[int, tuple[bool, bool]] = {}
         self._woken = threading.Event()
+        self.is_calm = False
+        """Another thread is inside MPI and rings when it has done: the processor is left to it."""
 
     def watch(self, peer: int, *, read: bool, write: bool) -> None:
         self._watched[peer] = (read, write)
@@ -250,7 +252,9 @@ class MpiPoller:
                 self._woken.clear()
                 return ready
             tries += 1
-            if tries < _EAGER:
+            if self.is_calm:
+                self._woken.wait(max(0.0, min(_LONGEST, deadline - time.monotonic())))
+            elif tries < _EAGER:
                 os.sched_yield()
             else:
                 self._woken.wait(max(0.0, min(pause, deadline - time.monotonic())))
@@ -282,9 +286,9 @@ class MpiNative(Native):
     orders = frozenset({f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
     sums = orders | {"float32", "float64"}
 
-    def __init__(self, group: Backend, engine: Engine, mpi: Any, comm: Any, wake: Callable[[], None]) -> None:
-        super().__init__(group, engine, wake)
-        self._mpi, self._comm = mpi, comm
+    def __init__(self, group: Backend, engine: Engine, mpi: Any, comm: Any, poller: MpiPoller) -> None:
+        super().__init__(group, engine, poller.wake)
+        self._mpi, self._comm, self._poller = mpi, comm, poller
 
     def all_reduce(self, x: Array, op: str) -> Pending:
         return self._begin(self._comm.Allreduce, self._mpi.IN_PLACE, self._typed(x), self._op(op))
@@ -319,6 +323,7 @@ class MpiNative(Native):
                 call(*arguments)
             except Exception as exc:  # for who waits
                 failure.append(exc)
+            self._poller.is_calm = False
             has_ended.set()
             self._wake()
 
@@ -327,11 +332,13 @@ class MpiNative(Native):
                 raise failure[0]
             return has_ended.is_set()
 
+        self._poller.is_calm = True
         threading.Thread(target=work, name="ringfort-mpi", daemon=True).start()
         return Pending(is_done, arguments)
 
     def abandon(self) -> None:
-        """MPI cannot be made to let go: the thread stays with it, and keeps the memory."""
+        # MPI cannot be made to let go: the thread stays with it, and keeps the memory.
+        self._poller.is_calm = False
 
 
 @cache

@@ -11,7 +11,6 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from ringfort.cluster.finder import Finder, FinderEvents
 from ringfort.cluster.forming import Forming
 from ringfort.cluster.host import clock
 from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.line import Line
 from ringfort.cluster.messages import AnyMessage, Hello, Member
 from ringfort.cluster.peer import PeerCore
 from ringfort.cluster.probing import MAX_PROBES, Measurement, answer_probe
@@ -42,36 +42,12 @@ from ringfort.transport.opening import Opening
 
 _log = logging.getLogger(__name__)
 
-TALK_RATE: Final = 20.0
-"""Messages a second, beside the core's, that a peer may send for long."""
-TALK_BURST: Final = 400.0
-"""That it may send at once: a failing program's last words, from every rank."""
 _AFTER_FAILURE: Final = 0.2
 """Seconds."""
 _LISTEN_AGAIN: Final = 1.0
 """Seconds before an address that could not be had is tried again."""
 MAX_EVENTS: Final = 8
 """Of those that are remembered for the error when nobody comes."""
-
-
-@dataclass
-class Line:
-    """One control link and what the node knows of it."""
-
-    link: ControlLink
-    address: str
-    """Where this side dialled; empty where the other did."""
-    where: str
-    """The other end, as `host:port`."""
-    peer: str = ""
-    credit: float = TALK_BURST
-    credit_at: float = field(default_factory=clock)
-
-    def is_flooding(self, now: float) -> bool:
-        """Counts a message that is not the core's."""
-        self.credit = min(TALK_BURST, self.credit + TALK_RATE * (now - self.credit_at)) - 1
-        self.credit_at = now
-        return self.credit < 0
 
 
 class Control:

@@ -145,8 +145,10 @@ class ElectionManager:
             self._rest(now + self.config.timeout)
 
     def force(self, now: float) -> None:
-        """Stands now, whoever leads, and opens a new term if that is this peer. The votes of those who have a leader do
-        not count; the better claim decides."""
+        """Stands now, whoever leads; if that is this peer, it retires first. Who has a leader refuses its vote, and
+        then the better claim decides."""
+        if self.state is ElectionState.MASTER:
+            self.outbox.append((None, Retire(self.term)))  # else they would go on following, and refuse their vote
         self._stand(now)
         self._is_forced = self.state is ElectionState.CAMPAIGNING
 

@@ -157,6 +157,29 @@ def test_a_leader_steps_down_and_lets_others_stand_first() -> None:
     assert (a.leader, a.deadline) == (None, 1.8)
 
 
+def test_a_leader_that_forces_an_election_retires_first_so_that_all_can_vote() -> None:
+    a = manager("a", "b")
+    a.force(0.1)
+    a.received(0.1, "b", Vote(a.term, True))
+    assert a.state is ElectionState.MASTER
+    a.outbox.clear()
+    a.force(1.0)
+    assert a.outbox == [(None, Retire(Term(1, "a"))), (None, Campaign(Term(2, "a")))]
+
+
+def test_who_forces_an_election_does_not_follow_the_leader_before_the_votes_are_counted() -> None:
+    b = manager("b", "a", "c")
+    b.received(0.1, "c", Lead(Term(1, "c")))
+    b.force(0.2)
+    b.observe(0.2, claim("b"), {"a": claim("a"), "c": claim("c")})
+    assert b.state is ElectionState.CAMPAIGNING
+    for peer in ("a", "c"):
+        b.received(0.3, peer, Vote(b.term, False, "c"))
+    assert b.state is ElectionState.MASTER  # and c, whose claim is lesser, retires when it hears of it
+    b.received(0.4, "a", Lead(Term(9, "a")))
+    assert (b.state, b.leader) == (ElectionState.FOLLOWER, "a")
+
+
 def test_a_leader_tells_whom_it_meets() -> None:
     a = manager("a")
     a.observe(0.3, claim("a"), {})
