@@ -5,8 +5,8 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     cli/          one file a verb: parse, call, print
     bench/ demo/  what the verbs `bench` and `demo` do, and launch/ what `run` does; local.py, children.py and
                   keeper.py start ranks on this machine and see them to their end
-    torch/        process_group.py: the `torch.distributed` backend; rendezvous, store, torchrun; autoload.py is what torch
-                  runs by itself
+    torch/        process_group.py: the `torch.distributed` backend; rendezvous, store, torchrun; autoload.py is what
+                  torch runs by itself
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
     training/     average_gradients, for any framework
     context.py    DistributedContext: any backend + collectives + metrics; init(), join()

@@ -15,6 +15,14 @@ from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
 from ringfort.torch.names import dist, torch
 
 OURS: Final = "ringfort"
+BEFORE_2_13: Final = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+"""The names that torch has changed, and what they were."""
 
 
 def routed(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +37,8 @@ def routed(method: Callable[..., Any]) -> Callable[..., Any]:
             tensor = tensor[0]
         if getattr(tensor, "is_cpu", True):
             return method(self, first, *others, **options)
-        return getattr(self.engine_for(tensor.device), name)(first, *others, **options)
+        engine = self.engine_for(tensor.device)
+        return getattr(engine, name if hasattr(engine, name) else BEFORE_2_13[name])(first, *others, **options)
 
     return call
 

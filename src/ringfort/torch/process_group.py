@@ -18,7 +18,7 @@ from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
-from ringfort.torch.devices import OURS, make_engine, named_for, routed
+from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
 from ringfort.torch.messages import Messages
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
@@ -206,13 +206,6 @@ class RingfortProcessGroup(dist.ProcessGroup):
         self._sequence += 1
         monitored_barrier(self.context.backend, to_seconds(timeout, self._timeout), wait_all_ranks=wait_all_ranks)
 
-    # The names before torch 2.13.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
-
     # --- between two ranks ----------------------------------------------------------------------------------------
 
     @routed
@@ -365,3 +358,7 @@ def _as_one(operations: Sequence[Operation]) -> Operation:
 
     name = operations[0].name if operations else "nothing"
     return Operation(name, sum(operation.nbytes for operation in operations), run)
+
+
+for _new, _old in BEFORE_2_13.items():
+    setattr(RingfortProcessGroup, _old, getattr(RingfortProcessGroup, _new))

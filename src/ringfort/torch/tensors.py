@@ -80,10 +80,10 @@ def to_op(op: Any) -> Op:
     if found is not None:
         return found
     # The factor of a PREMUL_SUM can be had only where torch would write it to a file.
-    kind, factor = op.__getstate__()
-    if kind == _KIND.PREMUL_SUM and factor is not None:
-        return ReduceOp.premul_sum(float(factor))
-    raise UnsupportedOpError(str(kind), "any element type", "Ringfort has no such reduction")
+    state = op.__getstate__() if isinstance(op, dist.ReduceOp) else None
+    if state is not None and state[0] == _KIND.PREMUL_SUM and state[1] is not None:
+        return ReduceOp.premul_sum(float(state[1]))
+    raise UnsupportedOpError(str(op), "any element type", "Ringfort has no such reduction")
 
 
 def to_seconds(timeout: timedelta | None, otherwise: float = DEFAULT_TIMEOUT) -> float:

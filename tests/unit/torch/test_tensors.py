@@ -59,8 +59,9 @@ def test_torchs_reductions_are_ours_and_a_factor_comes_with_its_own() -> None:
     assert tensors.to_op(kinds(kinds.BXOR)) is ReduceOp.BXOR
     assert tensors.to_op(torch.distributed._make_nccl_premul_sum(0.25)) == PremulSum(0.25)
     assert tensors.to_op(torch.distributed._make_nccl_premul_sum(torch.tensor([3.0]))) == PremulSum(3.0)
-    with pytest.raises(UnsupportedOpError):
-        tensors.to_op(kinds(kinds.UNUSED))
+    for other in ("sum", None, -1):
+        with pytest.raises(UnsupportedOpError, match=str(other)):
+            tensors.to_op(other)
 
 
 def test_a_timeout_that_was_not_set_is_the_groups() -> None:
