@@ -41,9 +41,9 @@ def hosts_part(report: Report, rate: float, burst: int) -> Iterable[str]:
     """The tables of two hosts."""
     yield (
         "Two network namespaces joined by a veth pair, each end with "
-        f"`tc qdisc ... tbf rate {rate / 1e9:g}gbit burst {burst}`: a line of that rate each way. TCP finds its speed by "
-        f"{CONGESTION}, Linux's own way, whatever the machine is set to. Gloo is told the interface by name. `ringfort` is "
-        "encrypted TCP here; `sockets` is what the line can carry.\n"
+        f"`tc qdisc ... tbf rate {rate / 1e9:g}gbit burst {burst}`: a line of that rate each way. TCP finds its speed "
+        f"by {CONGESTION}, Linux's own way, whatever the machine is set to. Gloo is told the interface by name. "
+        "`ringfort` is encrypted TCP here; `sockets` is what the line can carry.\n"
     )
     engines = [OURS, *report.options.against]
     rows = [[size(row.bytes), *(duration(row.timings[name].median_us) for name in engines)] for row in report.rows]
