@@ -7,6 +7,9 @@
 PYTHON ?= python3
 # Exactly one version: a looser requirement pulls gigabytes of CUDA.
 TORCH ?= torch==2.13.0
+# Lightning and Accelerate require torch, so they come with it or not at all.
+comma := ,
+EXTRAS := dev$(if $(TORCH),$(comma)examples)
 ARGS ?=
 # Processes that share out the files of tests, in order: the long ones come first. Many tests wait, so more than 2 cores.
 WORKERS ?= 3
@@ -51,7 +54,7 @@ docs: $(CORE) ## links, anchors and commands in the documents
 
 clean: ## remove everything that make and the tools have made, .venv too
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
-	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CORE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -59,7 +62,7 @@ $(CORE): pyproject.toml
 	@touch $@
 
 $(DEV): $(CORE)
-	$(PIP) --editable ".[dev]" $(TORCH)
+	$(PIP) --editable ".[$(EXTRAS)]" $(TORCH)
 	@touch $@
 
 $(BENCH): $(DEV)
