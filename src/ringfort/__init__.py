@@ -12,6 +12,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     context.py    DistributedContext: any backend + collectives + metrics; init(), join()
     cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
                   backend.py (AutoDiscoveryBackend)
+    compression/  codecs (pure: tensor to bytes and back), error feedback, the compressed all-reduce, auto
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
     backends/     base.py (Backend) and tcp, ring, simulated, sub, hybrid; native.py and gloo, mpi, nccl (other engines)
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
     from ringfort.collectives.ops import ReduceOp
     from ringfort.collectives.work import Work
+    from ringfort.compression.compressor import GradientCompressor
+    from ringfort.compression.strategy import CompressionStrategy, QuantizationType
     from ringfort.config import (
         AllReduceStrategy,
         AutoDiscoveryConfig,
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
         JoinCodeError,
         NamespaceMismatchError,
         NoConnectionError,
+        NonFiniteError,
         ObjectTooLargeError,
         OperationTimeoutError,
         PeerLostError,
@@ -111,6 +115,8 @@ _HOMES = {
     "cluster.topology": ("ClusterTopology", "ConnectionProfile", "NodeProfile"),
     "collectives.ops": ("ReduceOp",),
     "collectives.work": ("Work",),
+    "compression.compressor": ("GradientCompressor",),
+    "compression.strategy": ("CompressionStrategy", "QuantizationType"),
     "config": (
         "AllReduceStrategy",
         "AutoDiscoveryConfig",
@@ -145,6 +151,7 @@ _HOMES = {
         "JoinCodeError",
         "NamespaceMismatchError",
         "NoConnectionError",
+        "NonFiniteError",
         "ObjectTooLargeError",
         "OperationTimeoutError",
         "PeerLostError",
@@ -196,6 +203,7 @@ __all__ = [
     "ClusterTopology",
     "CollectiveConfig",
     "CollectiveMismatchError",
+    "CompressionStrategy",
     "ConfigError",
     "ConnectionProfile",
     "DistributedConfig",
@@ -208,6 +216,7 @@ __all__ = [
     "ElectionState",
     "EncryptionMismatchError",
     "GlooBackend",
+    "GradientCompressor",
     "GradientMismatchError",
     "HandshakeError",
     "HealthConfig",
@@ -231,10 +240,12 @@ __all__ = [
     "NoConnectionError",
     "NodeIdentity",
     "NodeProfile",
+    "NonFiniteError",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",
     "ProtocolError",
+    "QuantizationType",
     "RankTakenError",
     "ReduceOp",
     "ReduceStrategy",

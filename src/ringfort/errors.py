@@ -298,6 +298,23 @@ class GradientMismatchError(CollectiveMismatchError):
         self.operation = 0  # none of the group's operations was begun
 
 
+class NonFiniteError(DistributedError, ValueError):
+    """Gradients that were to be compressed hold infinities or NaNs. Every rank raises it, before any array has changed,
+    and the group stays usable: skip the step, or choose `on_nonfinite="skip"` or `"clip"`."""
+
+    is_recoverable = True
+
+    def __init__(self, name: str, found: dict[int, int]) -> None:
+        who = ", ".join(f"{count} at rank {rank}" for rank, count in sorted(found.items()))
+        what = f"{name!r} holds" if name else "the array holds"
+        super().__init__(
+            f"{what} elements that are infinite or not a number ({who}); skip this step, or pass a GradientCompressor "
+            'with on_nonfinite="skip" (they count as 0) or "clip"'
+        )
+        self.name = name
+        self.found = found
+
+
 class AbortedError(DistributedError):
     """The group was aborted: by `abort()` here, or by a peer that gave up and said so."""
 

@@ -1,0 +1,61 @@
+"""Arrays of any float type as float32 and back, and what to do with infinities and NaNs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ringfort.collectives import halves
+from ringfort.collectives.arrays import ArrayView
+from ringfort.compression.noise import CHUNK
+from ringfort.transport.fold import Array
+
+_BLOCK: Final = halves.BLOCK
+
+
+def widen(view: ArrayView, factor: float, *, copy: bool) -> Array:
+    """The elements times `factor` as float32: memory of its own if `copy`, else the array's where that is possible."""
+    flat = view.flat
+    if view.kind.name == "bfloat16":
+        means, wide = halves.best_means(), np.empty(flat.size, np.float32)
+        for start in range(0, flat.size, _BLOCK):
+            wide[start : start + _BLOCK] = means.widen(halves.BFLOAT16, flat[start : start + _BLOCK])
+    elif flat.dtype != np.float32 or copy:
+        with np.errstate(over="ignore"):
+            wide = flat.astype(np.float32)
+    else:
+        wide = flat
+    if factor != 1.0:
+        wide = wide.copy() if wide is flat else wide
+        with np.errstate(all="ignore"):
+            wide *= np.float32(factor)
+    return wide
+
+
+def narrow(wide: Array, view: ArrayView) -> None:
+    """The elements back into the array, rounded."""
+    if view.kind.name == "bfloat16":
+        for start in range(0, wide.size, _BLOCK):
+            # NumPy's means at every rank: all must round alike.
+            halves.NUMPY.narrow(halves.BFLOAT16, wide[start : start + _BLOCK], view.flat[start : start + _BLOCK])
+    elif view.flat is not wide:
+        with np.errstate(over="ignore"):
+            view.flat[...] = wide
+
+
+def count_nonfinite(flat: Array) -> int:
+    """How many elements are infinite or not a number."""
+    with np.errstate(all="ignore"):
+        # One quick pass that any of them spoils; so do very large ones, so then each is looked at.
+        if np.isfinite(np.dot(flat, flat)):
+            return 0
+    return sum(int(np.count_nonzero(~np.isfinite(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
+
+
+def mend(flat: Array, how: str) -> None:
+    """Infinities and NaNs become 0; with `clip`, infinities the largest finite magnitude there is."""
+    bad = ~np.isfinite(flat)
+    limit = np.abs(flat[~bad]).max(initial=0.0) if how == "clip" else 0.0
+    signs = np.sign(np.nan_to_num(flat[bad], nan=0.0))
+    flat[bad] = signs * np.float32(limit)

@@ -1,0 +1,176 @@
+"""The codecs that send some of the elements: the largest (`TopK`), or some drawn by lot (`RandomK`). Pure.
+
+Both write `k` of `n` elements and leave the rest zero; how the `k` values are written is another codec's business.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+
+import numpy as np
+
+from ringfort.compression.codec import ChunkCodec, Codec, scratch
+from ringfort.compression.noise import CHUNK, mix
+from ringfort.errors import InvalidArgumentError, ProtocolError
+from ringfort.transport.fold import Array
+
+BLOCK: Final = 65536
+"""Elements whose places fit 16 bits. A place is so written in 2 bytes, and each block says how many it has."""
+
+_SAMPLE: Final = 16384
+"""Elements that the threshold is guessed from: of 1% some 160 are above it, so the guess is within a tenth."""
+_MARGIN: Final = 1.25
+"""How many times as many as wanted the guess aims at: too many cost little, too few another pass."""
+
+
+# --- which ------------------------------------------------------------------------------------------------------------
+
+
+def largest(values: Array, k: int, seed: int = 0) -> Array:
+    """The places, in order, of the `k` elements of the largest magnitude; of equal ones the first.
+
+    Raises `InvalidArgumentError` for a `k` below 1 (unless there are no elements) or above their number.
+    """
+    n = values.size
+    if not min(1, n) <= k <= n:
+        raise InvalidArgumentError("k", k, f"must be from 1 to {n}, the number of elements")
+    if k == n:
+        return np.arange(n)
+    if n <= 2 * _SAMPLE:
+        return _exactly(np.abs(values), np.arange(n), k)
+    sample = np.abs(values[np.random.default_rng(mix(seed, n)).integers(0, n, _SAMPLE)])
+    aim = k / n * _MARGIN
+    while aim < 0.5:
+        place = _SAMPLE - max(1, int(aim * _SAMPLE))
+        threshold = np.partition(sample, place)[place]
+        if threshold == 0:
+            break
+        found = _at_least(values, threshold)
+        if found.size >= k:
+            return _exactly(np.abs(values[found]), found, k)
+        aim *= 2
+    return _exactly(np.abs(values), np.arange(n), k)
+
+
+def _at_least(values: Array, threshold: Array) -> Array:
+    """The places of all elements of that magnitude or more, in one pass over what is in the cache."""
+    room, above = scratch("work"), scratch("nibbles", np.int8).view(np.bool_)
+    places: list[Array] = []
+    for start in range(0, values.size, CHUNK):
+        x = values[start : start + CHUNK]
+        np.abs(x, out=room[: x.size])
+        np.greater_equal(room[: x.size], threshold, out=above[: x.size])
+        found = np.flatnonzero(above[: x.size])
+        found += start
+        places.append(found)
+    return np.concatenate(places)
+
+
+def _exactly(sizes: Array, places: Array, k: int) -> Array:
+    """Of `places`, whose elements have these `sizes`, the `k` largest."""
+    if k == places.size:
+        return places
+    least = np.partition(sizes, sizes.size - k)[sizes.size - k]
+    above = sizes > least
+    equal = np.flatnonzero(sizes == least)[: k - int(np.count_nonzero(above))]
+    above[equal] = True
+    return places[above]
+
+
+@lru_cache(maxsize=8)
+def _strata(n: int, k: int) -> tuple[Array, Array]:
+    edges = np.arange(k + 1, dtype=np.int64) * n // max(k, 1)
+    return edges[:-1], np.diff(edges)
+
+
+def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
+    """`k` places of `n`, in order, and for each the number of elements that it was drawn from.
+
+    One of each of `k` stretches of neighbours, so an element is drawn with a chance of 1 in the length of its stretch:
+    times that length it is right on average. The same `seed` draws the same, on any machine.
+    """
+    starts, lengths = _strata(n, k)
+    random = np.random.Generator(np.random.PCG64(seed)).random(k)
+    return starts + (random * lengths).astype(np.int64), lengths
+
+
+# --- how they are written ---------------------------------------------------------------------------------------------
+
+
+class TopK(Codec):
+    """The largest `k`: for each block of 65536 how many there are, their places in it, and their values."""
+
+    def __init__(self, k: int, values: ChunkCodec) -> None:
+        self.k, self._values = k, values
+
+    def nbytes(self, count: int) -> int:
+        return 4 * -(-count // BLOCK) + 2 * self.k + self._values.nbytes(self.k)
+
+    def encode(self, values: Array, out: Array, seed: int, *, keep_error: bool = False) -> None:
+        places = largest(values, self.k, seed)
+        counts, where, written = self._cut(out, values.size)
+        counts[...] = np.diff(np.searchsorted(places, np.arange(counts.size + 1) * BLOCK))
+        np.copyto(where, places & (BLOCK - 1), casting="unsafe")
+        kept = values[places]
+        self._values.encode(kept, written, seed, keep_error=keep_error)
+        if keep_error:
+            values[places] = kept
+
+    def decode(self, data: Array, out: Array, *, add: bool = False) -> None:
+        self.check_size(data, out.size)
+        counts, where, written = self._cut(data, out.size)
+        if int(counts.sum(dtype=np.uint64)) != self.k:
+            raise ProtocolError(f"{counts.sum(dtype=np.uint64)} places are announced for {self.k} elements")
+        places = np.repeat(np.arange(counts.size, dtype=np.int64) * BLOCK, counts)
+        places += where
+        if self.k and places.max() >= out.size:
+            raise ProtocolError(f"an element at place {places.max()} of {out.size}")
+        kept = np.empty(self.k, np.float32)
+        self._values.decode(written, kept)
+        _put(out, places, kept, add=add)
+
+    def _cut(self, data: Array, count: int) -> tuple[Array, Array, Array]:
+        first = 4 * -(-count // BLOCK)
+        second = first + 2 * self.k
+        return data[:first].view(np.uint32), data[first:second].view(np.uint16), data[second:]
+
+
+class RandomK(Codec):
+    """`k` by lot: the lot, and the values. Where nothing is kept for later they are scaled to be right on average."""
+
+    _LOT: Final = Struct("<QQ")
+
+    def __init__(self, k: int, values: ChunkCodec, *, scaled: bool = True) -> None:
+        self.k, self._values, self._scaled = k, values, scaled
+
+    def nbytes(self, count: int) -> int:
+        return self._LOT.size + self._values.nbytes(self.k)
+
+    def encode(self, values: Array, out: Array, seed: int, *, keep_error: bool = False) -> None:
+        places, lengths = drawn(values.size, self.k, seed)
+        kept = values[places]
+        scaled = self._scaled and not keep_error
+        if scaled:
+            kept *= lengths.astype(np.float32)
+        self._LOT.pack_into(out.data, 0, seed, int(scaled))
+        self._values.encode(kept, out[self._LOT.size :], mix(seed), keep_error=keep_error)
+        if keep_error:
+            values[places] = kept
+
+    def decode(self, data: Array, out: Array, *, add: bool = False) -> None:
+        self.check_size(data, out.size)
+        seed, _ = self._LOT.unpack_from(data.data)
+        places, _ = drawn(out.size, self.k, seed)
+        kept = np.empty(self.k, np.float32)
+        self._values.decode(data[self._LOT.size :], kept)
+        _put(out, places, kept, add=add)
+
+
+def _put(out: Array, places: Array, values: Array, *, add: bool) -> None:
+    if add:
+        out[places] += values
+    else:
+        out.fill(0)
+        out[places] = values
