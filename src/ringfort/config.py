@@ -197,6 +197,33 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RpcConfig:
+    """What an `RpcAgent` may use. Each rank may have its own."""
+
+    workers: int = 8
+    """Threads that run functions. With 0 none are run until the program calls `handle_request`."""
+    max_message_bytes: int = GIB
+    """The largest request that this rank accepts, and the largest response."""
+    max_in_flight: int = 4096
+    """Calls from this rank to one other that have not ended."""
+    max_queued: int = 4096
+    """Requests that wait here for a worker, from all ranks together."""
+    max_held_bytes: int = 2 * GIB
+    """Bytes of requests and responses that this rank holds for one other."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1)):
+            value = getattr(self, name)
+            if not _is_whole(value) or value < least:
+                raise ConfigError(name, value, f"must be a whole number of at least {least}")
+        for name in ("max_message_bytes", "max_held_bytes"):
+            if not _is_whole(getattr(self, name)) or getattr(self, name) < KIB:
+                raise ConfigError(name, getattr(self, name), "must be a whole number of at least 1 KiB (1024)")
+        if self.max_held_bytes < self.max_message_bytes:
+            raise ConfigError("max_held_bytes", self.max_held_bytes, "must have room for one message")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HealthConfig:
     """How peers watch each other. `lan()` is the default; `wifi()` forgives more and so notices later."""
 
@@ -321,6 +348,8 @@ class Environment:
     """Addresses of peers, `host` or `host:port`, with commas between them."""
     backend: str | None = None
     """What `init` makes: `tcp` if it is not said."""
+    cuda_wait: str | None = None
+    """Who waits for a collective of CUDA tensors: the `stream` (as with NCCL) or the `host` (as with Gloo)."""
     gloo_interface: str | None = None
     """The network interface that Gloo listens on, by name, where the person knows better than we."""
 
@@ -341,6 +370,7 @@ class Environment:
         "interfaces": ("RINGFORT_INTERFACES",),
         "peers": ("RINGFORT_PEERS",),
         "backend": ("RINGFORT_BACKEND",),
+        "cuda_wait": ("RINGFORT_CUDA_WAIT",),
         "gloo_interface": ("GLOO_SOCKET_IFNAME",),
     }
 
@@ -348,6 +378,8 @@ class Environment:
         for name in ("encryption", "shared_memory"):
             if getattr(self, name) not in (None, "on", "off"):
                 raise ConfigError(self.SOURCES[name][0], getattr(self, name), "must be on or off")
+        if self.cuda_wait not in (None, "stream", "host"):
+            raise ConfigError("RINGFORT_CUDA_WAIT", self.cuda_wait, "must be stream or host")
 
     @property
     def home_folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""Tensors that are not on the CPU: which other engine of the same group they go to.
+"""Tensors that are not on the CPU: who serves them, in the same group.
 
 `init_process_group("cpu:ringfort,cuda:nccl")` names an engine for each device. Torch makes one group of them all, but a
 group that is written in Python takes the place of the whole; so the other engines are made here, when first needed.
@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
+from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.names import dist, torch
 
 OURS: Final = "ringfort"
@@ -43,6 +44,17 @@ def routed(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def tell_of_cuda(store: Any, rank: int) -> None:
+    """Puts into a group's store whether this rank has a GPU. Ranks without one have the whole of a tensor in the host's
+    memory at once, and those with one must know."""
+    store.set(f"ringfort/cuda/{rank}", str(int(torch.cuda.is_available())))
+
+
+def all_have_cuda(store: Any, world_size: int) -> bool:
+    """Whether all ranks have told that they have a GPU."""
+    return all(store.get(f"ringfort/cuda/{rank}") == b"1" for rank in range(world_size))
+
+
 def named_for(group: Any) -> dict[str, str]:
     """The engine that the program has named for each type of device; empty while torch has not said."""
     config = dist.distributed_c10d._world.pg_backend_config.get(group, "")
@@ -50,11 +62,14 @@ def named_for(group: Any) -> dict[str, str]:
 
 
 def make_engine(group: Any, device: Any, timeout: float) -> Any:
-    """A group of torch's own with the engine that is named for `device`, among the same ranks.
+    """Who serves tensors on `device`: we ourselves, if it is a GPU, or a group of torch's own with the engine that is
+    named for it, among the same ranks.
 
-    Raises `UnsupportedArrayError` if that is us, `BackendUnavailableError` if there is no such engine here.
+    Raises `UnsupportedArrayError` for other devices, `BackendUnavailableError` if there is no such engine here.
     """
     name = named_for(group).get(device.type, OURS)
+    if name == OURS and device.type == "cuda":
+        return CudaEngine(group, is_whole=not all_have_cuda(group.get_group_store(), group.size()))
     if name == OURS:
         how = "move it to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"
         raise UnsupportedArrayError("tensor", f"tensor on {device}", how)

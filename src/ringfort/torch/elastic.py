@@ -20,6 +20,10 @@ JOIN_TIMEOUT: Final = 600
 """Seconds that machines are waited for; torchrun's own rendezvous waits as long. `--rdzv-conf=join_timeout=60`."""
 _AGAIN: Final = "again"
 _CLOSED: Final = "closed"
+_DONE: Final = "done "
+"""Before the id of an agent that will ask nothing more."""
+_SEE_OFF: Final = 5.0
+"""Seconds that the keeper of the store waits for agents that are there and not done."""
 _LOOK: Final = 0.2
 """Seconds between two looks whether all have come."""
 
@@ -50,6 +54,7 @@ class RingfortRendezvous(api.RendezvousHandler):
         )
         self._store: ClusterStore | None = None
         self._epoch: tuple[int, str] | None = None
+        self._peers: tuple[str, ...] = ()
         self._round = 0
         self._is_closed = False
 
@@ -84,7 +89,7 @@ class RingfortRendezvous(api.RendezvousHandler):
         epoch = self._node.wait_for_peers(self._fewest - 1, max(0.01, deadline - time.monotonic()))
         self._node.hold(True)
         self._round = self._round + 1 if epoch.key == self._epoch else 0
-        self._epoch = epoch.key
+        self._epoch, self._peers = epoch.key, tuple(epoch.peers)
         if self._store is not None:
             self._store.close()
         store = self._store = ClusterStore(self._node, epoch.peers[0], f"/{self._run_id}/{epoch.key}/{self._round}")
@@ -133,8 +138,19 @@ class RingfortRendezvous(api.RendezvousHandler):
             pass  # the keeper has gone, and the round with it
 
     def shutdown(self) -> bool:
-        """Leaves the cluster."""
+        """Leaves the cluster. Who keeps the store goes last: one who has just met the others in it may yet ask."""
         if self._store is not None:
+            self._say(_DONE + self._node.peer_id)
+            if self._node.peer_id == self._peers[0]:
+                self._see_off(self._store)
             self._store.close()
         self._node.close()
         return True
+
+    def _see_off(self, store: ClusterStore) -> None:
+        deadline = time.monotonic() + _SEE_OFF
+        while time.monotonic() < deadline:
+            here = {view.peer for view in self._node.snapshot()}
+            if all(store.check([_DONE + peer]) for peer in self._peers if peer in here):
+                return
+            time.sleep(_LOOK / 10)

@@ -16,6 +16,7 @@ from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import DistributedConfig, Environment, format_address
 from ringfort.context import DistributedContext
 from ringfort.errors import RendezvousError
+from ringfort.torch.devices import tell_of_cuda
 from ringfort.torch.names import dist
 from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.torch.rendezvous import links_of
@@ -29,6 +30,7 @@ _PLACE: Final = "ringfort/place"
 def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
     """What torch calls for every group that is to be Ringfort's, at each of its members. Raises as `TcpBackend`."""
     config = _config(options)
+    tell_of_cuda(options.store, options.group_rank)
     members = tuple(options.global_ranks_in_group)
     world = dist.group.WORLD
     links: Backend | None = None if members else links_of(options.store)

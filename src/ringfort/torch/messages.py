@@ -4,6 +4,7 @@ until somebody waits for them."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -26,17 +27,21 @@ class Messages:
         self._lock = threading.Lock()
         self._own: dict[int, SimpleQueue[Array | None]] = {}
 
-    def send(self, x: Any, dst: int, tag: int, timeout: float) -> Work:
-        """Sends `x`."""
+    def send(self, x: Any, dst: int, tag: int, timeout: float, *, before: Callable[[], object] = lambda: None) -> Work:
+        """Sends `x`, once `before` has returned: which waits until `x` is what it should be."""
         view, backend = as_view(x, "tensor"), self._backend
         if dst == backend.rank:
+            before()
             self._own_queue(tag).put(view.flat.copy())
             return _done("send")
         backend.check_peer(dst, "dst")
         backend.check_tag(tag)
-        return self._lane("send", dst, tag).submit(
-            "send", lambda: backend.send(view.flat, dst, tag=tag, timeout=timeout)
-        )
+
+        def run() -> None:
+            before()
+            backend.send(view.flat, dst, tag=tag, timeout=timeout)
+
+        return self._lane("send", dst, tag).submit("send", run)
 
     def recv(self, into: Any, src: int, tag: int, timeout: float) -> Work:
         """Receives into `into`."""

@@ -16,14 +16,13 @@ from ringfort.collectives import landing, movements, reductions
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
-from ringfort.errors import InvalidArgumentError
 from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
 from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
 from ringfort.torch.messages import Messages
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rendezvous import forget
-from ringfort.torch.tensors import cut, rows, to_array, to_moved, to_seconds
+from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds
 from ringfort.torch.work import RingfortWork, Several
 
 
@@ -190,8 +189,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
 
         def prepare(seconds: float) -> list[Operation]:
-            parts = self._split(source, input_sizes, "input")
-            into = self._split(output, output_sizes, "output")
+            parts = rows(source, self.context.world_size, "input", input_sizes)
+            into = rows(output, self.context.world_size, "output", output_sizes)
             return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
 
         return self._issue([output], opts, prepare)
@@ -336,19 +335,6 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def _all_gather(self, places: Sequence[Any], source: Any, seconds: float) -> Operation:
         into = [to_moved(tensor, "output") for tensor in places]
         return landing.all_gather(self.context.backend, to_moved(source, "input"), into, timeout=seconds)
-
-    def _split(self, tensor: Any, sizes: Sequence[int], name: str) -> list[Any]:
-        """The parts of `tensor` for each rank: `sizes[r]` rows for rank r, or all the same."""
-        if not sizes:
-            return rows(tensor, self.context.world_size, name)
-        length = tensor.shape[0] if tensor.dim() else 0
-        if len(sizes) != self.context.world_size or sum(sizes) != length:
-            why = f"must have one number for each of {self.context.world_size} ranks, {length} in all"
-            raise InvalidArgumentError(f"{name}_split_sizes", list(sizes), why)
-        if not tensor.is_contiguous():
-            raise InvalidArgumentError(name, f"tensor of shape {tuple(tensor.shape)}", "must be contiguous")
-        row = tensor.numel() // length if length else 0
-        return cut(tensor, [size * row for size in sizes], name)
 
 
 def _as_one(operations: Sequence[Operation]) -> Operation:

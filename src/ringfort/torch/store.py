@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ringfort.cluster.events import ClusterEvent, Noted, PeerLost
+from ringfort.cluster.events import ClusterEvent, Noted, PeerJoined, PeerLost
 from ringfort.errors import ChannelClosedError, InvalidArgumentError, OperationTimeoutError, PeerLostError
 from ringfort.torch.names import dist
 from ringfort.torch.shelf import Answer, Request, Shelf
@@ -48,6 +48,8 @@ class ClusterStore(dist.Store):
         self._lock = threading.Lock()
         self._asked: dict[int, Future[Answer]] = {}
         self._seen: dict[str, dict[int, Answer | None]] = {}
+        self._lost: str | None = None
+        """Why the keeper cannot be asked."""
         self._end: Callable[[], None] = node.subscribe(self._on_event)
 
     # --- what torch calls -----------------------------------------------------------------------------------------
@@ -115,6 +117,8 @@ class ClusterStore(dist.Store):
         request = Request(next(self._numbers), verb, tuple(keys), **said)
         future: Future[Answer] = Future()
         with self._lock:
+            if self._lost is not None:
+                raise self._lost_keeper(self._lost)
             self._asked[request.number] = future
         deadline = time.monotonic() + seconds
         try:
@@ -183,12 +187,19 @@ class ClusterStore(dist.Store):
                 elif event.peer == self._keeper:
                     self._answered(said)
         elif isinstance(event, PeerLost):
+            asked: list[Future[Answer]] = []
             with self._lock:
                 self._shelf.lost(event.peer)
-                asked = list(self._asked.values()) if event.peer == self._keeper else []
-                self._asked = {} if asked else self._asked
+                if event.peer == self._keeper:
+                    self._lost = event.why
+                    asked, self._asked = list(self._asked.values()), {}
             for future in asked:
-                future.set_exception(PeerLostError(event.peer, f"it kept the store: {event.why}"))
+                future.set_exception(self._lost_keeper(event.why))
+        elif isinstance(event, PeerJoined) and event.peer == self._keeper:
+            self._lost = None
+
+    def _lost_keeper(self, why: str) -> PeerLostError:
+        return PeerLostError(self._keeper, f"it kept the store: {why}")
 
 
 MEMORY: Final = 4096

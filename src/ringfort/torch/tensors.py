@@ -38,25 +38,28 @@ def to_moved(tensor: Any, name: str = "tensor") -> Any:
     raise InvalidArgumentError(name, f"tensor of {tensor.dtype}", "is not contiguous; pass tensor.contiguous()")
 
 
-def rows(tensor: Any, count: int, name: str) -> list[Any]:
-    """`tensor` cut into `count` equal parts along its memory. Raises `InvalidArgumentError` if that cannot be."""
+def pieces(tensor: Any, sizes: Sequence[int], count: int, name: str) -> list[Any]:
+    """The memory of `tensor` in a part for each of `count` ranks: `sizes[r]` rows for rank r, or all the same.
+    Raises `InvalidArgumentError` if that cannot be."""
+    what = f"tensor of shape {tuple(tensor.shape)}"
     if not tensor.is_contiguous():
-        raise InvalidArgumentError(name, f"tensor of shape {tuple(tensor.shape)}", "must be contiguous")
-    if tensor.numel() % count:
-        why = f"its {tensor.numel()} elements cannot be divided by {count} ranks"
-        raise InvalidArgumentError(name, f"tensor of shape {tuple(tensor.shape)}", why)
-    return cut(tensor, [tensor.numel() // count] * count, name)
-
-
-def cut(tensor: Any, sizes: Sequence[int], name: str) -> list[Any]:
-    """The memory of `tensor` in parts of so many elements."""
+        raise InvalidArgumentError(name, what, "must be contiguous")
     flat = tensor.detach().view(-1)
-    parts: list[Any] = []
-    start = 0
-    for size in sizes:
-        parts.append(to_moved(flat[start : start + size], name))
-        start += size
-    return parts
+    if not sizes:
+        if flat.numel() % count:
+            raise InvalidArgumentError(name, what, f"its {flat.numel()} elements cannot be divided by {count} ranks")
+        return list(flat.split(flat.numel() // count)) if flat.numel() else [flat] * count
+    length = tensor.shape[0] if tensor.dim() else 0
+    if len(sizes) != count or sum(sizes) != length or min(sizes) < 0:
+        why = f"must have one number for each of {count} ranks, {length} in all"
+        raise InvalidArgumentError(f"{name}_split_sizes", list(sizes), why)
+    row = flat.numel() // length if length else 0
+    return list(flat.split([size * row for size in sizes]))
+
+
+def rows(tensor: Any, count: int, name: str, sizes: Sequence[int] = ()) -> list[Any]:
+    """`pieces` as the collectives take them."""
+    return [to_moved(piece, name) for piece in pieces(tensor, sizes, count, name)]
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

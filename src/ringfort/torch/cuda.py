@@ -1,0 +1,249 @@
+"""CUDA tensors through a process group of ours: what torch's methods do for tensors that are on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ringfort.collectives.ops import Op
+from ringfort.collectives.work import Work
+from ringfort.config import Environment
+from ringfort.context import DistributedContext
+from ringfort.errors import InvalidArgumentError
+from ringfort.torch.arguments import only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.names import dist
+from ringfort.torch.staged_messages import StagedMessages
+from ringfort.torch.staging import Stage, Transfer
+from ringfort.torch.streams import CudaDevice
+from ringfort.torch.tensors import pieces, to_seconds
+from ringfort.torch.transfers import Transfers
+from ringfort.torch.work import RingfortWork, Several
+
+
+class CudaWork(RingfortWork):
+    """A call whose result is there after an event of the device."""
+
+    def __init__(
+        self,
+        device: Any,
+        tensors: Sequence[Any],
+        works: Sequence[Work],
+        ended: Callable[[], Any],
+        *,
+        is_held: bool,
+        source: int | None = None,
+    ) -> None:
+        """`ended` gives the event: at once if `is_held`, else when all `works` are done. `source` is who sent it."""
+        dist._Work.__init__(self)
+        self._device, self._works, self._ended, self._is_held = device, works, ended, is_held
+        self._tensors, self._work, self._future, self._source = tensors, works[-1], None, source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Makes the current stream wait for the result. The host waits too if it was told for how long, or if streams
+        cannot wait for the network. Raises what the call has raised so far."""
+        seconds = to_seconds(timeout, 0.0)
+        for work in self._works:
+            if seconds or work.is_completed() or not self._is_held:
+                said = work.wait(seconds or None)
+                self._source = said if isinstance(said, int) else self._source
+        self._device.current().wait_event(self._ended())
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the result is there, or an error."""
+        if not all(work.is_completed() for work in self._works):
+            return False
+        return self.exception() is not None or self._ended().query()
+
+    def exception(self) -> BaseException | None:
+        """What it raised; None if it has not ended or ended well."""
+        return next((work.exception() for work in self._works if work.exception() is not None), None)
+
+    def block_current_stream(self) -> None:
+        """`wait`, by the name of what it does."""
+        self.wait()
+
+    def get_future(self) -> Any:
+        """A future of the list of tensors that knows about streams: who waits for it makes the current one wait. Where
+        streams wait for the network it is done at once, as NCCL's is, and knows of no error."""
+        if self._future is None:
+            begun = self._device.future()
+            self._future = begun.then(self._result_of)
+            if self._is_held:
+                begun.set_result(None)
+            else:
+                self._works[-1].add_done_callback(lambda _: begun.set_result(None))
+        return self._future
+
+
+def begin(stage: Stage, transfer: Transfer, seconds: float) -> CudaWork:
+    """Begins `transfer`; raises what is wrong with it."""
+    works, ended = stage.issue(transfer, seconds)
+    return CudaWork(stage.device, transfer.result, works, ended, is_held=stage.is_held)
+
+
+def new_stage(context: DistributedContext, device: Any, *, is_whole: bool = False) -> Stage:
+    """A stage as the environment wants it. Raises `BackendUnavailableError` without CUDA."""
+    return Stage(context, device, is_held=Environment.from_mapping().cuda_wait != "host", is_whole=is_whole)
+
+
+class CudaEngine:
+    """The methods of a process group for tensors on GPUs. `group` is the process group itself; with `is_whole` other
+    ranks of it may have the same tensors in the host's memory."""
+
+    def __init__(self, group: Any, *, is_whole: bool = False, make: Callable[[Any], Any] = CudaDevice) -> None:
+        """`make` gives what a device can do."""
+        self._group, self._is_whole, self._make = group, is_whole, make
+        self._stages: dict[Any, Stage] = {}
+        self._mails: dict[Any, StagedMessages] = {}
+        self._transfers = Transfers(group.context)
+
+    # --- collectives ----------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """In place."""
+        return self.allreduce_coalesced(tensors, options_of(opts, timeout), op_of(opts))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None, op: Op | None = None) -> RingfortWork:
+        """The same for several."""
+        op = op_of(opts) if op is None else op
+        return self._issue(opts, [self._transfers.all_reduce(tensor, op) for tensor in tensors])
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """In place at the root."""
+        kind = op_of(opts if op is None else op)
+        transfer = self._transfers.reduce(only(tensors, "tensors"), root_of(opts), kind)
+        return self._issue(options_of(opts, timeout), [transfer])
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """In place."""
+        transfer = self._transfers.broadcast(only(tensors, "tensors"), root_of(opts))
+        return self._issue(options_of(opts, timeout), [transfer])
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """The list of outputs becomes every rank's input."""
+        return self._issue(opts, [self._transfers.all_gather(only_list(outputs), only(inputs, "input"))])
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """`allgather` for several inputs; `outputs[r]` is the list for those of rank r."""
+        pairs = pairs_of(list(zip(*outputs, strict=True)), inputs)
+        return self._issue(opts, [self._transfers.all_gather(*pair) for pair in pairs])
+
+    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+        """One output with every rank's input, one after the other."""
+        return self.all_gather_single_coalesced([output], [source], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """The same for several."""
+        n = self._group.context.world_size
+        made = [
+            _of(self._transfers.all_gather(pieces(output, (), n, "output"), source), [output])
+            for output, source in pairs_of(outputs, inputs)
+        ]
+        return self._issue(opts, made)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """At the root, the list of outputs becomes every rank's input."""
+        root = root_of(opts)
+        places = only_list(outputs) if self._group.context.rank == root else None
+        return self._issue(options_of(opts, timeout), [self._transfers.gather(places, only(inputs, "input"), root)])
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
+        """Every rank's output becomes its part of the root's list of inputs."""
+        root = root_of(opts)
+        sources = only_list(inputs) if self._group.context.rank == root else None
+        return self._issue(options_of(opts, timeout), [self._transfers.scatter(only(outputs, "output"), sources, root)])
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """Every rank's output becomes the reduction of its parts of all ranks' lists of inputs."""
+        place, sources = only(outputs, "output"), only_list(inputs)
+        return self._issue(opts, [self._transfers.reduce_scatter(place, sources, op_of(opts))])
+
+    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+        """The same with all parts in one input, one after the other."""
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """The same for several."""
+        n, op = self._group.context.world_size, op_of(opts)
+        made = [
+            self._transfers.reduce_scatter(output, pieces(source, (), n, "input"), op)
+            for output, source in pairs_of(outputs, inputs)
+        ]
+        return self._issue(opts, made)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
+        """Output r becomes rank r's input for this rank."""
+        return self._issue(opts, [self._transfers.all_to_all(outputs, inputs)])
+
+    def all_to_all_single(
+        self, output: Any, source: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> RingfortWork:
+        """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
+        n = self._group.context.world_size
+        parts, into = pieces(source, input_sizes, n, "input"), pieces(output, output_sizes, n, "output")
+        return self._issue(opts, [_of(self._transfers.all_to_all(into, parts), [output])])
+
+    # --- between two ranks ----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> RingfortWork:
+        """Sends one tensor to `dst`."""
+        messages, seconds = self._group._messages, self._group._timeout
+        tensor = only(tensors, "tensors")
+        begun = self._mail(tensor.device).send(
+            tensor, lambda copy, landed: messages.send(copy, dst, tag, seconds, before=landed)
+        )
+        return self._message(tensor, *begun)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> RingfortWork:
+        """Receives one tensor from `src`."""
+        messages, seconds = self._group._messages, self._group._timeout
+        tensor = only(tensors, "tensors")
+        begun = self._mail(tensor.device).recv(tensor, lambda into: messages.recv(into, src, tag, seconds))
+        return self._message(tensor, *begun, src)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> RingfortWork:
+        """Receives one tensor from whoever sends first."""
+        messages, seconds = self._group._messages, self._group._timeout
+        tensor = only(tensors, "tensors")
+        begun = self._mail(tensor.device).recv(tensor, lambda into: messages.recv_any(into, tag, seconds))
+        return self._message(tensor, *begun)
+
+    def _message(self, tensor: Any, work: Work, ended: Callable[[], Any], src: int | None = None) -> RingfortWork:
+        device = self._stage(tensor.device).device
+        return self._group._keep(CudaWork(device, [tensor], [work], ended, is_held=False, source=src))
+
+    # --- how things run -------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Lets go of the streams. What is under way ends with the group, and opens its gates."""
+        for closable in (*self._stages.values(), *self._mails.values()):
+            closable.close()
+
+    def _issue(self, opts: Any, transfers: Sequence[Transfer]) -> RingfortWork:
+        """Begins the transfers of one call; where torch waits at once, the caller's stream does."""
+        if not transfers:
+            raise InvalidArgumentError("tensors", "empty list", "must have at least one")
+        self._group._sequence += 1
+        seconds = to_seconds(getattr(opts, "timeout", None), self._group._timeout)
+        works = [begin(self._stage(transfer.example.device), transfer, seconds) for transfer in transfers]
+        work = works[0] if len(works) == 1 else Several(works)
+        if not getattr(opts, "asyncOp", True) and self._group._coalesced is None:
+            work.wait()
+        return self._group._keep(work)
+
+    def _stage(self, device: Any) -> Stage:
+        if device not in self._stages:
+            self._stages[device] = new_stage(self._group.context, self._make(device), is_whole=self._is_whole)
+        return self._stages[device]
+
+    def _mail(self, device: Any) -> StagedMessages:
+        if device not in self._mails:
+            self._mails[device] = StagedMessages(self._stage(device).device)
+        return self._mails[device]
+
+
+def _of(transfer: Transfer, result: Sequence[Any]) -> Transfer:
+    transfer.result = result
+    return transfer
