@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -26,6 +27,7 @@ from ringfort.errors import DistributedError
 from ringfort.transport.fold import Array
 from ringfort.transport.messages import Envelope
 from ringfort.transport.segment import PAGE, Segment
+from ringfort.transport.spin import LONGEST
 
 SLOT = 512 * KIB
 """Bytes a slot: small enough that what one rank writes is still in the cache when the others read it."""
@@ -39,17 +41,19 @@ _LINES = 4
 
 class Patience(NamedTuple):
     """What to do before going to sleep, which costs tens of microseconds: look at a counter so often, and then give the
-    processor away so often."""
+    processor away so often, for so many seconds."""
 
     spins: int
     yields: int
+    longest: float = float("inf")
 
 
-EAGER = Patience(2000, 200)
+EAGER = Patience(2000, 200, LONGEST)
 """Every rank has a processor: some 0.1 ms, in which a rank that is in the same collective gets through a block, and 0.2
-ms. Giving the processor away earlier gave it to other programs, for milliseconds."""
+ms. Giving the processor away earlier gave it to other programs, for milliseconds; where it does, as beside a thread
+that computes, it is better to sleep and be woken."""
 CROWDED = Patience(0, 200)
-"""Ranks share processors: looking only keeps away the one that is waited for."""
+"""Ranks share processors: looking only keeps away the one that is waited for, and giving away is for that one."""
 ONE_PROCESS = Patience(0, 0)
 """Ranks are threads of one process: only who sleeps lets go of the interpreter."""
 
@@ -110,7 +114,7 @@ class Board:
         self._own = rank * _LINES * _WORDS
         self._others = tuple(r * _LINES * _WORDS for r in range(world_size) if r != rank)
         self._flags = tuple(at + _ASLEEP * _WORDS for at in self._others)
-        self._spins, self._yields = map(range, patience)
+        self._spins, self._yields, self._longest = range(patience.spins), range(patience.yields), patience.longest
         fence = threading.Lock()
         self._lock, self._unlock = fence.acquire, fence.release
         start = _slots_at(world_size)
@@ -207,10 +211,13 @@ class Board:
 
     def _wait_longer(self, at: int, envelope: Envelope) -> None:
         words, step = self._words, self.step
+        until = time.monotonic() + self._longest
         for _ in self._yields:
             os.sched_yield()
             if words[at] >= step:
                 return
+            if time.monotonic() > until:
+                break
         flag = self._own + _ASLEEP * _WORDS
         words[flag] = 1
         self._lock()

@@ -1,0 +1,133 @@
+"""One rank of `torch_group.py`: `python -m benchmarks.torch_worker ROUNDS FOLDER`.
+
+All groups are in the same processes and take turns, so that what disturbs the machine disturbs all of them alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ringfort.config import Environment
+from ringfort.local import report
+
+WAYS: dict[str, dict[str, str]] = {"ringfort": {}, "tcp": {"RINGFORT_SHM": "off"}, "gloo": {}}
+"""The groups and what is set while they form: as it comes, over encrypted TCP, and Gloo."""
+LAYERS, WIDTH = 8, 512
+"""Eight layers of a transformer: 25.2 million parameters."""
+TOKENS = 32
+"""One sequence of so many a step: a small batch, so that the gradients are most of the work."""
+BURST = 100
+"""Calls in a row, of which the median counts: a turn takes some milliseconds."""
+
+torch: Any = import_module("torch")
+dist: Any = import_module("torch.distributed")
+
+
+def main(rounds: int, folder: str) -> None:
+    """One rank: calls first, then steps."""
+    with groups(folder) as ways:
+        gc.disable()  # as timeit does
+        for way in ("ringfort", "tcp"):
+            for name, pair in calls(ways[way]).items():
+                through, own = beside(*pair, rounds)
+                report(kind="calls", way=way, call=name, torch_us=through, context_us=own)
+        for way, taken in steps(ways, rounds).items():
+            times = sorted(1e3 * one for one in taken)
+            report(kind="steps", way=way, median_ms=statistics.median(times), times_ms=times)
+
+
+@contextmanager
+def groups(folder: str) -> Iterator[dict[str, Any]]:
+    """A group for each way. The default is Gloo's, so that all of ours make connections of their own."""
+    told = Environment.from_mapping()
+    place = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=place, rank=told.rank, world_size=told.world_size)
+    try:
+        made: dict[str, Any] = {"gloo": dist.group.WORLD}
+        for way, variables in WAYS.items():
+            if way not in made:
+                os.environ.update(variables)
+                made[way] = dist.new_group(backend="ringfort")
+                for name in variables:
+                    del os.environ[name]
+        yield {way: made[way] for way in WAYS}
+    finally:
+        dist.destroy_process_group()
+
+
+def calls(group: Any) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """The same call through torch and on the context."""
+    context = group.context
+    small, array = torch.zeros(1024), np.zeros(1024, np.float32)
+    parts = list(torch.zeros(context.world_size, 1024))
+    return {
+        "all_reduce": (lambda: dist.all_reduce(small, group=group), lambda: context.all_reduce(array)),
+        "broadcast": (lambda: dist.broadcast(small, 0, group=group), lambda: context.broadcast(array, 0)),
+        "all_gather": (lambda: dist.all_gather(parts, small, group=group), lambda: context.all_gather(array)),
+        "barrier": (lambda: dist.barrier(group=group), context.barrier),
+    }
+
+
+def beside(one: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Microseconds of a call of each, which take turns. The first turn warms up."""
+    clock = time.perf_counter_ns
+    taken: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 1):
+        for action, times in zip((one, other), taken, strict=True):
+            burst: list[int] = []
+            for _ in range(BURST):
+                start = clock()
+                action()
+                burst.append(clock() - start)
+            if turn:
+                times.append(statistics.median(burst) / 1e3)
+    return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def steps(ways: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each training step over each group. Each has its own copy of the model."""
+    model, random = _model(), torch.Generator().manual_seed(dist.get_rank())
+    actions = {way: _step(deepcopy(model), group) for way, group in ways.items()}
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 2):  # two to warm up: DDP arranges its buckets anew after the first
+        x = torch.randn(1, TOKENS, WIDTH, generator=random)
+        for way in list(ways)[:: 1 if turn % 2 == 0 else -1]:
+            dist.barrier()
+            start = time.perf_counter()
+            actions[way](x)
+            if turn > 1:
+                taken[way].append(time.perf_counter() - start)
+    return taken
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+
+def _step(model: Any, group: Any) -> Callable[[Any], None]:
+    parallel: Any = import_module("torch.nn.parallel").DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def run(x: Any) -> None:
+        optimizer.zero_grad()
+        parallel(x).square().mean().backward()
+        optimizer.step()
+
+    return run
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
