@@ -20,6 +20,8 @@ from ringfort.collectives.arrays import as_view
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Runner, Work
+from ringfort.compression import collective as compressed
+from ringfort.compression.collective import Compression
 from ringfort.config import (
     AllReduceStrategy,
     AutoDiscoveryConfig,
@@ -29,7 +31,7 @@ from ringfort.config import (
     ReduceStrategy,
     format_address,
 )
-from ringfort.errors import ConfigError
+from ringfort.errors import ConfigError, InvalidArgumentError
 from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
 from ringfort.transport import tcp
 from ringfort.transport.fold import Array
@@ -80,10 +82,26 @@ class DistributedContext:
         op: Op = ReduceOp.SUM,
         *,
         strategy: AllReduceStrategy | None = None,
+        compression: Compression | None = None,
+        name: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Every rank's `x` becomes the reduction of all of them, in place; returns `x`."""
+        """Every rank's `x` becomes the reduction of all of them, in place; returns `x`.
+
+        With `compression`, a strategy or its name such as `"int8"` or `"auto"`, it becomes about their sum or mean, of
+        fewer bytes sent. A `GradientCompressor` sends what was lost with the next `x` of the same `name`. Raises
+        `NonFiniteError` at every rank if one has elements that are infinite or not a number.
+        """
+        if compression is not None:
+            if strategy is not None:
+                raise InvalidArgumentError(
+                    "strategy", strategy, "compression has a way of its own; pass one of the two"
+                )
+            operation = compressed.all_reduce(
+                self.backend, x, op, compression=compression, name=name, timeout=timeout, metrics=self._metrics
+            )
+            return self.issue(operation, async_op)
         if (
             type(x) is np.ndarray
             and (strategy is None or strategy == AllReduceStrategy.AUTO)

@@ -59,8 +59,6 @@ class Kept:
     """How many times it was sent: decides what is left to chance."""
     factor: Array | None = None
     """POWER_SGD: where the power method goes on."""
-    group: object = None
-    """The group in which `factor` is known to be the same at all ranks."""
 
 
 class GradientCompressor:
@@ -187,24 +185,22 @@ class GradientCompressor:
         seed = mix(self.seed, rank, crc32(pieces[0].name.encode()) if pieces else 0, step)
         return Draft(self, flat, pieces, nonfinite, seed, step)
 
-    def factor(self, piece: Piece, rank: int, group: object = None) -> Array | None:
-        """POWER_SGD: where the power method goes on for a tensor; None where that is unknown or, with `group`, not
-        known to be the same at all its ranks."""
+    def factor(self, piece: Piece, rank: int) -> Array | None:
+        """POWER_SGD: where the power method goes on for a tensor; None where that is unknown."""
         with self._lock:
             kept = self._kept.get(piece.name)
             shape = lowrank.matrix_shape(piece.shape, rank)
             if kept is None or kept.factor is None or shape is None or kept.shape != piece.shape:
                 return None
-            fits = kept.factor.shape == (rank, shape[1])
-            return kept.factor if fits and (group is None or kept.group is group) else None
+            return kept.factor if kept.factor.shape == (rank, shape[1]) else None
 
-    def keep(self, draft: Draft, factors: Mapping[str, Array], group: object) -> None:
+    def keep(self, draft: Draft, factors: Mapping[str, Array]) -> None:
         """Called by `Draft.commit`."""
         nothing = np.empty(0, np.float32)
         with self._lock:
             for piece in draft.pieces:
                 residual = draft.work[piece.start : piece.stop] if draft.keeps else nothing
-                self._kept[piece.name] = Kept(piece.shape, residual, draft.step + 1, factors.get(piece.name), group)
+                self._kept[piece.name] = Kept(piece.shape, residual, draft.step + 1, factors.get(piece.name))
 
     def __repr__(self) -> str:
         return f"<GradientCompressor {self.strategy}, {len(self._kept)} tensors>"
@@ -233,10 +229,10 @@ class Draft:
         """Elements that were infinite or not a number, where that is an error."""
         return self.nonfinite if self.compressor.on_nonfinite == "raise" else 0
 
-    def commit(self, factors: Mapping[str, Array] | None = None, group: object = None) -> None:
+    def commit(self, factors: Mapping[str, Array] | None = None) -> None:
         """The step has succeeded: from now on `work` is what is kept."""
         if self.keeps or factors:
-            self.compressor.keep(self, factors or {}, group)
+            self.compressor.keep(self, factors or {})
 
 
 def check_floats(view: ArrayView, name: str) -> None:

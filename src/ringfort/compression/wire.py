@@ -1,4 +1,4 @@
-"""The head of every compressed message, 32 bytes: what follows, how many elements it is, and whether it can be used."""
+"""The head of every compressed message, 40 bytes: what follows, how many elements it is, and whether it can be used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringfort.errors import InvalidArgumentError, ProtocolError
 from ringfort.transport.fold import Array
 
 VERSION: Final = 1
-_HEAD: Final = Struct("<BBBBIQQQ")
+_HEAD: Final = Struct("<BBBBIQQQQ")
 SIZE: Final = _HEAD.size
 MAX_COUNT: Final = 1 << 48
 """Elements. More than any machine's memory; what a head claims never sizes an allocation alone."""
@@ -31,15 +31,28 @@ class Head(NamedTuple):
     """POWER_SGD: rows of the matrix. TOP_K and RANDOM_K: elements that are sent."""
     nonfinite: int = 0
     """Elements that were infinite or not a number. Then what follows means nothing."""
+    basis: int = 0
+    """In a collective: a digest of what must be the same at all ranks for a sum of their messages to mean anything."""
 
     @classmethod
-    def of(cls, strategy: CompressionStrategy, count: int, *, rows: int = 0, nonfinite: int = 0) -> Head:
+    def of(
+        cls, strategy: CompressionStrategy, elements: int, *, rows: int = 0, nonfinite: int = 0, basis: int = 0
+    ) -> Head:
         """The head of a message by `strategy`."""
-        return cls(strategy.method, strategy.values, count, strategy.rank, rows, nonfinite)
+        return cls(strategy.method, strategy.values, elements, strategy.rank, rows, nonfinite, basis)
 
     def write(self, into: Array) -> None:
         """Puts it at the beginning of `into`."""
-        numbers = (self.method.value, self.values.value, 0, self.rank, self.elements, self.rows, self.nonfinite)
+        numbers = (
+            self.method.value,
+            self.values.value,
+            0,
+            self.rank,
+            self.elements,
+            self.rows,
+            self.nonfinite,
+            self.basis,
+        )
         _HEAD.pack_into(into.data, 0, VERSION, *numbers)
 
     @classmethod
@@ -47,7 +60,7 @@ class Head(NamedTuple):
         """What the beginning of `data` says. Raises `ProtocolError`."""
         if data.size < SIZE:
             raise ProtocolError(f"{data.size} bytes are no compressed message: its head alone takes {SIZE}")
-        version, method, values, reserved, rank, count, rows, nonfinite = _HEAD.unpack_from(data.data)
+        version, method, values, reserved, rank, count, rows, nonfinite, basis = _HEAD.unpack_from(data.data)
         if version != VERSION:
             raise ProtocolError(
                 f"compressed data of version {version}; this is version {VERSION}: update the older side"
@@ -55,7 +68,7 @@ class Head(NamedTuple):
         if reserved or count > MAX_COUNT or rows > count:
             raise ProtocolError(f"the head of a compressed message makes no sense: {count} elements, {rows} of them")
         try:
-            return cls(Method(method), QuantizationType(values), count, rank, rows, nonfinite)
+            return cls(Method(method), QuantizationType(values), count, rank, rows, nonfinite, basis)
         except ValueError as exc:
             raise ProtocolError(f"compressed data of a kind that this version does not know: {exc}") from exc
 

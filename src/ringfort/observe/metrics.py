@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import floor, log
 from threading import Lock
 from typing import Any
@@ -109,6 +109,29 @@ class OperationSnapshot:
 
 
 @dataclass(frozen=True)
+class CompressionSnapshot:
+    """What one strategy of compression did, over all arrays that went through it."""
+
+    count: int
+    """Arrays, or buckets of them."""
+    bytes_before: int
+    """What this rank would have sent without compression."""
+    bytes_after: int
+    """What it has sent."""
+    codec_seconds: float
+    """Time spent on writing and reading the compressed form."""
+    residual_norm: float
+    """The length of what the last array left unsent, to be sent with the next; 0 where nothing is kept."""
+    nonfinite: int
+    """Elements that were infinite or not a number, and were skipped or clipped."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes: `bytes_before / bytes_after`."""
+        return self.bytes_before / self.bytes_after if self.bytes_after else 1.0
+
+
+@dataclass(frozen=True)
 class MetricsSnapshot:
     """What a context did since it was made, or since `reset()`."""
 
@@ -118,6 +141,8 @@ class MetricsSnapshot:
     bytes_received: int
     messages_sent: int
     messages_received: int
+    compression: Mapping[str, CompressionSnapshot] = field(default_factory=dict[str, CompressionSnapshot])
+    """By the strategy's name, in alphabetical order; `none` is what AUTO left alone."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, ready for `json.dumps`. Durations are in seconds."""
@@ -127,6 +152,7 @@ class MetricsSnapshot:
             "bytes_received": self.bytes_received,
             "messages_sent": self.messages_sent,
             "messages_received": self.messages_received,
+            "compression": {name: {**asdict(one), "ratio": one.ratio} for name, one in self.compression.items()},
         }
 
     def __str__(self) -> str:
@@ -139,6 +165,9 @@ class MetricsSnapshot:
         ]
         lines.append(f"sent {_size(self.bytes_sent)} in {self.messages_sent} messages")
         lines.append(f"received {_size(self.bytes_received)} in {self.messages_received} messages")
+        for name, one in self.compression.items():
+            sizes = f"{_size(one.bytes_before)} as {_size(one.bytes_after)} ({one.ratio:.1f} times fewer)"
+            lines.append(f"compressed by {name}: {sizes}, {_duration(one.codec_seconds)} in the codec")
         return "\n".join(lines)
 
 
@@ -174,6 +203,7 @@ class DistributedMetrics:
 
     def _clear(self) -> None:
         self._operations: dict[str, _Operation] = {}
+        self._compression: dict[str, CompressionSnapshot] = {}
         self._bytes_sent = 0
         self._bytes_received = 0
         self._messages_sent = 0
@@ -192,6 +222,28 @@ class DistributedMetrics:
                 operation.durations.record(seconds)
                 operation.nbytes += nbytes
             self._operations[name] = operation
+
+    def record_compression(
+        self,
+        strategy: str,
+        *,
+        nbytes: int,
+        sent: int,
+        codec_seconds: float = 0.0,
+        residual: float = 0.0,
+        nonfinite: int = 0,
+    ) -> None:
+        """Counts an array that went by `strategy`: bytes that would have been sent, and that were."""
+        with self._lock:
+            last = self._compression.get(strategy) or CompressionSnapshot(0, 0, 0, 0.0, 0.0, 0)
+            self._compression[strategy] = CompressionSnapshot(
+                last.count + 1,
+                last.bytes_before + nbytes,
+                last.bytes_after + sent,
+                last.codec_seconds + codec_seconds,
+                residual,
+                last.nonfinite + nonfinite,
+            )
 
     def add_sent(self, nbytes: int, messages: int = 1) -> None:
         """Counts what left for a peer."""
@@ -214,6 +266,7 @@ class DistributedMetrics:
                 bytes_received=self._bytes_received,
                 messages_sent=self._messages_sent,
                 messages_received=self._messages_received,
+                compression=dict(sorted(self._compression.items())),
             )
 
     def reset(self) -> None:

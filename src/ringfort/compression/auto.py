@@ -1,0 +1,266 @@
+"""Whether compression pays on these links, and which: a model of bytes and codecs, fed with what both were measured at.
+
+Every rank must choose the same, so what one measures all know (the slowest counts), and the rest is plain arithmetic.
+With n ranks, N elements of S bytes, a message's latency a, b seconds a byte, and a codec that takes e and d seconds to
+write and to read an element and makes B bytes of N:
+
+    none        2(n-1) a + 2(n-1)/n S b
+    quantized   2(n-1) m a + 2(n-1)/n B b + N e + (2n-1)/n N d, in m messages for each part
+    topk        (n-1) a + (n-1) B b + N e + n N d
+    powersgd    4(n-1) a + 2(n-1)/n B b + N e + N d
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.collectives import plan
+from ringfort.collectives.costs import BANDWIDTH, LATENCY
+from ringfort.collectives.operation import Memory, run_steps
+from ringfort.compression import lowrank, messages
+from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
+from ringfort.compression.noise import CHUNK
+from ringfort.compression.quantize import codec_of
+from ringfort.compression.sparse import TopK
+from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
+from ringfort.config import KIB, MIB
+from ringfort.transport.fold import Array
+from ringfort.transport.messages import Envelope
+
+CANDIDATES: Final = tuple(
+    CompressionStrategy.parse(name)
+    for name in ("none", "fp16", "bf16", "int8", "int4", "onebit", "topk(0.01)+int4", "powersgd(4)")
+)
+"""What is weighed, in the order that ties are decided by."""
+GAIN: Final = 0.9
+"""Compression has to take less than this of the time without: a guess is a guess, and exact sums are worth a tenth."""
+PROBES: Final = (256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB)
+"""Bytes that are exchanged to learn what a further byte costs, until one takes `LONG_ENOUGH`. Large ones, because a
+wire may let a burst pass at any speed: half a MiB is usual for a shaper or a cheap switch."""
+LONG_ENOUGH: Final = 0.1
+"""Seconds."""
+_SAMPLE: Final = 256 * KIB
+"""Elements that a codec is timed on: 1 MiB."""
+_SMALL: Final = 8
+
+logger = logging.getLogger("ringfort.compression")
+
+
+class Speed(NamedTuple):
+    """What a codec does to an array."""
+
+    write: float
+    """Seconds an element, with the error kept."""
+    read: float
+    error: float
+    """How far normal noise is moved, as a share of its length."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the group's links and codecs were measured at: the same at every rank."""
+
+    world_size: int
+    latency: float
+    per_byte: float
+    speeds: dict[CompressionStrategy, Speed]
+
+    def predict(self, strategy: CompressionStrategy, shapes: Sequence[tuple[int, ...]]) -> float:
+        """Seconds that an all-reduce of tensors of these shapes takes."""
+        n, count = self.world_size, sum(prod(shape) for shape in shapes)
+        a, b = self.latency, self.per_byte
+        whole = 2 * (n - 1) / n
+        if strategy.method is Method.NONE:
+            return 2 * (n - 1) * a + whole * 4 * count * b
+        speed = self.speeds[strategy]
+        if strategy.method is Method.TOP_K:
+            k = strategy.kept(count)
+            size = TopK(k, codec_of(strategy.values)).nbytes(count)
+            return (n - 1) * (a + size * b) + count * speed.write + n * count * speed.read
+        if strategy.method is Method.POWER_SGD:
+            size = 4 * sum(_factor_elements(shape, strategy.rank) for shape in shapes)
+            return 4 * (n - 1) * a + whole * size * b + count * (speed.write + speed.read)
+        codec = codec_of(strategy.values)
+        segment = min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // codec.nbytes(CHUNK)))
+        parts = -(-count // n)
+        turns = max(1, -(-parts // segment))
+        work = count * (speed.write + (2 * n - 1) / n * speed.read)
+        return 2 * (n - 1) * turns * a + whole * codec.nbytes(count) * b + work
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What AUTO takes, and why."""
+
+    strategy: CompressionStrategy
+    why: str
+    predicted: dict[CompressionStrategy, float]
+    """Seconds of everything that was weighed; empty where nothing had to be."""
+
+
+def choose(
+    backend: Backend, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]], envelope: Envelope
+) -> CompressionStrategy:
+    """The quickest within the error that `asked` allows. Called by all ranks, in the collective of `envelope`: the
+    first time they measure, which takes half a second on a wire of 100 Mbit/s."""
+    known = _chosen.setdefault(backend, {})
+    key = asked, tuple(shapes)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = explain(backend, asked, shapes, envelope)
+        logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
+    return found.strategy
+
+
+def explain(
+    backend: Backend, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]], envelope: Envelope
+) -> Choice:
+    """`choose`, with its reasons."""
+    if backend.shares_memory or len(set(backend.hosts)) == 1:
+        what = "share memory" if backend.shares_memory else "are on one host"
+        return Choice(CompressionStrategy.NONE, f"the ranks {what}, where nothing is quicker than the data itself", {})
+    table = table_of(backend, envelope)
+    predicted = {
+        strategy: table.predict(strategy, shapes)
+        for strategy in CANDIDATES
+        if strategy.method is Method.NONE or table.speeds[strategy].error <= asked.max_error
+    }
+    plain = predicted[CompressionStrategy.NONE]
+    best = min(predicted, key=predicted.__getitem__)
+    if predicted[best] >= GAIN * plain:
+        best = CompressionStrategy.NONE
+    rate = f"{8e-6 / table.per_byte:.0f} Mbit/s"
+    if best.method is Method.NONE:
+        others = min((seconds for strategy, seconds in predicted.items() if strategy != best), default=plain)
+        why = f"at {rate} it takes {_ms(plain)}, and no compression within the error less than {_ms(others)}"
+    else:
+        why = f"at {rate} it takes {_ms(predicted[best])} where none takes {_ms(plain)}"
+    return Choice(best, why, predicted)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+_tables: WeakKeyDictionary[Backend, Table] = WeakKeyDictionary()
+_chosen: WeakKeyDictionary[Backend, dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]] = (
+    WeakKeyDictionary()
+)
+
+
+def table_of(backend: Backend, envelope: Envelope) -> Table:
+    """The group's table. Measured the first time, in the collective of `envelope`, which all ranks are in."""
+    table = _tables.get(backend)
+    if table is None:
+        config, n = backend.config.collective, backend.world_size
+        if backend.is_measured:
+            latency, per_byte = _measure_links(backend, envelope)
+            own = np.array([number for speed in codec_speeds().values() for number in speed])
+            slowest = _largest(backend, own, envelope).reshape(-1, 3)
+            speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
+        else:  # where time is virtual
+            latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
+        if config.latency is not None:
+            latency = config.latency
+        if config.bandwidth is not None:
+            per_byte = 1 / config.bandwidth
+        table = _tables[backend] = Table(n, latency, per_byte, speeds)
+    return table
+
+
+def _measure_links(backend: Backend, envelope: Envelope) -> tuple[float, float]:
+    """Latency and seconds a byte of the slowest link, while all ranks send at once, as collectives do."""
+    rank, n = backend.rank, backend.world_size
+    dst, src = (rank + 1) % n, (rank - 1) % n
+
+    def timed(size: int) -> float:
+        out, into = np.zeros((2, size), np.uint8)
+        start = time.perf_counter()
+        backend.exchange(out, dst, into, src, tag=envelope)
+        return time.perf_counter() - start
+
+    small = min(timed(_SMALL) for _ in range(5))
+    latency = float(_largest(backend, np.array([small]), envelope)[0])
+    per_byte = 0.0
+    for size in PROBES:
+        taken = float(_largest(backend, np.array([timed(size)]), envelope)[0])
+        per_byte = max(taken - latency, 0.1 * taken) / size
+        if taken >= LONG_ENOUGH:
+            break
+    return latency, per_byte
+
+
+def _largest(backend: Backend, figures: Array, envelope: Envelope) -> Array:
+    """For each figure the largest that a rank has."""
+    rank, n = backend.rank, backend.world_size
+    table = np.zeros((n, figures.size))
+    table[rank] = figures
+    run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
+    return table.max(axis=0)
+
+
+@cache
+def codec_speeds() -> dict[CompressionStrategy, Speed]:
+    """Every candidate but NONE, timed here: some 50 ms, once in a process."""
+    sample = np.random.default_rng(1).standard_normal(_SAMPLE).astype(np.float32)
+    return {strategy: _time(strategy, sample) for strategy in CANDIDATES if strategy.method is not Method.NONE}
+
+
+def _time(strategy: CompressionStrategy, sample: Array) -> Speed:
+    shape = (512, sample.size // 512)
+    factor = lowrank.first_factor(strategy.rank, shape[1], "") if strategy.method is Method.POWER_SGD else None
+    work, data = sample.copy(), np.empty(0, np.uint8)
+
+    def write() -> None:
+        nonlocal data
+        work[...] = sample
+        data, _ = messages.write(strategy, work, shape, factor, 0, keep_error=True)
+
+    write_seconds = _quickest(write)
+    read_seconds = _quickest(lambda: messages.read(data))
+    error = float(np.linalg.norm(work) / np.linalg.norm(sample))
+    return Speed(write_seconds / sample.size, read_seconds / sample.size, error)
+
+
+def _quickest(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _factor_elements(shape: tuple[int, ...], rank: int) -> int:
+    matrix = lowrank.matrix_shape(shape, rank)
+    return prod(shape) if matrix is None else rank * sum(matrix)
+
+
+def _nominal(values: QuantizationType, write: float, read: float, error: float) -> tuple[CompressionStrategy, Speed]:
+    return CompressionStrategy.quantize(values), Speed(write, read, error)
+
+
+NOMINAL: Final = dict(
+    [
+        _nominal(QuantizationType.FP16, 1.8e-9, 0.5e-9, 0.0003),
+        _nominal(QuantizationType.BF16, 1.2e-9, 0.4e-9, 0.002),
+        _nominal(QuantizationType.INT8, 1.6e-9, 0.6e-9, 0.011),
+        _nominal(QuantizationType.INT4, 2.4e-9, 0.9e-9, 0.17),
+        _nominal(QuantizationType.ONE_BIT, 2.0e-9, 1.3e-9, 0.61),
+        (CompressionStrategy.parse("topk(0.01)+int4"), Speed(0.8e-9, 0.3e-9, 0.97)),
+        (CompressionStrategy.power_sgd(4), Speed(3e-9, 2e-9, 0.99)),
+    ]
+)
+"""For groups whose time is virtual: one core of an AMD EPYC of 2023."""

@@ -1,0 +1,210 @@
+"""How compressed arrays become their sum at every rank, over any backend.
+
+`reduce` is for codecs whose bytes are of neighbouring elements. Each rank owns a part of the array. All send their
+elements of that part to the owner, encoded; the owner adds them up, encodes the sum, and that goes round the ring to
+everybody. The bytes are those of a ring. But an element is rounded twice however many ranks there are, where a ring
+that rounds at every hop does it n times; and each rounding is known to one rank, which keeps its error. So at all times
+what the ranks were given is what they have got and what they keep. The owner, too, decodes the bytes that it sends: all
+ranks end with the same bits.
+
+`gather` is for the rest: every rank's message at every rank.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+
+from ringfort.backends.base import Backend
+from ringfort.collectives import plan
+from ringfort.collectives.operation import run_ring
+from ringfort.collectives.plan import Span
+from ringfort.compression import wire
+from ringfort.compression.codec import ChunkCodec, Codec
+from ringfort.compression.noise import CHUNK, mix
+from ringfort.compression.strategy import CompressionStrategy
+from ringfort.compression.wire import Head
+from ringfort.errors import NonFiniteError
+from ringfort.transport.fold import Array
+from ringfort.transport.messages import Envelope
+
+MESSAGE_BYTES: Final = 512 * 1024
+"""About how long a message is: so long that its fixed cost vanishes even on a fast wire."""
+MAX_SEGMENT: Final = 32 * CHUNK
+"""Elements of a part that are under way at once: scratch of 4 MiB, whatever the array."""
+
+
+class BasisError(Exception):
+    """The ranks' messages cannot be added: what they rest on differs. Every rank raises it."""
+
+
+class Exchange:
+    """One collective under way: its messages, and what they cost."""
+
+    def __init__(self, backend: Backend, envelope: Envelope, name: str, nonfinite: int) -> None:
+        self._backend, self._envelope = backend, envelope
+        self._name, self._nonfinite = name, nonfinite
+        self.sent = 0
+        """Bytes that left this rank."""
+        self.codec_seconds = 0.0
+
+    def reduce(
+        self,
+        work: Array,
+        out: Array,
+        codec: ChunkCodec,
+        strategy: CompressionStrategy,
+        seed: int,
+        *,
+        keep_error: bool,
+        divisor: int = 1,
+        basis: int = 0,
+    ) -> None:
+        """`out` becomes the sum of all ranks' `work`, divided by `divisor`. With `keep_error`, `work` becomes what is
+        missing in the sum for this rank to make up; else the two may be the same memory.
+
+        Raises `NonFiniteError` and `BasisError` at every rank, if at any.
+        """
+        rank, n = self._backend.rank, self._backend.world_size
+        parts = plan.split(work.size, n)
+        longest = parts[0][1] - parts[0][0]
+        per_chunk = codec.nbytes(CHUNK)
+        segment = min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // per_chunk), max(longest, 1))
+        total = np.empty(segment, np.float32)
+        rows = np.empty((n, wire.SIZE + codec.nbytes(segment)), np.uint8)
+        for turn, offset in enumerate(range(0, max(longest, 1), segment)):
+            spans = [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
+            own = slice(*spans[rank])
+            added = total[: own.stop - own.start]
+            added[...] = work[own]
+            head = Head.of(strategy, 0, nonfinite=self._nonfinite, basis=basis)
+            self._fold(work, spans, added, codec, head, mix(seed, turn), keep_error=keep_error)
+            sizes = [wire.SIZE + codec.nbytes(b - a) for a, b in spans]
+            mine = rows[rank, : sizes[rank]]
+            self._encode(
+                added, mine, codec, head._replace(elements=added.size), mix(seed, turn, n), keep_error=keep_error
+            )
+            if keep_error:
+                work[own] = added
+            self._round(rows, sizes)
+            for peer, (start, stop) in enumerate(spans):
+                message = rows[peer, : sizes[peer]]
+                Head.read(message).check(head._replace(elements=stop - start), peer)
+                self._decode(message, out[start:stop], codec)
+                if divisor != 1:
+                    out[start:stop] /= np.float32(divisor)
+
+    def reduce_part(
+        self,
+        work: Array,
+        out: Array,
+        codec: ChunkCodec,
+        strategy: CompressionStrategy,
+        seed: int,
+        *,
+        keep_error: bool,
+        divisor: int = 1,
+    ) -> None:
+        """`work` has a part for each rank; `out` becomes the sum of this rank's parts. With `keep_error`, `work`
+        becomes what the owners have not got; zero in this rank's own part, of which nothing is lost."""
+        rank, n = self._backend.rank, self._backend.world_size
+        size = work.size // n
+        spans = [(part * size, (part + 1) * size) for part in range(n)]
+        own = slice(*spans[rank])
+        out[...] = work[own]
+        head = Head.of(strategy, 0, nonfinite=self._nonfinite)
+        self._fold(work, spans, out, codec, head, seed, keep_error=keep_error)
+        if keep_error:
+            work[own] = 0
+        if divisor != 1:
+            out /= np.float32(divisor)
+
+    def gather(self, message_bytes: int, codec: Codec, strategy: CompressionStrategy, work: Array, seed: int,
+               *, keep_error: bool, rows: int) -> list[Array]:  # fmt: skip
+        """Every rank's `work` as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
+        rank, n = self._backend.rank, self._backend.world_size
+        head = Head.of(strategy, work.size, rows=rows, nonfinite=self._nonfinite)
+        size = wire.SIZE + message_bytes
+        messages = np.empty((n, size), np.uint8)
+        self._encode(work, messages[rank], codec, head, seed, keep_error=keep_error)
+        self._round(messages, [size] * n)
+        found: dict[int, int] = {}
+        for peer in range(n):
+            there = Head.read(messages[peer])
+            there.check(head, peer)
+            if there.nonfinite:
+                found[peer] = there.nonfinite
+        if found:
+            raise NonFiniteError(self._name, found)
+        return [message[wire.SIZE :] for message in messages]
+
+    def _fold(
+        self,
+        work: Array,
+        spans: list[Span],
+        added: Array,
+        codec: ChunkCodec,
+        head: Head,
+        seed: int,
+        *,
+        keep_error: bool,
+    ) -> None:
+        """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
+        rank, n = self._backend.rank, self._backend.world_size
+        most = max(b - a for a, b in spans)
+        outgoing, incoming = np.empty((2, wire.SIZE + codec.nbytes(most)), np.uint8)
+        found = {rank: self._nonfinite} if self._nonfinite else {}
+        same = True
+        for dst, src in plan.exchange_order(rank, n):
+            start, stop = spans[dst]
+            message = outgoing[: wire.SIZE + codec.nbytes(stop - start)]
+            arriving = incoming[: wire.SIZE + codec.nbytes(added.size)]
+            here = head._replace(elements=stop - start)
+            self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
+            self._backend.exchange(message, dst, arriving, src, tag=self._envelope)
+            self.sent += message.size
+            there = Head.read(arriving)
+            there.check(head._replace(elements=added.size), src)
+            same = same and there.basis == head.basis
+            if there.nonfinite:
+                found[src] = there.nonfinite
+            elif not found and same:
+                self._decode(arriving, added, codec, add=True)
+        # All ranks hear of all others in each of these rounds, so all stop here, at the first.
+        if found:
+            raise NonFiniteError(self._name, found)
+        if not same:
+            raise BasisError
+
+    def _round(self, rows: Array, sizes: list[int]) -> None:
+        """Each rank's row to every rank, round the ring."""
+        backend = self._backend
+        steps = plan.ring_all_gather(backend.rank, backend.world_size, backend.ring)
+        run_ring(backend, steps, _Rows(rows, sizes), self._envelope)  # pyright: ignore[reportArgumentType]
+        self.sent += sum(sizes[step.out[0]] for step in steps if step.out is not None)
+
+    def _encode(self, values: Array, message: Array, codec: Codec, head: Head, seed: int, *, keep_error: bool) -> None:
+        start = time.perf_counter()
+        head.write(message)
+        if head.nonfinite:
+            message[wire.SIZE :] = 0  # nobody reads it, and nobody should
+        else:
+            codec.encode(values, message[wire.SIZE :], seed, keep_error=keep_error)
+        self.codec_seconds += time.perf_counter() - start
+
+    def _decode(self, message: Array, out: Array, codec: Codec, *, add: bool = False) -> None:
+        start = time.perf_counter()
+        codec.decode(message[wire.SIZE :], out, add=add)
+        self.codec_seconds += time.perf_counter() - start
+
+
+class _Rows:
+    """Rows of different lengths, as `run_ring` asks for them."""
+
+    def __init__(self, rows: Array, sizes: list[int]) -> None:
+        self._rows, self._sizes = rows, sizes
+
+    def __getitem__(self, span: Span) -> memoryview:
+        return self._rows[span[0], : self._sizes[span[0]]].data
