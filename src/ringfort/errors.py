@@ -162,7 +162,7 @@ class OperationTimeoutError(DistributedError, TimeoutError):
     is_recoverable = True
 
     def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
-        super().__init__(f"{what}: no end after {timeout:g} s{f'; {state}' if state else ''}", peer=peer)
+        super().__init__(f"{what}: timeout after {timeout:g} s{f'; {state}' if state else ''}", peer=peer)
         self.timeout = timeout
 
 

@@ -71,7 +71,7 @@ def test_ranks_that_call_different_things_are_told_what_each_called(zygote: Zygo
 
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_of_the_group_is_over(zygote: Zygote) -> None:
-    assert "waiting for rank 1: no end after 0.5 s" in zygote.run("timeout", 2)[0]
+    assert "waiting for rank 1: timeout after 0.5 s" in zygote.run("timeout", 2)[0]
 
 
 def test_a_monitored_barrier_names_who_did_not_come(zygote: Zygote) -> None:

@@ -101,6 +101,6 @@ def to_error(notice: Notice, me: int) -> DistributedError:
         case TimedOut(rank=rank) if rank == me:
             return OperationTimeoutError(notice.what, notice.timeout, peer=notice.peer)
         case TimedOut():
-            return AbortedError(f"{notice.what}: no end after {notice.timeout:g} s", peer=notice.rank)
+            return AbortedError(f"{notice.what}: timeout after {notice.timeout:g} s", peer=notice.rank)
         case Aborted(rank=rank, reason=reason):
             return AbortedError(reason, peer=None if rank == me else rank)
