@@ -44,6 +44,19 @@ GUISES = ("ringfort", "gloo", "mpi")
 its name, it is tried as those would be. What then runs is Ringfort all the same."""
 
 
+class Disguised(str):
+    """The name `ringfort`, which says that it is Gloo's too: a test that asks in its middle goes on as on any CPU."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
 @cache
 def make_case(guise: str) -> type[Any]:
     """Torch's test case as its module makes it for the backend `guise`, with the backend `ringfort`."""
@@ -54,11 +67,15 @@ def make_case(guise: str) -> type[Any]:
     # Tests ask these tables, which know only torch's own backends, whether one has a feature.
     for feature in ("ddp", "subgroup"):
         common.DistTestCases.backend_feature[feature].add("ringfort")
+    # Torch wants 8 ranks for tests of groups of some ranks, to keep its own runs short. They are of ranks 1 and 2.
+    small = int(os.environ["WORLD_SIZE"]) < 3
+    common.skip_if_small_worldsize = unittest.skipIf(small, "needs three ranks")
     name = "torch.testing._internal.distributed.distributed_test"
     sys.modules.pop(name, None)
     os.environ["BACKEND"] = guise
     module: Any = import_module(name)
-    os.environ["BACKEND"] = module.BACKEND = "ringfort"
+    os.environ["BACKEND"] = "ringfort"
+    module.BACKEND = Disguised("ringfort")
 
     class RingfortTest(module.TestDistBackend, module.DistributedTest._DistTestBase):
         home = module  # what is pickled is looked for by the name of its module: which must be this one then

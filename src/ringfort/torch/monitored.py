@@ -14,23 +14,27 @@ _TAG: Final = 1 << 62
 
 
 def monitored_barrier(backend: Backend, timeout: float, *, wait_all_ranks: bool = False) -> None:
-    """Returns when every rank has called it; raises `OperationTimeoutError`, at rank 0 with those who did not come."""
+    """Returns when every rank has called it; raises `OperationTimeoutError`, at rank 0 with those who did not come, or
+    what became of the first where all of them failed and none was merely late."""
     tag = Envelope(backend.channel, _TAG)
     deadline = time.monotonic() + timeout
     if backend.rank != 0:
         backend.send(b"", 0, tag=tag, timeout=timeout)
         backend.recv(bytearray(), 0, tag=tag, timeout=timeout)
         return
-    missing: dict[int, str] = {}
+    missing: dict[int, DistributedError] = {}
     for peer in range(1, backend.world_size):
         try:
             backend.recv(bytearray(), peer, tag=tag, timeout=max(0.001, deadline - time.monotonic()))
         except DistributedError as exc:
-            missing[peer] = "did not come" if isinstance(exc, OperationTimeoutError) else str(exc)
+            missing[peer] = exc
             if not wait_all_ranks:
                 break
-    if missing:
-        state = "; ".join(f"rank {peer} {why}" for peer, why in missing.items())
-        raise OperationTimeoutError("monitored_barrier", timeout, peer=next(iter(missing)), state=state)
+    late = [peer for peer, exc in missing.items() if isinstance(exc, OperationTimeoutError)]
+    if late:
+        state = "; ".join(f"rank {peer} did not come" if peer in late else str(exc) for peer, exc in missing.items())
+        raise OperationTimeoutError("monitored_barrier", timeout, peer=late[0], state=state)
+    for exc in missing.values():
+        raise exc
     for peer in range(1, backend.world_size):
         backend.send(b"", peer, tag=tag, timeout=timeout)
