@@ -9,6 +9,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
                   torch runs by itself
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
     training/     average_gradients, for any framework
+    rpc/          RpcAgent: functions of one rank that others call; messages (pure), link, serving, references
     context.py    DistributedContext: any backend + collectives + metrics; init(), join()
     cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
                   backend.py (AutoDiscoveryBackend)
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         ElectionConfig,
         HealthConfig,
         ReduceStrategy,
+        RpcConfig,
     )
     from ringfort.context import DistributedContext, init, join
     from ringfort.errors import (
@@ -66,12 +68,14 @@ if TYPE_CHECKING:
         ConfigError,
         DistributedError,
         EncryptionMismatchError,
+        FunctionNotFoundError,
         GradientMismatchError,
         HandshakeError,
         IdentityError,
         InboxFullError,
         InvalidArgumentError,
         InvalidKeyError,
+        InvalidMessageError,
         InvalidRankError,
         InvalidWorldSizeError,
         JoinCodeError,
@@ -84,8 +88,14 @@ if TYPE_CHECKING:
         ProtocolError,
         RankTakenError,
         RefusedError,
+        RemoteError,
         RendezvousError,
         RendezvousTimeoutError,
+        RpcError,
+        RpcNoConnectionError,
+        RpcOverloadedError,
+        RpcPeerLostError,
+        RpcTimeoutError,
         SelfSendError,
         SizeMismatchError,
         TamperedError,
@@ -98,6 +108,8 @@ if TYPE_CHECKING:
     from ringfort.identity.keypair import NodeIdentity
     from ringfort.identity.namespace import NetworkNamespace
     from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
+    from ringfort.rpc.agent import RpcAgent
+    from ringfort.rpc.references import RRef
 
 _HOMES = {
     "backends.base": ("Backend",),
@@ -126,6 +138,7 @@ _HOMES = {
         "ElectionConfig",
         "HealthConfig",
         "ReduceStrategy",
+        "RpcConfig",
     ),
     "context": (
         "DistributedContext",
@@ -140,12 +153,14 @@ _HOMES = {
         "ConfigError",
         "DistributedError",
         "EncryptionMismatchError",
+        "FunctionNotFoundError",
         "GradientMismatchError",
         "HandshakeError",
         "IdentityError",
         "InboxFullError",
         "InvalidArgumentError",
         "InvalidKeyError",
+        "InvalidMessageError",
         "InvalidRankError",
         "InvalidWorldSizeError",
         "JoinCodeError",
@@ -158,8 +173,14 @@ _HOMES = {
         "ProtocolError",
         "RankTakenError",
         "RefusedError",
+        "RemoteError",
         "RendezvousError",
         "RendezvousTimeoutError",
+        "RpcError",
+        "RpcNoConnectionError",
+        "RpcOverloadedError",
+        "RpcPeerLostError",
+        "RpcTimeoutError",
         "SelfSendError",
         "SizeMismatchError",
         "TamperedError",
@@ -175,6 +196,8 @@ _HOMES = {
         "DistributedMetrics",
         "MetricsSnapshot",
     ),
+    "rpc.agent": ("RpcAgent",),
+    "rpc.references": ("RRef",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -215,6 +238,7 @@ __all__ = [
     "ElectionManager",
     "ElectionState",
     "EncryptionMismatchError",
+    "FunctionNotFoundError",
     "GlooBackend",
     "GradientCompressor",
     "GradientMismatchError",
@@ -229,6 +253,7 @@ __all__ = [
     "InboxFullError",
     "InvalidArgumentError",
     "InvalidKeyError",
+    "InvalidMessageError",
     "InvalidRankError",
     "InvalidWorldSizeError",
     "JoinCodeError",
@@ -246,13 +271,22 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "QuantizationType",
+    "RRef",
     "RankTakenError",
     "ReduceOp",
     "ReduceStrategy",
     "RefusedError",
+    "RemoteError",
     "RendezvousError",
     "RendezvousTimeoutError",
     "RingBackend",
+    "RpcAgent",
+    "RpcConfig",
+    "RpcError",
+    "RpcNoConnectionError",
+    "RpcOverloadedError",
+    "RpcPeerLostError",
+    "RpcTimeoutError",
     "SelfSendError",
     "SimulatedBackend",
     "SizeMismatchError",

@@ -345,3 +345,67 @@ class InboxFullError(DistributedError, BufferError):
             peer=peer,
         )
         self.limit = limit
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+class RpcError(DistributedError):
+    """A call did not end well. `peer` is the rank that was called; the children say why. Other calls go on."""
+
+
+class FunctionNotFoundError(RpcError, LookupError):
+    """The rank that was called has no function of that name. Says which it has."""
+
+    def __init__(self, name: str, known: Sequence[str], *, peer: int | str | None = None) -> None:
+        have = ", ".join(sorted(known)) if known else "none at all"
+        super().__init__(f"rank {peer} has no function {name!r}; it has {have}", peer=peer)
+        self.name = name
+        self.known = tuple(known)
+
+
+class InvalidMessageError(RpcError, ValueError):
+    """Arguments or a result that cannot be sent, are too large, or are not what the function asks for. The function was
+    not run, or its result was not sent."""
+
+
+class RemoteError(RpcError):
+    """The function raised. `type_name` and `message` are what it raised there and `traceback` where, as text: nothing
+    of it is rebuilt here. The text is shown as this error's cause."""
+
+    def __init__(self, type_name: str, message: str, traceback: str, *, peer: int | str | None = None) -> None:
+        super().__init__(f"rank {peer} raised {type_name}: {message}", peer=peer)
+        self.type_name = type_name
+        self.message = message
+        self.traceback = traceback
+
+
+class RpcTimeoutError(RpcError, OperationTimeoutError):
+    """A call did not end within its timeout. The rank that was called is told, and stops working on it."""
+
+    def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
+        OperationTimeoutError.__init__(self, what, timeout, peer=peer, state=state)
+
+
+class RpcOverloadedError(RpcError):
+    """Too many calls, or too many bytes, are under way: here, or at the rank that was called. Nothing was run; wait for
+    some of them to end, and call again."""
+
+    is_recoverable = True
+
+
+class RpcPeerLostError(RpcError, PeerLostError):
+    """The rank that was called died or closed its agent before the call had ended: it may have run or not. Unlike its
+    parent it ends nothing else: calls to other ranks go on."""
+
+    is_fatal = False
+
+    def __init__(self, peer: int | str, reason: str) -> None:
+        PeerLostError.__init__(self, peer, reason)
+
+
+class RpcNoConnectionError(RpcError, NoConnectionError):
+    """There is no way to the rank that was called: it was lost or closed before, or this agent is closed. Nothing was
+    sent."""
+
+    is_fatal = False

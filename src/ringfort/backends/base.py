@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
+from ringfort.identity.credentials import Credentials
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Array, Fold
 from ringfort.transport.messages import Envelope
@@ -35,6 +36,15 @@ class Traffic(NamedTuple):
     bytes_sent: int = 0
     messages_received: int = 0
     bytes_received: int = 0
+
+
+class Ways(NamedTuple):
+    """How the ranks of a group reach each other beside their links, for further connections."""
+
+    hosts: Mapping[int, tuple[str, str]]
+    """For each other rank the addresses on the way to it: this rank's, and its own."""
+    credentials: Credentials | None
+    """What this rank proved itself with; None with encryption off."""
 
 
 class Leg(NamedTuple):
@@ -204,6 +214,11 @@ class Backend(ABC):
         """For each rank the lowest rank of this group on the same host. A backend that knows no better says that every
         rank has a host of its own."""
         return tuple(range(self.world_size))
+
+    @property
+    def ways(self) -> Ways | None:
+        """How the ranks reach each other, where the backend has connected them itself."""
+        return None
 
     @property
     def stripes(self) -> tuple[Backend, ...]:

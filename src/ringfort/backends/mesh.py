@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ringfort.backends.base import Backend, Leg, Tag, Traffic, as_bytes
+from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
 from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidArgumentError
@@ -43,6 +43,7 @@ class MeshBackend(Backend):
         poller: Poller,
         machines: Mapping[int, Machine] | None = None,
         stripes: Sequence[tuple[dict[int, Stream], Poller]] = (),
+        ways: Ways | None = None,
         *,
         epoch: int = 0,
     ) -> None:
@@ -51,6 +52,7 @@ class MeshBackend(Backend):
         machines = machines or dict.fromkeys(range(world_size), Machine())
         self._hosts = hosts_of(machines)
         self._machines = machines
+        self._ways = ways
         self._engine = StripeEngine(
             rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe
         )
@@ -118,6 +120,10 @@ class MeshBackend(Backend):
     @property
     def hosts(self) -> tuple[int, ...]:
         return self._hosts
+
+    @property
+    def ways(self) -> Ways | None:
+        return self._ways
 
     @property
     def stripes(self) -> tuple[MeshBackend, ...]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from threading import Lock
 
+from ringfort.backends.base import Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.stripes import wanted
 from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidWorldSizeError
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.keypair import NodeIdentity
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.machine import Machine, check_hosts
 from ringfort.transport.memory import Clock, MemoryPoller, MemoryStream, Pipe, RealClock
 from ringfort.transport.stream import Poller, Stream
+
+_LOOPBACK = "127.0.0.1"
 
 
 class SimulatedBackend(MeshBackend):
@@ -54,6 +62,12 @@ class SimulatedBackend(MeshBackend):
             cls(rank, config, pollers, world_size, places) for rank, pollers in enumerate(zip(*meshes, strict=True))
         ]
 
+    @property
+    def ways(self) -> Ways:
+        """Over loopback, for what needs connections."""
+        places = {peer: (_LOOPBACK, _LOOPBACK) for peer in range(self.world_size) if peer != self.rank}
+        return Ways(places, None if self.config.encryption == "off" else _credentials())
+
     def kill(self) -> None:
         """Ends this rank as a killed process ends: links close without a goodbye."""
         self.drop()
@@ -64,6 +78,20 @@ class SimulatedBackend(MeshBackend):
         for poller in self._pollers:
             poller.streams[peer].incoming.cut(is_cut=is_cut)
             poller.streams[peer].outgoing.cut(is_cut=is_cut)
+
+
+def _credentials() -> Credentials:
+    """For all groups of this process, which nobody else can join; nothing is written to disk."""
+    with _making:  # ranks are threads that ask at the same time
+        return _made()
+
+
+_making = Lock()
+
+
+@cache
+def _made() -> Credentials:
+    return Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("simulated"))
 
 
 def _mesh(world_size: int, clock: Clock) -> list[MemoryPoller]:

@@ -68,10 +68,10 @@ def _door_for(channel: Channel, doors: dict[str, Door], terms: Terms) -> Door:
 
 
 def _own_host(channel: Channel) -> str:
-    return _host(channel.sock.getsockname())
+    return host_of(channel.sock.getsockname())
 
 
-def _host(address: tuple[str, ...]) -> str:
+def host_of(address: tuple[str, ...]) -> str:
     """The host of a socket's address; a link-local one needs the interface."""
     host = address[0]
     return f"{host}%{address[3]}" if host.lower().startswith("fe80:") and "%" not in host else host
@@ -89,7 +89,7 @@ def _hear(peer: int, channel: Channel, count: int, terms: Terms) -> Stripes:
 def _knock(rank: int, peer: int, first: Channel, number: int, said: Stripes, terms: Terms) -> Channel:
     sock: socket.socket | None = None
     try:
-        sock = tcp.connect([(_host(first.sock.getpeername()), said.port)], terms.deadline)
+        sock = tcp.connect([(host_of(first.sock.getpeername()), said.port)], terms.deadline)
         purpose = Stripe(rank, number, said.token)
         channel = Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline)
         if channel.identity != first.identity:

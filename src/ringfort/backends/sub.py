@@ -7,7 +7,7 @@ from copy import copy
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from ringfort.backends.base import Backend, Leg, Tag, Traffic
+from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.errors import InvalidArgumentError, InvalidRankError
 from ringfort.transport.board import Board
@@ -70,6 +70,14 @@ class SubBackend(Backend):
         outer = self._outermost.hosts
         first: dict[int, int] = {}
         return tuple(first.setdefault(outer[member], rank) for rank, member in enumerate(self._members))
+
+    @property
+    def ways(self) -> Ways | None:
+        outer = self._outermost.ways
+        if outer is None:
+            return None
+        places = {rank: outer.hosts[member] for rank, member in enumerate(self._members) if member in outer.hosts}
+        return Ways(places, outer.credentials)
 
     @property
     def stripes(self) -> tuple[Backend, ...]:

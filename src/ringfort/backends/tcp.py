@@ -7,11 +7,12 @@ import socket
 from functools import cache
 from typing import NamedTuple
 
+from ringfort.backends.base import Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.neighbours import share_with_neighbours
 from ringfort.backends.rendezvous import Channels, Terms, host_group, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
-from ringfort.backends.stripes import open_stripes, wanted
+from ringfort.backends.stripes import host_of, open_stripes, wanted
 from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
@@ -97,6 +98,7 @@ class Links(NamedTuple):
     poller: Poller
     machines: dict[int, Machine]
     stripes: list[tuple[dict[int, Stream], Poller]]
+    ways: Ways
 
 
 def links_over(rank: int, channels: Channels, config: DistributedConfig, credentials: Credentials | None) -> Links:
@@ -105,6 +107,7 @@ def links_over(rank: int, channels: Channels, config: DistributedConfig, credent
     machines = {peer: channel.machine for peer, channel in channels.items()}
     machines[rank] = machine_for(config)
     terms = Terms.begin(config.timeout, credentials, machines[rank])
+    hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in channels.items()}
     sets = [channels]
     made: list[tuple[dict[int, Stream], Poller]] = []
     try:
@@ -120,7 +123,7 @@ def links_over(rank: int, channels: Channels, config: DistributedConfig, credent
             for channel in each.values():
                 channel.close()
         raise
-    return Links(*made[0], machines, made[1:])
+    return Links(*made[0], machines, made[1:], Ways(hosts, credentials))
 
 
 def _streams_over(rank: int, machine: Machine, channels: Channels, deadline: float) -> tuple[dict[int, Stream], Poller]:

@@ -85,6 +85,13 @@ class Stripe(msgspec.Struct, frozen=True, tag="stripe"):
     token: bytes
 
 
+class Calls(msgspec.Struct, frozen=True, tag="calls"):
+    """To a lower rank of a group that has formed: I am `rank`, and over this connection our agents call each other."""
+
+    rank: int
+    token: bytes
+
+
 class Control(msgspec.Struct, frozen=True, tag="control"):
     """This is a control link of a cluster: what follows are its own messages."""
 
@@ -100,7 +107,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-Greeting = Join | Welcome | Meet | Ready | Share | Shared | Stripes | Stripe | Control | Probe | Refused
+Greeting = Join | Welcome | Meet | Ready | Share | Shared | Stripes | Stripe | Calls | Control | Probe | Refused
 
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,

@@ -1,0 +1,152 @@
+"""How agents of a group that has formed come to be connected: each opens a port where the others know it, tells them
+over the group, dials those below it and lets in those above it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import time
+from typing import NamedTuple
+
+from ringfort.backends.rendezvous import Terms
+from ringfort.backends.tcp import credentials_for
+from ringfort.cluster.discovery.interfaces import choose
+from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.context import DistributedContext
+from ringfort.errors import InvalidArgumentError, NoConnectionError, RendezvousTimeoutError
+from ringfort.identity.credentials import Credentials
+from ringfort.transport import tcp
+from ringfort.transport.channel import Channel
+from ringfort.transport.door import Door
+from ringfort.transport.greeting import Calls
+from ringfort.transport.machine import Machine
+
+_LOOPBACK = "127.0.0.1"
+_TURN = 0.05
+"""Seconds at one door before the next is looked at, where there are several."""
+_UNSENT = 128 * 1024
+"""Bytes that the kernel may hold of what has not left yet: what a small call waits behind, beside one frame."""
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 4))
+"""Seconds of silence, seconds between questions, questions: a machine that vanishes is missed after 13 seconds."""
+
+
+class Formed(NamedTuple):
+    """What an agent knows of the others."""
+
+    channels: dict[int, Channel]
+    names: list[str]
+    max_message_bytes: list[int]
+    """What each of them accepts."""
+
+
+def connect(context: DistributedContext, name: str, max_message_bytes: int, timeout: float) -> Formed:
+    """Called by all ranks of the group, at the same place among its collectives. Raises `RendezvousTimeoutError` with
+    who did not come, `InvalidArgumentError` if two ranks have one name."""
+    ways = context.backend.ways
+    credentials = ways.credentials if ways is not None else _own_credentials(context)
+    terms = Terms.begin(timeout, credentials, Machine())
+    rank, world_size = context.rank, context.world_size
+    token = secrets.token_bytes(16)
+    doors: dict[str, Door] = {}
+    channels: dict[int, Channel] = {}
+    try:
+        # For each rank, where it may knock: only those above do.
+        places = [
+            [(host, _door_at(host, doors, terms)) for host in _hosts_for(context, peer)] if peer > rank else []
+            for peer in range(world_size)
+        ]
+        said = context.all_gather_object([name, max_message_bytes, token, places], timeout=timeout)
+        names = [str(one[0]) for one in said]
+        for peer, other in enumerate(names):
+            if names.index(other) != peer:
+                why = f"rank {names.index(other)} has it too; give every rank a name of its own"
+                raise InvalidArgumentError("name", other, f"of rank {peer}: {why}")
+        # Everybody comes to the lowest first and then to the next: so there is always one who lets in.
+        for peer in range(rank):
+            seen = None if ways is None else ways.hosts[peer][1]
+            addresses = [(seen or host, port) for host, port in said[peer][3][rank]]
+            channels[peer] = _knock(peer, addresses, Calls(rank, said[peer][2]), terms)
+        _accept(list(doors.values()), range(rank + 1, world_size), token, channels, terms)
+        context.barrier(timeout=max(0.01, terms.deadline - time.monotonic()))
+    except BaseException:
+        for channel in channels.values():
+            channel.close()
+        raise
+    finally:
+        for door in doors.values():
+            door.close()
+    for channel in channels.values():
+        tune(channel.sock)
+    return Formed(channels, names, [int(one[1]) for one in said])
+
+
+def _own_credentials(context: DistributedContext) -> Credentials | None:
+    """For groups over engines that know nothing of ours."""
+    return credentials_for(context.config, None) if context.world_size > 1 else None
+
+
+def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
+    """The addresses of this rank that `peer` can reach."""
+    ways, hosts = context.backend.ways, context.backend.hosts
+    if ways is not None:
+        return [ways.hosts[peer][0]]
+    if hosts[peer] == hosts[context.rank]:
+        return [_LOOPBACK]
+    return list(choose(list_interfaces()).addresses)
+
+
+def _door_at(host: str, doors: dict[str, Door], terms: Terms) -> int:
+    if host not in doors:
+        doors[host] = Door(tcp.listen(host, 0), terms.credentials)
+    return doors[host].address[1]
+
+
+def _knock(peer: int, addresses: list[tuple[str, int]], purpose: Calls, terms: Terms) -> Channel:
+    """Tried again until the deadline: where strangers crowd the door, a member may be pushed out with them."""
+    while True:
+        sock: socket.socket | None = None
+        try:
+            sock = tcp.connect(addresses, terms.deadline)
+            return Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline)
+        except BaseException as exc:
+            if sock is not None:
+                sock.close()
+            if not isinstance(exc, NoConnectionError):
+                raise
+            if terms.is_over:
+                raise RendezvousTimeoutError(
+                    "connecting the agents", terms.timeout, missing=[peer], state=f"rank {peer}: {exc}"
+                ) from exc
+            time.sleep(_TURN)
+
+
+def _accept(doors: list[Door], higher: range, token: bytes, channels: dict[int, Channel], terms: Terms) -> None:
+    """Lets in each of `higher` once."""
+    while missing := [peer for peer in higher if peer not in channels]:
+        if terms.is_over:
+            state = f"missing: rank {', '.join(map(str, missing))}; every rank must make an agent"
+            away = [one for door in doors for one in door.turned_away]
+            state += f". Turned away: {'; '.join(away)}" if away else ""
+            raise RendezvousTimeoutError("connecting the agents", terms.timeout, missing=missing, state=state)
+        for door in doors:
+            until = terms.deadline if len(doors) == 1 else min(terms.deadline, time.monotonic() + _TURN)
+            for arrival in door.wait(until)[0]:
+                said = arrival.said
+                if (
+                    not isinstance(said, Calls)
+                    or said.rank not in higher
+                    or said.rank in channels
+                    or not secrets.compare_digest(said.token, token)
+                ):
+                    door.refuse(arrival, "group", "this port is for the agents of a group that has formed")
+                    continue
+                channels[said.rank] = arrival.channel
+
+
+def tune(sock: socket.socket) -> None:
+    """What a link of agents needs beside what every data socket does, where the system has it."""
+    if sys.platform.startswith("linux"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+        for option, value in _KEEP_ALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,193 @@
+"""`Link`: the connection between two agents. Whoever has something to say writes it; the agent's thread reads."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from ringfort.errors import DistributedError
+from ringfort.rpc.inbound import Admit, Event, Inbound
+from ringfort.rpc.messages import Kind, Message
+from ringfort.rpc.outbound import Outbound, Outgoing
+from ringfort.transport.stream import Stream
+
+_READS = 16
+"""System calls to read with before another link has its turn: 4 MiB at most."""
+
+
+class Line(Protocol):
+    """A way to an agent: a `Link`, or for this rank's own a `Loop`."""
+
+    peer: int
+
+    @property
+    def is_open(self) -> bool: ...
+    def post(self, outgoing: Outgoing) -> None:
+        """Sends a message, or begins to: returns at once. On a line that is closed it only tells `outgoing.done`."""
+        ...
+
+    def control(self, frame: bytes) -> None:
+        """Sends a frame that belongs to no message."""
+        ...
+
+
+class Link:
+    """One connection.
+
+    Any thread may `post`. If nobody is writing it writes, until all is out or the kernel takes no more: then the
+    agent's thread goes on when it does. So a small call costs no hand-over. The order matters: who posts first queues
+    and then tries to write; who writes first stops and then looks at the queue: so one of the two always sees the
+    other.
+    """
+
+    def __init__(
+        self, peer: int, sock: socket.socket, stream: Stream, admit: Admit, on_stuck: Callable[[Link], None]
+    ) -> None:
+        """`on_stuck` is told when `write` must be called once the socket takes more, or when the link has broken."""
+        self.peer = peer
+        self.sock = sock
+        self.broken: str | None = None
+        """Why nothing can be sent any more."""
+        self.is_closed = False
+        self.inbound = Inbound(admit)
+        self.is_stuck = False
+        self._stream = stream
+        self._on_stuck = on_stuck
+        self._outbound = Outbound()
+        self._posted: deque[Outgoing | bytes] = deque()
+        self._writing = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages still have a chance."""
+        return self.broken is None and not self.is_closed
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def post(self, outgoing: Outgoing) -> None:
+        self._posted.append(outgoing)
+        self._flush()
+
+    def control(self, frame: bytes) -> None:
+        self._posted.append(frame)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._posted and not self.is_stuck:
+            if not self._writing.acquire(blocking=False):
+                return
+            try:
+                self._write()
+            finally:
+                self._writing.release()
+
+    def write(self) -> None:
+        """The socket takes more. For the agent's thread."""
+        with self._writing:
+            self.is_stuck = False
+            self._write()
+        self._flush()
+
+    def _write(self) -> None:
+        outbound, stream, posted = self._outbound, self._stream, self._posted
+        if not self.is_open:
+            self._drop()
+            return
+        while True:
+            while posted:
+                item = posted.popleft()
+                outbound.control(item) if isinstance(item, bytes) else outbound.post(item)
+            head, body = outbound.pieces()
+            try:
+                if body:
+                    outbound.wrote(stream.sendmsg((head, body)) if head else stream.send(body))
+                elif head:
+                    outbound.wrote(stream.send(head))
+                else:
+                    return
+            except BlockingIOError:
+                self.is_stuck = True
+                self._on_stuck(self)
+                return
+            except OSError as exc:
+                self.broken = self.broken or exc.strerror or str(exc)
+                self._drop()
+                self._on_stuck(self)
+                return
+
+    def _drop(self) -> None:
+        while self._posted:
+            item = self._posted.popleft()
+            if isinstance(item, Outgoing):
+                self._outbound.post(item)
+        self._outbound.drop()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Everything has been handed to the kernel."""
+        return not self._posted and not self._outbound.is_active
+
+    # --- in, for the agent's thread -------------------------------------------------------------------------------
+
+    @property
+    def has_pending(self) -> bool:
+        """Something can be read that the selector knows nothing of."""
+        return self._stream.has_pending
+
+    def read(self, handle: Callable[[Event], None]) -> None:
+        """Reads what is there, up to a bound. Sets `broken` at the end of the connection."""
+        inbound = self.inbound
+        try:
+            for _ in range(_READS):
+                count = self._stream.recv_into(inbound.want())
+                if not count:
+                    self.broken = self.broken or "its connection ended"
+                    return
+                inbound.took(count)
+                if inbound.events:
+                    events, inbound.events = inbound.events, []
+                    for event in events:
+                        handle(event)
+        except BlockingIOError:
+            return
+        except (DistributedError, OSError) as exc:  # ours: a record or a frame that cannot be
+            self.broken = self.broken or getattr(exc, "strerror", None) or str(exc)
+
+    def close(self) -> None:
+        """Closes the socket and drops what has not gone out."""
+        self.is_closed = True
+        with self._writing:
+            self._drop()
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+            self._stream.close()
+
+
+class Loop:
+    """A rank's line to itself: what is sent is copied, as if it had gone over a wire, and has arrived."""
+
+    is_open = True
+
+    def __init__(self, rank: int, handle: Callable[[Event], None]) -> None:
+        self.peer = rank
+        self._handle = handle
+
+    def post(self, outgoing: Outgoing) -> None:
+        outgoing.begun = True
+        message = outgoing.message
+        copies = [memoryview(bytearray(data)) for data in message.buffers]
+        if outgoing.done is not None:
+            outgoing.done()
+        self._handle(Message(message.kind, message.call, copies, message.references))
+
+    def control(self, frame: bytes) -> None:
+        inbound = Inbound(lambda _: True)
+        inbound.want()[: len(frame)] = frame
+        inbound.took(len(frame))
+        for event in inbound.events:
+            if event is not Kind.GOODBYE:
+                self._handle(event)

@@ -1,0 +1,186 @@
+"""`Pool`: a fixed number of threads that run calls, and a queue with a bound in front of them.
+
+A worker whose function waits for a call of its own does not only wait: it runs requests that are nested deeper than
+what it waits in. So ranks that call each other back never run out of workers, however many they are: the deepest
+request always finds one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+
+class Task(Protocol):
+    """Something to run. `depth` is the number of calls that wait for it."""
+
+    depth: int
+
+    @property
+    def is_cancelled(self) -> bool: ...
+
+
+class _Worker:
+    """A thread and what is handed to it: a task, or None to look up from what it does."""
+
+    def __init__(self) -> None:
+        self.inbox: SimpleQueue[Task | None] = SimpleQueue()
+        self.depth = 0  # of what it waits in, while it helps
+
+
+class Pool:
+    """Runs tasks."""
+
+    def __init__(self, name: str, workers: int, max_queued: int, run: Callable[[Any], None]) -> None:
+        self._name = name
+        self._most = workers
+        self._max_queued = max_queued
+        self._run = run
+        self._lock = threading.Lock()
+        self._queue: deque[Task] = deque()
+        self._idle: list[_Worker] = []
+        self._helping: list[_Worker] = []
+        self._threads: list[threading.Thread] = []
+        self._here = threading.local()
+        self._asked = SimpleQueue[None]()  # one for each task that waits for `run_one`
+        self._is_over = False
+
+    @property
+    def queued(self) -> int:
+        """Tasks that wait for a worker."""
+        return len(self._queue)
+
+    def submit(self, task: Task) -> bool:
+        """Has a worker run `task`, now or later. False if the queue is full."""
+        with self._lock:
+            if self._is_over:
+                return False
+            if self._idle:
+                self._idle.pop().inbox.put(task)  # the one that was busy last: its memory is warm
+                return True
+            if len(self._threads) < self._most:
+                self._start(task)
+                return True
+            helper = next((worker for worker in self._helping if worker.depth < task.depth), None)
+            if helper is not None:
+                self._helping.remove(helper)
+                helper.inbox.put(task)
+                return True
+            if len(self._queue) >= self._max_queued:
+                # Those that were given up still stand in the queue until somebody looks.
+                self._queue = deque(waiting for waiting in self._queue if not waiting.is_cancelled)
+                if len(self._queue) >= self._max_queued:
+                    return False
+            self._queue.append(task)
+        if not self._most:
+            self._asked.put(None)
+        return True
+
+    def run_one(self, timeout: float | None) -> bool:
+        """Runs the next task in this thread; waits for it up to `timeout` seconds. Whether there was one."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._most == 0:
+                try:
+                    self._asked.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                except Empty:
+                    return False
+            with self._lock:
+                task = self._queue.popleft() if self._queue else None
+            if task is not None and not task.is_cancelled:
+                self._run(task)
+                return True
+            if self._is_over or self._most:
+                return False
+
+    def _start(self, task: Task) -> None:
+        worker = _Worker()
+        thread = threading.Thread(
+            target=self._work, args=(worker, task), name=f"{self._name}-{len(self._threads)}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, worker: _Worker, task: Task | None) -> None:
+        self._here.worker = worker
+        while True:
+            if task is not None:
+                self._run(task)
+                task = None
+            with self._lock:
+                if self._queue:
+                    task = self._queue.popleft()
+                elif self._is_over:
+                    return
+                else:
+                    self._idle.append(worker)
+            if task is None:
+                task = worker.inbox.get()
+                if task is None and self._is_over:
+                    return
+
+    def wait(self, future: Future[Any], depth: int) -> None:
+        """Waits until `future` is done; a worker of this pool runs deeper requests meanwhile."""
+        worker: _Worker | None = getattr(self._here, "worker", None)
+        if worker is None or future.done():
+            return
+        before, worker.depth = worker.depth, depth
+        future.add_done_callback(lambda _: worker.inbox.put(None))
+        try:
+            while True:
+                task = self._take_deeper(worker)
+                if task is None:
+                    task = worker.inbox.get()
+                if task is None:
+                    return
+                self._run(task)
+                if future.done():
+                    self._leave(worker)
+                    return
+        finally:
+            worker.depth = before
+            with self._lock:
+                if worker in self._helping:
+                    self._helping.remove(worker)
+
+    def _take_deeper(self, worker: _Worker) -> Task | None:
+        with self._lock:
+            for index, task in enumerate(self._queue):
+                if task.depth > worker.depth:
+                    del self._queue[index]
+                    return task
+            if worker not in self._helping:
+                self._helping.append(worker)
+        return None
+
+    def _leave(self, worker: _Worker) -> None:
+        """Takes the word that the future is done, and gives away what came before it."""
+        with self._lock:
+            if worker in self._helping:
+                self._helping.remove(worker)
+        while (task := worker.inbox.get()) is not None:
+            self._run(task)
+
+    def close(self) -> None:
+        """Ends the workers that have nothing to do, and the others when they have ended what they run. Waits a moment
+        for them."""
+        with self._lock:
+            self._is_over = True
+            idle, self._idle = self._idle, []
+            self._queue.clear()
+        for worker in idle:
+            worker.inbox.put(None)
+        self._asked.put(None)
+        until = time.monotonic() + _PATIENCE
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+
+_PATIENCE = 2.0
+"""Seconds that closing waits for functions that still run. They are daemons: they do not keep the program."""

@@ -1,0 +1,230 @@
+"""`RRef`: a value that stays with the rank that made it, and the count of who holds it.
+
+The owner counts for each rank how often it holds a reference, and frees the value when nobody does. The law of this
+file: **whoever passes a reference on tells the owner first, in the name of the one who gets it, and before it lets go
+of its own.** Both go over one link, in order, so the owner never sees nobody while somebody is on the way to be told.
+One who gets it and lets go at once may be heard of earlier, over another link: a count below zero waits for its rise.
+
+A message's references are named in its first frame. From then on they are held by the rank that reads it, whether it
+takes the message or not; a message of which nothing was sent gives them back. When a rank dies it holds nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import count
+from typing import Any
+
+from ringfort.errors import InvalidArgumentError, InvalidMessageError
+from ringfort.rpc.link import Line
+from ringfort.rpc.messages import Count, Reference, pack_count
+from ringfort.rpc.wire import Failed, Failure
+
+
+class RRef:
+    """A value on another rank, or on this one. It may be sent to any rank, as an argument or in a result.
+
+    The owner keeps the value until the last `RRef` to it, on whatever rank, is gone or its rank has died.
+    """
+
+    def __init__(self, references: References, name: Reference) -> None:
+        """Holds the reference: the owner has been told."""
+        self._references = references
+        self._name = name
+        self.created: Future[Any] | None = None
+        """Where it was asked for: done when the owner has the value."""
+
+    @property
+    def owner(self) -> int:
+        """The rank that has the value."""
+        return self._name.owner
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether that is this one."""
+        return self._name.owner == self._references.rank
+
+    def to_here(self, timeout: float | None = None) -> Any:
+        """The value: a copy of it, unless this rank is the owner. Waits until there is one.
+
+        Raises what making the value raised, as `RemoteError`; `RpcNoConnectionError` and `RpcPeerLostError` if the
+        owner is gone; `RpcTimeoutError`.
+        """
+        return self._references.fetch(self, self._name, timeout)
+
+    def local_value(self) -> Any:
+        """At the owner: the value itself, which must be there. Raises `InvalidArgumentError` elsewhere."""
+        if not self.is_owner:
+            raise InvalidArgumentError("rref", self, f"its value is on rank {self.owner}; to_here() brings a copy")
+        return self._references.here(self._name)
+
+    def __repr__(self) -> str:
+        return f"<RRef {self._name.creator}.{self._name.number} on rank {self._name.owner}>"
+
+    def __del__(self) -> None:
+        self._references.drop(self._name)
+
+
+class _Entry:
+    """A value that this rank owns, or will."""
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}
+        self.outcome: Future[Any] = Future()
+        """The value, or a `Failed`."""
+
+
+class Giver:
+    """Gives the references in one message to one rank."""
+
+    def __init__(self, references: References, to: int) -> None:
+        self._references, self._to = references, to
+        self._given: list[Reference] = []
+
+    def __call__(self, value: object) -> Reference | None:
+        if not isinstance(value, RRef):
+            return None
+        if value._references is not self._references:  # pyright: ignore[reportPrivateUsage]
+            raise InvalidMessageError(f"{value} belongs to another agent")
+        name = value._name  # pyright: ignore[reportPrivateUsage]
+        self._references.tell(Count(name, self._to, 1))
+        self._given.append(name)
+        return name
+
+    def undo(self) -> None:
+        """Nothing of the message was sent."""
+        given, self._given = self._given, []
+        for name in given:
+            self._references.tell(Count(name, self._to, -1))
+
+
+Fetch = Callable[[Reference, "float | None"], Any]
+
+
+class References:
+    """This rank's values that others may hold, and its own holds on theirs."""
+
+    def __init__(self, rank: int, line_to: Callable[[int], Line], soon: Callable[[Callable[[], None]], None]) -> None:
+        """`soon` runs something in the agent's thread: Python may collect an `RRef` anywhere, under any lock."""
+        self.rank = rank
+        self.remote_fetch: Fetch
+        """How to ask an owner; the agent sets it."""
+        self._line_to = line_to
+        self._soon = soon
+        self._numbers = count(1)
+        self._entries: dict[Reference, _Entry] = {}
+        self._dead: set[int] = set()
+        self._lock = threading.RLock()
+        self._is_over = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # --- holding --------------------------------------------------------------------------------------------------
+
+    def new(self, owner: int) -> RRef:
+        """A reference to a value that `owner` is about to be asked to make."""
+        name = Reference(owner, self.rank, next(self._numbers))
+        self.tell(Count(name, self.rank, 1))
+        return RRef(self, name)
+
+    def taken(self, name: Reference) -> RRef:
+        """A reference that somebody has given to this rank."""
+        return RRef(self, name)
+
+    def giver(self, to: int) -> Giver:
+        """For the references of one message to the rank `to`."""
+        return Giver(self, to)
+
+    def drop(self, name: Reference) -> None:
+        """An `RRef` of this rank is gone."""
+        if not self._is_over:
+            self._soon(lambda: self.tell(Count(name, self.rank, -1)))
+
+    def tell(self, told: Count) -> None:
+        """Tells the owner who holds what."""
+        if told.reference.owner == self.rank:
+            self.count(told)
+        elif not self._is_over:
+            self._line_to(told.reference.owner).control(pack_count(told))
+
+    # --- owning ---------------------------------------------------------------------------------------------------
+
+    def count(self, told: Count) -> None:
+        """Somebody holds a value of this rank once more, or once less."""
+        name, user, delta = told
+        with self._lock:
+            if user in self._dead or name.owner != self.rank:
+                return
+            entry = self._entries.setdefault(name, _Entry())
+            entry.holders[user] = entry.holders.get(user, 0) + delta
+            if not entry.holders[user]:
+                del entry.holders[user]
+            self._free(name, entry)
+
+    def lost(self, peer: int) -> None:
+        """`peer` holds nothing any more."""
+        with self._lock:
+            self._dead.add(peer)
+            for name, entry in tuple(self._entries.items()):
+                if entry.holders.pop(peer, None) is not None or name.creator == peer:
+                    self._free(name, entry)
+
+    def _free(self, name: Reference, entry: _Entry) -> None:
+        if entry.holders or self._entries.get(name) is not entry:
+            return
+        del self._entries[name]
+        if not entry.outcome.done():
+            entry.outcome.set_result(Failed(Failure("message", message=f"nobody holds reference {name} any more")))
+
+    def fulfil(self, name: Reference, result: Any) -> None:
+        """The value that was asked for, or why there is none. If nobody holds it any more it is dropped."""
+        with self._lock:
+            entry = self._entries.get(name)
+        if entry is not None and not entry.outcome.done():
+            entry.outcome.set_result(result)
+
+    def outcome(self, name: Reference) -> Future[Any]:
+        """The value, when there is one. Of a reference that is not known here yet its maker may still be on the way."""
+        with self._lock:
+            if name.creator in self._dead and name not in self._entries:
+                gone: Future[Any] = Future()
+                gone.set_result(Failed(Failure("message", message=f"rank {name.creator}, which made it, is lost")))
+                return gone
+            return self._entries.setdefault(name, _Entry()).outcome
+
+    def forget(self, name: Reference) -> None:
+        """Who asked for the value has given up."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is not None:
+                self._free(name, entry)
+
+    # --- fetching -------------------------------------------------------------------------------------------------
+
+    def fetch(self, rref: RRef, name: Reference, timeout: float | None) -> Any:
+        """The value of a reference."""
+        if rref.created is not None and rref.created.done():
+            rref.created.result()  # if it could not be made: why not
+        return self.remote_fetch(name, timeout)
+
+    def here(self, name: Reference) -> Any:
+        """The value of a reference of this rank's own, which must be there."""
+        outcome = self.outcome(name)
+        if not outcome.done():
+            raise InvalidArgumentError("rref", name, "its value has not been made yet; to_here() waits for it")
+        value = outcome.result()
+        if isinstance(value, Failed):
+            raise value.failure.to_error(self.rank)
+        return value
+
+    def close(self) -> None:
+        """Frees everything."""
+        self._is_over = True
+        with self._lock:
+            entries, self._entries = self._entries, {}
+        for entry in entries.values():
+            if not entry.outcome.done():
+                entry.outcome.set_result(Failed(Failure("message", message="the owner has closed its agent")))

@@ -1,0 +1,130 @@
+"""Values and their bytes: msgpack for what is like JSON, and every large array as a buffer of its own. Pure, and
+nothing is ever unpickled.
+
+A large array leaves from its own memory and arrives in what becomes its memory: it is never copied into a blob. Small
+ones are copied into the values, which is cheaper than a frame of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from struct import Struct
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from ringfort.collectives.arrays import as_view, plain_view
+from ringfort.collectives.kernels import ElementType, by_code
+from ringfort.errors import DistributedError, InvalidMessageError
+from ringfort.rpc.messages import MAX_BUFFERS, MAX_REFERENCES, Reference
+from ringfort.transport.fold import Array
+
+SMALL, LARGE, REFERENCE = 1, 2, 3
+"""Msgpack's extension codes: an array with its elements, an array whose elements are a buffer, a reference."""
+_INLINE = 4096
+"""Bytes up to which an array travels among the values."""
+_ARRAY = Struct("<BBB")  # element type, whether torch's, axes
+_INDEX = Struct("<I")
+
+Buffers = Sequence[memoryview | bytes]
+Give = Callable[[object], Reference | None]
+"""The reference that an object is, or None if it is none."""
+
+
+class Encoded:
+    """Values as bytes. `references` are those that were met on the way, in order."""
+
+    def __init__(self, value: Any, give: Give) -> None:
+        """Raises `InvalidMessageError` for what has no place in a message."""
+        self.buffers: list[memoryview | bytes] = [b""]
+        self.references: list[Reference] = []
+        self._give = give
+        try:
+            self.buffers[0] = msgspec.msgpack.encode(value, enc_hook=self._extend)
+        except InvalidMessageError:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+            raise InvalidMessageError(
+                f"this cannot be sent: {exc}. Send None, bools, numbers, strings, bytes, lists, dicts, dataclasses, "
+                "msgspec structs, arrays, tensors on the CPU and references"
+            ) from exc
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(map(len, self.buffers))
+
+    def _extend(self, value: Any) -> Any:
+        reference = self._give(value)
+        if reference is not None:
+            self.references.append(reference)
+            if len(self.references) > MAX_REFERENCES:
+                raise InvalidMessageError(f"a message has at most {MAX_REFERENCES} references")
+            return msgspec.msgpack.Ext(REFERENCE, _INDEX.pack(len(self.references) - 1))
+        if isinstance(value, np.generic):
+            return cast("Any", value).item()
+        view = as_view(value, "argument")
+        is_torch = type(value).__module__.partition(".")[0] == "torch"
+        head = _ARRAY.pack(view.kind.code, is_torch, len(view.shape)) + np.array(view.shape, "<u8").tobytes()
+        if view.flat.nbytes <= _INLINE:
+            return msgspec.msgpack.Ext(SMALL, head + view.flat.tobytes())
+        self.buffers.append(memoryview(view.flat).cast("B"))
+        if len(self.buffers) > MAX_BUFFERS:
+            raise InvalidMessageError(f"a message has at most {MAX_BUFFERS - 1} arrays of more than {_INLINE} bytes")
+        return msgspec.msgpack.Ext(LARGE, head + _INDEX.pack(len(self.buffers) - 1))
+
+
+def decode(
+    buffers: Buffers, references: Sequence[object], data: memoryview | bytes | None = None, kind: Any = Any
+) -> Any:
+    """The value, of type `kind`: the first buffer's, or that of `data`, which is a part of it. Arrays have the memory
+    of their buffers. Raises `InvalidMessageError`."""
+
+    def extended(code: int, data: memoryview) -> Any:
+        if code == REFERENCE:
+            (index,) = _INDEX.unpack(data)
+            return references[index]
+        return _array(code, data, buffers)
+
+    try:
+        return msgspec.msgpack.decode(buffers[0] if data is None else data, type=kind, ext_hook=extended)
+    except DistributedError as exc:
+        raise InvalidMessageError(str(exc)) from exc
+    except Exception as exc:  # whatever strange bytes can cause, in msgspec, struct, NumPy or torch
+        raise InvalidMessageError(f"a message cannot be read: {exc}") from exc
+
+
+def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
+    kind, is_torch, axes = _ARRAY.unpack_from(data)
+    start = _ARRAY.size + 8 * axes
+    shape = tuple(int(length) for length in np.frombuffer(data[_ARRAY.size : start], "<u8", axes))
+    element = by_code(kind)
+    memory = _memory(code, data[start:], buffers)
+    if prod(shape) * element.storage.itemsize != len(memory):
+        raise InvalidMessageError(f"an array of shape {shape} and {element.name} has {len(memory)} bytes")
+    flat = np.frombuffer(memory, element.storage)
+    if is_torch and "torch" in sys.modules:
+        return _as_tensor(flat.reshape(shape), element)
+    return plain_view(flat, element, shape).finish()
+
+
+def _memory(code: int, rest: memoryview, buffers: Buffers) -> memoryview | bytes | bytearray:
+    """Where the elements of an array are, of which `rest` is what follows its shape."""
+    if code == SMALL:
+        return bytearray(rest)
+    if code != LARGE:
+        raise InvalidMessageError(f"an extension that this version does not know ({code})")
+    index: int = _INDEX.unpack(rest)[0]
+    if not index:
+        raise InvalidMessageError("an array has the memory of the values")
+    return buffers[index]
+
+
+def _as_tensor(array: Array, element: ElementType) -> Any:
+    torch = sys.modules["torch"]
+    if element.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
