@@ -659,3 +659,44 @@ def bad_urls(rank: int, world_size: int) -> list[str]:
     errors.append(raised(lambda: dist.init_process_group("ringfort", init_method="ringfort://", rank=0, world_size=2)))
     assert all(isinstance(error, ringfort.ConfigError) for error in errors), errors
     return [str(error) for error in errors]
+
+
+def _agent() -> tuple[Any, Any]:
+    """An agent's part of `torchrun --nnodes=2 --rdzv-backend=ringfort`, and what it got in the first round."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+    from ringfort.torch.elastic import RingfortRendezvous
+
+    agent = RingfortRendezvous(RendezvousParameters("ringfort", "", "test", 2, 2, join_timeout=30))
+    return agent, agent.next_rendezvous()
+
+
+def agents_leave(rank: int, world_size: int) -> float:
+    """The first agent keeps the store. It is done first, and the other still has questions."""
+    agent, info = _agent()
+    if info.rank == 0:
+        info.store.wait(["last"])
+    else:
+        info.store.set("last", "here")
+        for _ in range(40):
+            assert info.store.check(["last"])
+    start = time.monotonic()
+    assert agent.shutdown()
+    return time.monotonic() - start
+
+
+def keeper_is_lost(rank: int, world_size: int) -> list[str] | None:
+    """The machine that keeps the store goes while the other asks, and the other asks again."""
+    agent, info = _agent()
+    if info.rank == 0:
+        info.store.wait(["asking"])
+        agent._node.close()
+        return None
+    info.store.set("asking", "")
+    start = time.monotonic()
+    errors = [raised(lambda: info.store.get("never")), raised(lambda: info.store.add("number", 1))]
+    assert all(isinstance(error, ringfort.PeerLostError) for error in errors), errors
+    assert agent.num_nodes_waiting() in (0, 1)
+    assert agent.shutdown()
+    assert time.monotonic() - start < 5
+    return [str(error) for error in errors]

@@ -61,3 +61,12 @@ def test_torchrun_on_two_machines_needs_no_endpoint() -> None:
     said = outputs[0][0] + outputs[1][0]
     for rank in range(2):
         assert f"rank {rank} of 2 error 0.0000" in said
+
+
+def test_the_agent_that_keeps_the_store_leaves_last(zygote: Zygote) -> None:
+    assert max(zygote.run("agents_leave", 2, **LOCAL)) < 4
+
+
+def test_an_agent_whose_store_is_gone_learns_it_at_once(zygote: Zygote) -> None:
+    words = next(words for words in zygote.run("keeper_is_lost", 2, **LOCAL) if words)
+    assert all("kept the store" in word for word in words)

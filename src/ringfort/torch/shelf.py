@@ -86,9 +86,9 @@ class Shelf:
                     values[key] = request.other
                 return Answer(number, values.get(key, request.value))
             case "delete":
-                return Answer(number, amount=values.pop(key, None) is not None)
+                return Answer(number, amount=int(values.pop(key, None) is not None))
             case "check":
-                return Answer(number, amount=self._has(request.keys))
+                return Answer(number, amount=int(self._has(request.keys)))
             case "count":
                 return Answer(number, amount=len(values))
             case _:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ringfort.torch.shelf import Answer, Request, Shelf
 
+VERBS = ["set", "get", "add", "delete", "wait", "check", "count", "swap"]
+
 
 def test_what_was_set_can_be_got() -> None:
     shelf = Shelf()
@@ -57,19 +59,18 @@ def test_keys_are_looked_for_counted_and_deleted() -> None:
     assert shelf.ask("a", Request(6, "delete", ("k",))) == [("a", Answer(6, amount=0))]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["set", "get", "add", "delete", "wait"]), st.sampled_from("abc")), max_size=30)
-)
+@given(st.lists(st.tuples(st.sampled_from(VERBS), st.sampled_from("abc")), max_size=30))
 def test_every_request_is_answered_once_at_most_and_those_for_a_key_that_is_there_at_once(
     requests: list[tuple[str, str]],
 ) -> None:
     shelf, answered, there = Shelf(), set[int](), set[str]()
     for number, (verb, key) in enumerate(requests, start=1):
         value = b"1" if verb == "set" else b""
-        for _, answer in shelf.ask("x", Request(number, verb, (key,), value, amount=1)):  # pyright: ignore[reportArgumentType]
+        for _, answer in shelf.ask("x", Request(number, verb, (key,), value, b"1", amount=1)):  # pyright: ignore[reportArgumentType]
             assert answer.number not in answered
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=Answer) == answer  # no bool for a number
             answered.add(answer.number)
-        there = there | {key} if verb in ("set", "add") else there - {key} if verb == "delete" else there
+        there = there | {key} if verb in ("set", "add", "swap") else there - {key} if verb == "delete" else there
         assert (number in answered) == (verb not in ("get", "wait") or key in there)
 
 
