@@ -98,10 +98,8 @@ class DistributedContext:
                 raise InvalidArgumentError(
                     "strategy", strategy, "compression has a way of its own; pass one of the two"
                 )
-            operation = compressed.all_reduce(
-                self.backend, x, op, compression=compression, name=name, timeout=timeout, metrics=self._metrics
-            )
-            return self.issue(operation, async_op)
+            pieces = None if name is None else [(name, tuple(np.shape(x)))]
+            return self.all_reduce_compressed(x, op, compression, pieces, timeout=timeout, async_op=async_op)
         if (
             type(x) is np.ndarray
             and (strategy is None or strategy == AllReduceStrategy.AUTO)
@@ -112,6 +110,22 @@ class DistributedContext:
             if quick is not None and self._run_quick(quick, x):
                 return x
         operation = reductions.all_reduce(self.backend, x, op, strategy=strategy, timeout=timeout)
+        return self.issue(operation, async_op)
+
+    def all_reduce_compressed(
+        self,
+        x: Any,
+        op: Op,
+        compression: Compression,
+        tensors: Sequence[tuple[str, tuple[int, ...]]] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """`all_reduce(x, compression=...)` where several tensors, of these names and shapes, lie in `x` in a row."""
+        operation = compressed.all_reduce(
+            self.backend, x, op, compression=compression, tensors=tensors, timeout=timeout, metrics=self._metrics
+        )
         return self.issue(operation, async_op)
 
     def reduce(

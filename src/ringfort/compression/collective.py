@@ -47,16 +47,15 @@ def all_reduce(
     op: Op = ReduceOp.SUM,
     *,
     compression: Compression,
-    name: str | None = None,
-    pieces: Sequence[Piece] | None = None,
+    tensors: Sequence[tuple[str, tuple[int, ...]]] | None = None,
     timeout: float | None = None,
     metrics: DistributedMetrics | None = None,
 ) -> Operation:
     """Every rank's `x` becomes about the sum or mean of all of them, in place, with the same bits at every rank.
 
-    `name` is the tensor's, by which a `GradientCompressor` knows what of it was not sent yet; `pieces` are the tensors
-    that lie in `x` where those are several. Raises `NonFiniteError` at every rank if one has elements that are infinite
-    or not a number; then nothing has changed.
+    `tensors` are the names and shapes of those that lie in `x`, one behind the other: a `GradientCompressor` knows by
+    the name what of a tensor was not sent yet. Raises `NonFiniteError` at every rank if one has elements that are
+    infinite or not a number; then nothing has changed.
     """
     compressor = compressor_of(compression)
     if compressor.strategy == CompressionStrategy.NONE and not compressor.names:
@@ -64,12 +63,13 @@ def all_reduce(
     view = as_view(x, "x", writable=True)
     check_floats(view, "x")
     factor, divisor = _scales(op, view, backend.world_size)
-    if pieces is None:
-        if name is None and compressor.error_feedback:
-            raise InvalidArgumentError(
-                "name", None, "a GradientCompressor keeps what was not sent by the tensor's name; pass name='...'"
-            )
-        pieces = Piece.row([(name or "", view.shape)])
+    if tensors is None and compressor.error_feedback:
+        raise InvalidArgumentError(
+            "name", None, "a GradientCompressor keeps what was not sent by the tensor's name; pass name='...'"
+        )
+    pieces = Piece.row([("", view.shape)] if tensors is None else tensors)
+    if (pieces[-1].stop if pieces else 0) != view.flat.size:
+        raise InvalidArgumentError("tensors", tensors, f"do not make up the {view.flat.size} elements of the array")
     strategy = compressor.strategy
     call = calls.encode(
         Compressed.ALL_REDUCE,

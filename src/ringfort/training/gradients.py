@@ -20,6 +20,9 @@ import numpy as np
 
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.compression.collective import Compression
+from ringfort.compression.compressor import GradientCompressor, check_floats
+from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import MIB
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError
 from ringfort.transport.fold import Array
@@ -38,7 +41,12 @@ Tree = TypeVar("Tree")
 
 
 def average_gradients(
-    ctx: DistributedContext, tree: Tree, *, weight: float | None = None, bucket_bytes: int = BUCKET_BYTES
+    ctx: DistributedContext,
+    tree: Tree,
+    *,
+    weight: float | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    compression: Compression | None = None,
 ) -> Tree:
     """The mean over all ranks of every array in `tree`: nested dicts, lists, tuples and named tuples of float arrays.
 
@@ -48,25 +56,35 @@ def average_gradients(
     With `weight`, such as the number of samples that this rank's gradients are the mean of, the result is
     `sum(weight * gradient) / sum(weight)`; a rank of weight 0 contributes nothing, whatever its arrays hold.
 
-    Every rank must pass the same structure, shapes and element types, the same `bucket_bytes`, and a weight or none.
+    With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, fewer bytes are sent, and what a step does
+    not send goes with the next: by a compressor that the context keeps for that strategy, or by the `GradientCompressor`
+    that you pass, whose state you can save with a checkpoint. Gradients are known by their place in the tree.
+
+    Every rank must pass the same structure, shapes and element types, the same settings, and a weight or none.
     The ranks compare notes whenever these change, so a difference is an error and never a wrong mean.
 
     Raises `InvalidArgumentError` for a bad weight or bucket size, for an array that is not of floats, and at every rank
     if all weights are zero; `UnsupportedArrayError` for a leaf that is no array or is read-only; and
     `GradientMismatchError`, naming the first leaf that differs, if the ranks' trees are not alike. If a tree changes at
-    some ranks only, between calls, that is a plain `CollectiveMismatchError`, which ends the group.
+    some ranks only, between calls, that is a plain `CollectiveMismatchError`, which ends the group. With `compression`
+    also `NonFiniteError`, at every rank, if one has gradients that are infinite or not a number.
     """
     _check_arguments(weight, bucket_bytes)
     found = list(_walk(tree, "tree"))
     leaves = [Leaf.of(array, path) for path, array in found if array is not None]
+    compressor = None if compression is None else _compressor(ctx, compression)
+    if compressor is not None:
+        for leaf in leaves:
+            check_floats(leaf.view, leaf.path)
     if ctx.world_size > 1:
         shapes = {leaf.path: leaf.describe() for leaf in leaves}
-        settings = (f"bucket_bytes={bucket_bytes}", "no weight" if weight is None else "a weight")
+        way = "no compression" if compressor is None else f"compression={compressor.strategy}"
+        settings = (f"bucket_bytes={bucket_bytes}", "no weight" if weight is None else "a weight", way)
         _agree(ctx, (*settings, *(f"{path}: {shapes.get(path)}" for path, _ in found)))
     op = _operation(ctx, weight)
-    if ctx.world_size == 1:
+    if ctx.world_size == 1 and (compressor is None or not compressor.names):
         return tree
-    results = iter(_reduce_all(ctx, leaves, bucket_bytes, op))
+    results = iter(_reduce_all(ctx, leaves, bucket_bytes, op, compressor))
     return _rebuild(tree, (None if array is None else next(results) for _, array in found))
 
 
@@ -79,6 +97,18 @@ def _check_arguments(weight: object, bucket_bytes: object) -> None:
     number = not isinstance(weight, bool) and isinstance(weight, Real)
     if not number or not 0 <= cast("float", weight) <= sys.float_info.max:
         raise InvalidArgumentError("weight", weight, "must be a finite number of at least 0, such as a sample count")
+
+
+_compressors: WeakKeyDictionary[DistributedContext, dict[CompressionStrategy, GradientCompressor]] = WeakKeyDictionary()
+
+
+def _compressor(ctx: DistributedContext, compression: Compression) -> GradientCompressor:
+    """The caller's, or the one that the context keeps for a strategy."""
+    if isinstance(compression, GradientCompressor):
+        return compression
+    strategy = CompressionStrategy.parse(compression)
+    mine = _compressors.setdefault(ctx, {})
+    return mine.setdefault(strategy, GradientCompressor(strategy))
 
 
 def _operation(ctx: DistributedContext, weight: float | None) -> Op:
@@ -108,10 +138,14 @@ class Leaf(NamedTuple):
             raise InvalidArgumentError(path, view.kind.name, "gradients are floats; convert this array or leave it out")
         return cls(path, array, view)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return tuple(int(size) for size in getattr(self.array, "shape", self.view.flat.shape))
+
     def describe(self) -> str:
         """Element type and shape, such as `float32(3, 4)`."""
-        shape = getattr(self.array, "shape", self.view.flat.shape)
-        return f"{self.view.kind.name}{tuple(int(size) for size in shape)}"
+        return f"{self.view.kind.name}{self.shape}"
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -217,25 +251,33 @@ class _Reduction(NamedTuple):
     work: Work
 
 
-def _reduce_all(ctx: DistributedContext, leaves: list[Leaf], bucket_bytes: int, op: Op) -> list[Any]:
+def _reduce_all(
+    ctx: DistributedContext, leaves: list[Leaf], bucket_bytes: int, op: Op, compressor: GradientCompressor | None
+) -> list[Any]:
     results: list[Any] = [leaf.array for leaf in leaves]
     sizes = [(leaf.view.kind.name, leaf.view.flat.nbytes) for leaf in leaves]
     in_flight: deque[_Reduction] = deque()
     for members in plan_buckets(sizes, bucket_bytes):
         if len(in_flight) == IN_FLIGHT:
             _land(in_flight.popleft(), leaves, results)
-        in_flight.append(_launch(ctx, members, leaves, op))
+        in_flight.append(_launch(ctx, members, leaves, op, compressor))
     while in_flight:
         _land(in_flight.popleft(), leaves, results)
     return results
 
 
-def _launch(ctx: DistributedContext, members: list[int], leaves: list[Leaf], op: Op) -> _Reduction:
+def _launch(
+    ctx: DistributedContext, members: list[int], leaves: list[Leaf], op: Op, compressor: GradientCompressor | None
+) -> _Reduction:
     views = [leaves[index].view for index in members]
     packed = views[0].flat if len(views) == 1 else np.concatenate([view.flat for view in views])
     if isinstance(op, PremulSum) and op.factor == 0:
         packed.fill(0)  # a rank without samples may well hold NaN, and 0 * NaN would spoil everyone's mean
-    return _Reduction(members, packed, ctx.all_reduce(_operand(packed, views[0]), op, async_op=True))
+    operand = _operand(packed, views[0])
+    if compressor is None:
+        return _Reduction(members, packed, ctx.all_reduce(operand, op, async_op=True))
+    tensors = [(leaves[index].path, leaves[index].shape) for index in members]
+    return _Reduction(members, packed, ctx.all_reduce_compressed(operand, op, compressor, tensors, async_op=True))
 
 
 def _operand(packed: Array, like: ArrayView) -> Any:
