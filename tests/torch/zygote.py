@@ -1,6 +1,7 @@
 """A process that has loaded torch once and forks the ranks of one group after the other: loading it takes seconds.
 
-The test's side is `Zygote`. Each rank runs a function of `tests.torch.scenarios`; what that returns comes back as JSON.
+The test's side is `Zygote`. Each rank runs a function of `tests.torch.scenarios`, or of the module that is named
+before a dot; what that returns comes back as JSON.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def main() -> None:
 def _run(
     scenario: str, world_size: int, arguments: list[Any], patience: float, variables: dict[str, str], folder: Path
 ) -> list[Outcome]:
+    _find(scenario)  # so that what it needs is loaded once, and not by every rank
     sys.stdout.flush()
     pids: list[int] = []
     for rank in range(world_size):
@@ -97,6 +99,11 @@ def _run(
     return [_outcome(codes[rank], folder / f"value-{rank}", folder / f"words-{rank}") for rank in range(world_size)]
 
 
+def _find(scenario: str) -> Any:
+    module, _, function = scenario.rpartition(".")
+    return getattr(import_module(f"tests.torch.{module or 'scenarios'}"), function)
+
+
 def _outcome(code: int, value: Path, words: Path) -> Outcome:
     return Outcome(code, json.loads(value.read_text()) if value.exists() else None, words.read_text())
 
@@ -114,8 +121,7 @@ def _rank(
         os.dup2(words, 2)
         faulthandler.enable(file=2)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "STORE": str(folder / "store"), **variables}
-        scenarios = import_module("tests.torch.scenarios")
-        value = getattr(scenarios, scenario)(rank, world_size, *arguments)
+        value = _find(scenario)(rank, world_size, *arguments)
         (folder / f"value-{rank}").write_text(json.dumps(value))
         code = 0
     except BaseException:

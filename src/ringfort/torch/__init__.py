@@ -9,9 +9,30 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ringfort.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from ringfort.torch.gpu import gpu_all_reduce, gpu_broadcast
+    from ringfort.torch.sharding import ShardingStrategy, shard
+
+__all__ = [
+    "BACKEND",
+    "register",
+    "gpu_all_reduce",
+    "gpu_broadcast",
+    "shard",
+    "ShardingStrategy",
+]
+
+_WHERE: Final = {
+    "gpu_all_reduce": "gpu",
+    "gpu_broadcast": "gpu",
+    "shard": "sharding",
+    "ShardingStrategy": "sharding",
+}
+"""The modules of the names that are fetched when they are used."""
 
 BACKEND: Final = "ringfort"
 """What to say to `init_process_group`, and the scheme of its `init_method`."""
@@ -28,6 +49,12 @@ def register() -> None:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
         rendezvous: Any = import_module("torch.distributed.rendezvous")
         rendezvous.register_rendezvous_handler(BACKEND, _meet)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

@@ -1,0 +1,204 @@
+"""`shard`: spreads a model's parameters, gradients and optimizer states over the ranks, by torch's `fully_shard`.
+
+Every strategy is a mesh. Its second axis is who shares one copy of the model; along the first are the copies. So all of
+them have the same parameters (DTensors), checkpoints and optimizers, and the one word that differs is the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from math import gcd
+from typing import Any, ClassVar
+
+from ringfort.config import DistributedConfig
+from ringfort.errors import BackendUnavailableError, ConfigError, InvalidArgumentError
+from ringfort.torch.names import dist, torch
+from ringfort.transport.machine import Machine, hosts_of, this_machine
+
+
+class Sharding(Enum):
+    """What is spread, and over whom."""
+
+    FULL_SHARD = "full_shard"
+    SHARD_GRAD_OP = "shard_grad_op"
+    NO_SHARD = "no_shard"
+    HYBRID_SHARD = "hybrid_shard"
+
+
+@dataclass(frozen=True)
+class ShardingStrategy:
+    """How a model is spread; `intra_node_size` is for hybrids alone."""
+
+    kind: Sharding
+    intra_node_size: int | None = None
+    """Ranks of one host that share a copy of the model; all of the host if it is not said."""
+
+    FULL_SHARD: ClassVar[ShardingStrategy]
+    """Parameters, gradients and optimizer states over all ranks; parameters are gathered when they are used, and let go
+    at once. The least memory, the most traffic."""
+    SHARD_GRAD_OP: ClassVar[ShardingStrategy]
+    """The same, but parameters stay from forward to backward: two thirds of the traffic."""
+    NO_SHARD: ClassVar[ShardingStrategy]
+    """Every rank has all: gradients are averaged, as DistributedDataParallel does."""
+    HYBRID_SHARD: ClassVar[ShardingStrategy]
+    """FULL_SHARD inside each host, NO_SHARD between hosts: only gradients cross the network."""
+
+    def __post_init__(self) -> None:
+        size = self.intra_node_size
+        if size is not None and self.kind is not Sharding.HYBRID_SHARD:
+            raise ConfigError("intra_node_size", size, f"only HYBRID_SHARD has one, not {self.kind.name}")
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("intra_node_size", size, "must be a whole number of at least 1")
+
+    def __str__(self) -> str:
+        return self.kind.name if self.intra_node_size is None else f"{self.kind.name}({self.intra_node_size})"
+
+    @classmethod
+    def hybrid_shard(cls, intra_node_size: int | None = None) -> ShardingStrategy:
+        """HYBRID_SHARD with so many ranks of a host for each copy of the model."""
+        return cls(Sharding.HYBRID_SHARD, intra_node_size)
+
+    @classmethod
+    def parse(cls, text: str) -> ShardingStrategy:
+        """From a setting: `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD`, `HYBRID_SHARD`, `HYBRID_SHARD(4)`."""
+        name, _, size = text.strip().upper().rstrip(")").partition("(")
+        try:
+            return cls(Sharding[name], int(size) if size else None)
+        except (KeyError, ValueError) as exc:
+            if isinstance(exc, ConfigError):
+                raise
+            known = ", ".join(kind.name for kind in Sharding)
+            raise ConfigError("strategy", text, f"choose one of: {known} (a hybrid may be HYBRID_SHARD(4))") from exc
+
+
+for _kind in Sharding:
+    setattr(ShardingStrategy, _kind.name, ShardingStrategy(_kind))
+
+
+def shard(
+    model: Any,
+    strategy: ShardingStrategy | str = ShardingStrategy.FULL_SHARD,
+    *,
+    units: Iterable[type[Any]] | None = None,
+    prefetch: int = 1,
+    **options: Any,
+) -> Any:
+    """Spreads `model` over the ranks of the default process group, in place, and returns it. The optimizer comes after.
+
+    What is gathered together is a unit: the modules of the classes in `units`, by default the entries of the model's
+    `ModuleList`s and `Sequential`s; and what is left. `prefetch` is how many units ahead are gathered. `options` go to
+    torch's `fully_shard` as they are: `mp_policy`, `offload_policy`, `ignored_params`.
+
+    Raises `InvalidArgumentError` if the ranks cannot be divided so, or there is no process group.
+    """
+    if isinstance(strategy, str):
+        strategy = ShardingStrategy.parse(strategy)
+    if not isinstance(strategy, ShardingStrategy):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError("strategy", strategy, "must be a ShardingStrategy, such as FULL_SHARD")
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError("model", type(model).__name__, "must be a torch.nn.Module")
+    if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError("prefetch", prefetch, "must be a whole number of at least 0")
+    for name in ("mesh", "reshard_after_forward"):
+        if name in options:
+            raise InvalidArgumentError(name, options[name], "is what the strategy says; leave it out")
+    if not dist.is_initialized():
+        why = 'there is no process group yet; call torch.distributed.init_process_group("ringfort") first'
+        raise InvalidArgumentError("model", type(model).__name__, why)
+    fully_shard: Any = getattr(import_module("torch.distributed.fsdp"), "fully_shard", None)
+    if fully_shard is None:
+        raise BackendUnavailableError("fully_shard", "it needs torch 2.6 or later")
+    chosen = _units(model, units)
+    mesh = make_mesh(strategy, _device_type(model))
+    is_released = strategy.kind in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
+    for unit in chosen:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=is_released, **options)
+    fully_shard(model, mesh=mesh, reshard_after_forward=is_released, **options)
+    for index, unit in enumerate(chosen):
+        if prefetch > 1:  # the next one torch gathers ahead by itself
+            unit.set_modules_to_forward_prefetch(chosen[index + 1 : index + 1 + prefetch])
+            unit.set_modules_to_backward_prefetch(chosen[max(0, index - prefetch) : index][::-1])
+    return model
+
+
+def make_mesh(strategy: ShardingStrategy, device_type: str) -> Any:
+    """The mesh of a strategy over all ranks of the default group. Raises `InvalidArgumentError` if there is none."""
+    world_size = dist.get_world_size()
+    if strategy.kind is Sharding.HYBRID_SHARD:
+        rows = arrange(_hosts(world_size), strategy.intra_node_size)
+    elif strategy.kind is Sharding.NO_SHARD:
+        rows = [[rank] for rank in range(world_size)]
+    else:
+        rows = [list(range(world_size))]
+    meshes: Any = import_module("torch.distributed.device_mesh")
+    if len(rows) == 1:
+        return meshes.DeviceMesh(device_type, rows[0], mesh_dim_names=("shard",))
+    return meshes.DeviceMesh(device_type, rows, mesh_dim_names=("replicate", "shard"))
+
+
+def arrange(hosts: Sequence[int], intra_node_size: int | None) -> list[list[int]]:
+    """The ranks of each copy of the model: so many of one host. `hosts` names for each rank the lowest on its host.
+
+    Raises `InvalidArgumentError` if the hosts cannot be divided so."""
+    members: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        members.setdefault(host, []).append(rank)
+    sizes = [len(ranks) for ranks in members.values()]
+    size = intra_node_size or sizes[0]
+    if any(number % size for number in sizes):
+        seen = ", ".join(f"that of rank {host} has {len(ranks)}" for host, ranks in members.items())
+        why = f"must divide the number of ranks on every host ({seen}); {gcd(*sizes)} does"
+        raise InvalidArgumentError("intra_node_size", size, why)
+    return [ranks[start : start + size] for ranks in members.values() for start in range(0, len(ranks), size)]
+
+
+def _hosts(world_size: int) -> Sequence[int]:
+    """For each rank of the default group the lowest on its host."""
+    context = getattr(dist.group.WORLD, "context", None)
+    if context is not None:
+        return context.backend.hosts
+    told: list[Any] = [None] * world_size  # the default group is another's: the ranks tell each other
+    dist.all_gather_object(told, this_machine(shares=DistributedConfig().shared_memory == "on").id)
+    return hosts_of({rank: Machine(machine) for rank, machine in enumerate(told)})
+
+
+def _units(model: Any, classes: Iterable[type[Any]] | None) -> list[Any]:
+    """The modules that are gathered each by itself, in the order in which the model has them."""
+    if classes is not None:
+        wanted = tuple(classes)
+        found = [module for module in model.modules() if isinstance(module, wanted) and module is not model]
+        if not found:
+            names = [kind.__name__ for kind in wanted]
+            raise InvalidArgumentError("units", names, f"{type(model).__name__} has no module of these classes")
+        return found
+    return _entries(model)
+
+
+def _entries(module: Any) -> list[Any]:
+    """What is in the outermost `ModuleList`s, and in `Sequential`s that have none inside; where it has parameters."""
+    found: list[Any] = []
+    for child in module.children():
+        has_lists = any(isinstance(one, torch.nn.ModuleList) for one in child.modules())
+        is_entry = isinstance(module, torch.nn.ModuleList) or (
+            isinstance(module, torch.nn.Sequential) and not has_lists
+        )
+        if not is_entry:
+            found += _entries(child)
+        elif next(child.parameters(), None) is not None:
+            found.append(child)
+    return found
+
+
+def _device_type(model: Any) -> str:
+    types = {parameter.device.type for parameter in model.parameters()}
+    if not types:
+        raise InvalidArgumentError("model", type(model).__name__, "has no parameters to spread")
+    if len(types) > 1:
+        raise InvalidArgumentError("model", type(model).__name__, f"has parameters on {' and '.join(sorted(types))}")
+    (kind,) = types
+    if kind == "meta":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return kind
