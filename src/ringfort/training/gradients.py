@@ -57,8 +57,9 @@ def average_gradients(
     `sum(weight * gradient) / sum(weight)`; a rank of weight 0 contributes nothing, whatever its arrays hold.
 
     With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, fewer bytes are sent, and what a step does
-    not send goes with the next: by a compressor that the context keeps for that strategy, or by the `GradientCompressor`
-    that you pass, whose state you can save with a checkpoint. Gradients are known by their place in the tree.
+    not send goes with the next: by a compressor that the context keeps for that strategy, or by the
+    `GradientCompressor` that you pass, whose state you can save with a checkpoint. Gradients are known by their place
+    in the tree.
 
     Every rank must pass the same structure, shapes and element types, the same settings, and a weight or none.
     The ranks compare notes whenever these change, so a difference is an error and never a wrong mean.
