@@ -4,25 +4,31 @@ Every rank must choose the same from the same arguments, so the model is plain a
 alike: no clocks, and ties go to the earlier candidate.
 
 Where all links are alike, with n ranks, S bytes, an exchange's latency a, b seconds a byte, f seconds to fold one, o
-seconds that a rank is busy with a message, and c = f for a copy within memory:
+seconds that a rank is busy with a message, t the share of an exchange that a message alone takes, and c = f for a copy
+within memory:
 
     ring              2(n-1) a + (n-1)/n S (2b + f)
-    halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2a + S (2b + f) if p < n;
+    halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2ta + S (2b + f) if p < n;
                       up to DOUBLING_BYTES log2(p) (a + S (b + f + 2c)) in place of the first two terms
     direct            for each of m blocks a + (n-2) o, and in all S ((n-1) (b + f) + 2c)
     hierarchical      in a host of h ranks and with l lanes 2(h-1) a + (h-1)/l S (2b + f), and a ring of hosts with S/l
     tree              one phase up with b + f a byte, one phase down with b a byte
 
 Where they differ, a step costs what its slowest link does. A phase over a tree of depth d whose nodes have k children,
-with the data in m blocks of s bytes, costs d times the first block, t a + (k-1) o + k s b with t the share of an
-exchange that a message alone takes, and then k (o + s b) for each of the m - 1 blocks that follow it down the pipe. A
-broadcast is one phase down and a reduce one phase up: a ring is the tree with k = 1, direct the one with k = n-1.
-Hierarchical is a tree of hosts and one inside a host; with more than one block a chain of all ranks, host by host.
+with the data in m blocks of s bytes, costs d times the first block, t a + (k-1) o + k s b, and then k (o + s b) for
+each of the m - 1 blocks that follow it down the pipe. A broadcast is one phase down and a reduce one phase up: a ring
+is the tree with k = 1, direct the one with k = n-1. Hierarchical is a tree of hosts and one inside a host; with more
+than one block a chain of all ranks, host by host.
+
+Messages inside a host and arithmetic are work for its cores. Where a host has w ranks a core, w > 1, what was measured
+while all were busy is w times what one alone takes: f is w times as long in a step of all ranks, b a w-th in one of
+two. A phase of a tree, in which few are busy at once, takes at least what all cores together need:
+(n-1)/n (m a + S (b + f)).
 """
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -48,6 +54,14 @@ _REMEMBERED: Final = 1024
 small message."""
 
 S = TypeVar("S", bound=Strategy)
+
+
+class _Step(NamedTuple):
+    """What an exchange costs: seconds however small it is, seconds for each byte moved, and for each byte added."""
+
+    latency: float
+    per_byte: float
+    fold: float
 
 
 class CostModel:
@@ -93,7 +107,9 @@ class CostModel:
             raise InvalidArgumentError("strategy", str(strategy), "has no cost of its own")
         if self._n == 1:
             return 0.0
-        fold = self.links.fold_of(element)
+        return self.links.start * self.links.crowd + self._moving(strategy, nbytes, self.links.fold_of(element))
+
+    def _moving(self, strategy: Strategy, nbytes: int, fold: float) -> float:
         if not isinstance(strategy, AllReduceStrategy):
             if strategy.shape is Shape.HIERARCHICAL:
                 return self._hosts_phase(nbytes, fold if isinstance(strategy, ReduceStrategy) else 0.0)
@@ -113,29 +129,30 @@ class CostModel:
 
     def _ring(self, members: list[int], nbytes: float, fold: float) -> float:
         n = len(members)
-        latency, per_byte = self._worst([(a, members[(i + 1) % n]) for i, a in enumerate(members)])
-        return 2 * (n - 1) * latency + (n - 1) / n * nbytes * (2 * per_byte + fold)
+        step = self._step([(a, members[(i + 1) % n]) for i, a in enumerate(members)], fold, at_once=self._n)
+        return 2 * (n - 1) * step.latency + (n - 1) / n * nbytes * (2 * step.per_byte + step.fold)
 
     def _halving_doubling(self, nbytes: int, fold: float) -> float:
         core = 1 << (self._n.bit_length() - 1)
         seconds, distance = 0.0, 1
         while distance < core:
-            latency, per_byte = self._worst([(rank, rank ^ distance) for rank in range(core)])
+            step = self._step([(rank, rank ^ distance) for rank in range(core)], fold, at_once=core)
             if nbytes <= DOUBLING_BYTES:
-                seconds += latency + nbytes * (per_byte + 3 * fold)
+                seconds += step.latency + nbytes * (step.per_byte + 3 * step.fold)
             else:
-                seconds += 2 * latency + distance / core * nbytes * (2 * per_byte + fold)
+                seconds += 2 * step.latency + distance / core * nbytes * (2 * step.per_byte + step.fold)
             distance *= 2
         if core < self._n:
-            latency, per_byte = self._worst([(rank, rank - core) for rank in range(core, self._n)])
-            seconds += 2 * latency + nbytes * (2 * per_byte + fold)
+            pairs = [(rank, rank - core) for rank in range(core, self._n)]
+            step = self._step(pairs, fold, at_once=2 * len(pairs))
+            seconds += 2 * self._alone(pairs) + nbytes * (2 * step.per_byte + step.fold)
         return seconds
 
     def _direct(self, nbytes: int, fold: float) -> float:
         others = self._n - 1
-        latency, per_byte = self._worst([(a, b) for a in range(self._n) for b in range(self._n) if a != b])
-        starts = max(1, -(-nbytes // BLOCK_BYTES)) * (latency + (others - 1) * self.links.overhead)
-        return starts + nbytes * (others * (per_byte + fold) + 2 * fold)
+        step = self._step([(a, b) for a in range(self._n) for b in range(self._n) if a != b], fold, at_once=self._n)
+        starts = max(1, -(-nbytes // BLOCK_BYTES)) * (step.latency + (others - 1) * self.links.overhead)
+        return starts + nbytes * (others * (step.per_byte + step.fold) + 2 * step.fold)
 
     def _hierarchical(self, nbytes: int, fold: float) -> float:
         groups = plan.groups_of(self._hosts)
@@ -144,8 +161,8 @@ class CostModel:
         for group in groups:
             others = len(group) - 1
             if others:
-                latency, per_byte = self._worst([(a, b) for a in group for b in group if a != b])
-                inside = max(inside, others * (2 * latency + nbytes / lanes * (2 * per_byte + fold)))
+                step = self._step([(a, b) for a in group for b in group if a != b], fold, at_once=self._n)
+                inside = max(inside, others * (2 * step.latency + nbytes / lanes * (2 * step.per_byte + step.fold)))
         rings = [[group[lane] for group in groups] for lane in range(lanes)]
         return inside + max(self._ring(ring, nbytes / lanes, fold) for ring in rings)
 
@@ -155,39 +172,60 @@ class CostModel:
         if children == 0:
             return 0.0
         edges = [(rank, (rank - 1) // arity) for rank in range(1, self._n)]
-        latency, per_byte = self._worst(edges)
-        overhead = self.links.overhead
         blocks = max(1, -(-nbytes // BLOCK_BYTES))
-        moving = nbytes / blocks * (per_byte + fold)
-        first = self.links.hop * latency + (children - 1) * overhead + children * moving
-        return tree_depth(self._n, arity) * first + (blocks - 1) * children * (overhead + moving)
+        step = self._step(edges, fold, at_once=2)
+        moving = nbytes / blocks * (step.per_byte + step.fold)
+        overhead = self.links.overhead / self.links.crowd
+        first = self._alone(edges) + (children - 1) * overhead + children * moving
+        seconds = tree_depth(self._n, arity) * first + (blocks - 1) * children * (overhead + moving)
+        return max(seconds, self._work(blocks, nbytes, fold))
 
     def _hosts_phase(self, nbytes: int, fold: float) -> float:
         """Up or down a tree that enters every host once: see `plan.host_links`."""
         pairs = [(a, b) for a in range(self._n) for b in range(a)]
         groups = plan.groups_of(self._hosts)
         most = max(map(len, groups))
-        overhead, blocks = self.links.overhead, max(1, -(-nbytes // BLOCK_BYTES))
+        overhead, blocks = self.links.overhead / self.links.crowd, max(1, -(-nbytes // BLOCK_BYTES))
         arity = 1 if blocks > 1 else 2
         seconds, slowest = 0.0, 0.0
         for crosses, places in ((True, len(groups)), (False, most)):
-            latency, per_byte = self._worst([(a, b) for a, b in pairs if (self._hosts[a] != self._hosts[b]) == crosses])
-            children, moving = min(arity, places - 1), nbytes / blocks * (per_byte + fold)
+            edges = [(a, b) for a, b in pairs if (self._hosts[a] != self._hosts[b]) == crosses]
+            step = self._step(edges, fold, at_once=2)
+            children, moving = min(arity, places - 1), nbytes / blocks * (step.per_byte + step.fold)
             hops = tree_depth(places, arity) if crosses or arity > 1 else self._n - len(groups)
-            seconds += hops * (self.links.hop * latency + (children - 1) * overhead + children * moving)
+            seconds += hops * (self._alone(edges) + (children - 1) * overhead + children * moving)
             slowest = max(slowest, overhead + moving)
-        return seconds + (blocks - 1) * slowest
+        return max(seconds + (blocks - 1) * slowest, self._work(blocks, nbytes, fold))
 
-    def _worst(self, pairs: list[tuple[int, int]]) -> tuple[float, float]:
-        """Latency and seconds a byte of the slowest of some links, each way."""
-        if len(pairs) < 1:
-            return 0.0, 0.0
+    # --- what a step is made of -----------------------------------------------------------------------------------
+
+    def _step(self, pairs: list[tuple[int, int]], fold: float, *, at_once: int) -> _Step:
+        """The slowest of some links, each way, while so many ranks of the group are busy. What was measured inside a
+        host was measured with all of them at its cores."""
+        if not pairs:
+            return _Step(0.0, 0.0, 0.0)
+        busy = max(1.0, self.links.crowd * at_once / self._n)
         a, b = np.array(pairs).T
-        latency, per_byte = self.links.latency, self.links.per_byte
-        return (
-            float(max(latency[a, b].max(), latency[b, a].max())),
-            float(max(per_byte[a, b].max(), per_byte[b, a].max())),
+        hosts = np.array(self._hosts)
+        share = np.where(hosts[a] == hosts[b], busy / self.links.crowd, 1.0)
+        latency, per_byte = (
+            float((np.maximum(figure[a, b], figure[b, a]) * share).max())
+            for figure in (self.links.latency, self.links.per_byte)
         )
+        return _Step(latency, per_byte, fold * busy)
+
+    def _alone(self, pairs: list[tuple[int, int]]) -> float:
+        """Seconds of a small message that travels alone, over the slowest of some links."""
+        return self.links.hop * self._step(pairs, 0.0, at_once=self._n).latency
+
+    def _work(self, blocks: int, nbytes: int, fold: float) -> float:
+        """Where ranks share cores, seconds that these take for a phase of a tree, however well it is pipelined: of n
+        ranks all but one receive each block, as in n-1 of n exchanges that all make at once."""
+        if self.links.crowd == 1.0:
+            return 0.0
+        pairs = [(a, b) for a in range(self._n) for b in range(a) if self._hosts[a] == self._hosts[b]]
+        step = self._step(pairs, fold, at_once=self._n)
+        return (self._n - 1) / self._n * (blocks * step.latency + nbytes * (step.per_byte + step.fold))
 
 
 def tree_depth(world_size: int, arity: int) -> int:

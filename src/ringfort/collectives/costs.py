@@ -19,6 +19,7 @@ from ringfort.collectives import halves, plan
 from ringfort.collectives.operation import Memory, run_steps
 from ringfort.config import KIB
 from ringfort.transport.fold import Array
+from ringfort.transport.machine import cores
 from ringfort.transport.messages import Envelope
 
 LATENCY: Final = 40e-6
@@ -27,12 +28,18 @@ BANDWIDTH: Final = 2e9
 """Bytes a second, likewise."""
 FOLD: Final = 0.1e-9
 """Seconds a byte, likewise: memory adds at some 10 GB/s."""
+START: Final = 25e-6
+"""Seconds of Python that a call costs a rank beside its messages, whatever its strategy: on a small machine too. It is
+not measured, since no choice depends on it."""
 
 _PROBE_BYTES: Final = 256 * KIB
 """What one system call moves at most. 2 ms on a 1 Gbit/s wire, half a second at the worst over bad Wi-Fi."""
-_LARGE, _SMALL, _LAPS = 3, 8, 4
-"""Exchanges of that and of 8 bytes with each neighbour, and laps of one message round all. The quickest count: what
-else the machine does can only add, and a choice should not depend on it."""
+_LARGE, _SMALL, _LAPS = 2, 4, 4
+"""Exchanges of that and of 8 bytes with each neighbour in a run, and laps of one message round all. On a host of many
+ranks as many as it has ranks: where they share cores, one exchange in so many waits for its turn and the others find
+that their messages have come meanwhile. Only all together say what an exchange takes."""
+_RUNS: Final = 2
+"""The quicker one counts: what else the machine does can only add, and a choice should not depend on it."""
 _SAME: Final = 3.0
 """Links between hosts that differ by less, at one distance, are taken as alike: that much is noise."""
 _MAX_NEIGHBOURS: Final = 8
@@ -53,7 +60,12 @@ class LinkCosts:
     overhead: float = 0.6 * LATENCY
     """Seconds that a rank is busy with a message, so that even those sent at once leave in turn."""
     fold: tuple[float, float, float] = (FOLD, 10 * FOLD, 50 * FOLD)
-    """Seconds that adding a byte takes: of most types, of bfloat16, of float16."""
+    """Seconds that adding a byte takes a rank by itself: of most types, of bfloat16, of float16."""
+    start: float = START
+    """Seconds that a call costs a rank beside its messages."""
+    crowd: float = 1.0
+    """Ranks for each core of the fullest host, and at least 1: how many times as long the arithmetic takes, and the
+    messages inside a host have been found to take, while all ranks do the same."""
 
     @property
     def world_size(self) -> int:
@@ -80,8 +92,11 @@ class LinkCosts:
         return self.fold[{"bfloat16": 1, "float16": 2}.get(kind, 0)]
 
 
-def distances(world_size: int) -> list[int]:
-    """How many places on the ranks are that each measures against."""
+def distances(hosts: tuple[int, ...]) -> list[int]:
+    """How many places on the ranks are that each measures against. On one host all links are alike."""
+    world_size = len(hosts)
+    if len(set(hosts)) == 1:
+        return [1]
     if world_size <= _MAX_NEIGHBOURS + 1:
         return list(range(1, world_size))
     powers = {1 << bit for bit in range(world_size.bit_length()) if 1 << bit < world_size}
@@ -90,28 +105,32 @@ def distances(world_size: int) -> list[int]:
 
 def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
     """Called by all ranks, in the collective of `envelope`; returns the same at all. Raises as `Backend.exchange`."""
-    rank, n = backend.rank, backend.world_size
-    away = distances(n)
+    rank, n, hosts = backend.rank, backend.world_size, backend.hosts
+    fullest = max(map(hosts.count, hosts))
     small, large = (np.zeros(8, np.uint8), np.zeros(8, np.uint8)), (_room(), _room())
     found: list[float] = []
-    for distance in away:
+    for distance in distances(hosts):
         dst, src = (rank + distance) % n, (rank - distance) % n
-        quick = _quickest(_SMALL, lambda: backend.exchange(small[0], dst, small[1], src, tag=envelope))  # noqa: B023
-        slow = _quickest(_LARGE, lambda: backend.exchange(large[0], dst, large[1], src, tag=envelope))  # noqa: B023
+
+        def exchange(both: tuple[Array, Array], dst: int = dst, src: int = src) -> None:
+            backend.exchange(both[0], dst, both[1], src, tag=envelope)
+
+        quick = _steady(max(_SMALL, fullest), lambda: exchange(small))
+        slow = _steady(max(_LARGE, fullest), lambda: exchange(large))
         found += quick, max(slow - quick, 0.1 * slow) / _PROBE_BYTES
-    burst = _quickest(_LAPS, lambda: _burst(backend, away, envelope))
+    burst = _steady(_LAPS, lambda: _burst(backend, envelope))
     lap = _quickest(_LAPS, lambda: _lap(backend, envelope)) if rank == 0 else _laps(backend, envelope)
-    found += lap, burst, *_fold_costs()
+    found += lap, burst, cores(), *_fold_costs()
     table = np.zeros((n, len(found)))
     table[rank] = found
     run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
-    return combine(table, backend.hosts)
+    return combine(table, hosts)
 
 
 def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
     """The costs, from a row of figures for each rank. Pure, so the same everywhere."""
     n = len(table)
-    away = distances(n)
+    away = distances(hosts)
     latency, per_byte = np.zeros((n, n)), np.zeros((n, n))
     for place, distance in enumerate(away):
         for rank in range(n):
@@ -120,12 +139,13 @@ def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
     crosses = np.not_equal.outer(np.array(hosts), np.array(hosts))
     latency, per_byte = (_smooth(figure, away, crosses) for figure in (latency, per_byte))
     rest = table[:, 2 * len(away) :]
-    lap, fold = float(rest[0, 0]), [float(value) for value in rest[:, 2:].max(axis=0)]  # the slowest adder holds up all
+    lap, fold = float(rest[0, 0]), [float(value) for value in rest[:, 3:].max(axis=0)]  # the slowest adder holds up all
+    crowd = max(1.0, *(hosts.count(host) / float(rest[rank, 2]) for rank, host in enumerate(hosts)))
     burst = float(np.median(rest[:, 1]))
     around = [float(latency[rank, (rank + 1) % n]) for rank in range(n)]
     alone = max(around)
-    overhead = max(burst - alone, 0.1 * alone) / (len(away) - 1) if len(away) > 1 else 0.6 * alone
-    return LinkCosts(latency, per_byte, min(1.0, lap / sum(around)), overhead, (fold[0], fold[1], fold[2]))
+    overhead = max(burst - alone, 0.1 * alone) / (n - 2) if n > 2 else 0.6 * alone
+    return LinkCosts(latency, per_byte, min(1.0, lap / sum(around)), overhead, (fold[0], fold[1], fold[2]), crowd=crowd)
 
 
 def _smooth(figure: Array, away: list[int], crosses: Array) -> Array:
@@ -165,14 +185,23 @@ def _quickest(count: int, work: Callable[[], object]) -> float:
     return quickest
 
 
-def _burst(backend: Backend, away: list[int], envelope: Envelope) -> None:
+def _steady(count: int, work: Callable[[], object]) -> float:
+    """Seconds that one of `count` calls took in the quickest run of them."""
+
+    def run() -> None:
+        for _ in range(count):
+            work()
+
+    return _quickest(_RUNS, run) / count
+
+
+def _burst(backend: Backend, envelope: Envelope) -> None:
     """A small message to each of the others at once."""
-    rank, n = backend.rank, backend.world_size
     message = bytearray(8)
-    for distance in away:
-        backend.send(message, (rank + distance) % n, tag=envelope)
-    for distance in away:
-        backend.recv(message, (rank - distance) % n, tag=envelope)
+    for dst, _ in plan.exchange_order(backend.rank, backend.world_size):
+        backend.send(message, dst, tag=envelope)
+    for _, src in plan.exchange_order(backend.rank, backend.world_size):
+        backend.recv(message, src, tag=envelope)
 
 
 def _lap(backend: Backend, envelope: Envelope) -> None:

@@ -32,8 +32,8 @@ FOLD, OVERHEAD = 0.25, 0.5
 
 def unit(world_size: int, hosts: tuple[int, ...] | None = None, **changes: float) -> CostModel:
     """Unit latency and one byte a second, so that a prediction reads as "latencies + bytes moved"."""
-    links = LinkCosts.even(world_size, 1.0, 1.0)
-    return CostModel(replace(links, overhead=OVERHEAD, fold=(FOLD,) * 3, **changes), hosts)
+    links = replace(LinkCosts.even(world_size, 1.0, 1.0), overhead=OVERHEAD, fold=(FOLD,) * 3, start=0.0)
+    return CostModel(replace(links, **changes), hosts)
 
 
 def lan(world_size: int) -> CostModel:
@@ -83,9 +83,40 @@ def test_hosts_cost_what_is_moved_inside_and_a_ring_between_them() -> None:
 
 
 def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
-    links = LinkCosts.even(4, 1.0, 1.0)
-    links.latency[2, 3] = 7.0
-    assert CostModel(links).predict(AllReduceStrategy.RING, 0) == 6 * 7.0
+    model = unit(4)
+    model.links.latency[2, 3] = 7.0
+    assert model.predict(AllReduceStrategy.RING, 0) == 6 * 7.0
+
+
+def test_a_call_costs_something_beside_its_messages_whatever_its_strategy() -> None:
+    for strategy in unit(4).candidates(AllReduceStrategy):
+        plain, started = (unit(4, start=start).predict(strategy, 1000) for start in (0.0, 3.0))
+        assert started == pytest.approx(plain + 3)
+        assert unit(1, start=3.0).predict(strategy, 1000) == 0
+
+
+ONE_HOST = (0, 0, 0, 0)
+
+
+def test_where_ranks_share_cores_arithmetic_of_all_takes_as_many_times_as_long() -> None:
+    nbytes = MIB
+    for strategy, folded in ((AllReduceStrategy.RING, 0.75), (AllReduceStrategy.HALVING_DOUBLING, 0.75)):
+        alone, crowded = (unit(4, ONE_HOST, crowd=crowd).predict(strategy, nbytes) for crowd in (1.0, 2.0))
+        # What the messages cost is measured with all ranks at the cores, and holds them already.
+        assert crowded - alone == pytest.approx(folded * nbytes * FOLD)
+
+
+def test_a_tree_takes_no_less_than_its_messages_take_the_cores() -> None:
+    nbytes = 8 * BLOCK_BYTES
+    crowded = unit(4, ONE_HOST, crowd=4.0, overhead=0.0)
+    least = 3 / 4 * (8 + nbytes)  # a tree's three messages of each block beside the four of an exchange of all
+    assert crowded.predict(BroadcastStrategy.RING, nbytes) == pytest.approx(least)
+
+
+def test_the_wire_between_hosts_is_no_quicker_for_idle_cores() -> None:
+    hosts, nbytes = (0, 0, 2, 2), 64 * BLOCK_BYTES
+    apart = [unit(4, hosts, crowd=crowd, overhead=0.0).predict(BroadcastStrategy.RING, nbytes) for crowd in (1.0, 2.0)]
+    assert apart[0] == pytest.approx(apart[1], rel=1e-3)
 
 
 def test_hosts_far_apart_are_crossed_by_one_ring_of_hosts() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,16 +17,18 @@ from ringfort.testing.ranks import results, run_ranks
 FOLDS = (1e-10, 1e-9, 5e-9)
 
 
-def table_of(hosts: Sequence[int], *, near: float = 1.0, far: float = 10.0) -> np.ndarray[tuple[int, int], np.dtype]:
+def table_of(
+    hosts: tuple[int, ...], *, near: float = 1.0, far: float = 10.0, cores: int = 64
+) -> np.ndarray[tuple[int, int], np.dtype]:
     """What ranks on `hosts` would measure without any noise: seconds of a link inside a host and between hosts."""
     n = len(hosts)
     rows: list[list[float]] = []
     for rank in range(n):
         row: list[float] = []
-        for distance in distances(n):
+        for distance in distances(hosts):
             cost = near if hosts[rank] == hosts[(rank - distance) % n] else far
             row += cost, cost / 1000
-        rows.append([*row, 0.5 * n if rank == 0 else 0.0, near + 0.25 * (len(distances(n)) - 1), *FOLDS])
+        rows.append([*row, 0.5 * n if rank == 0 else 0.0, near + 0.25 * (n - 2), cores, *FOLDS])
     return np.array(rows)
 
 
@@ -65,7 +65,7 @@ def test_a_link_that_is_slow_both_ways_stays_so() -> None:
 def test_any_figures_make_costs_that_are_positive_and_the_same_each_way(places: list[int], seed: int) -> None:
     hosts = tuple(places.index(place) for place in places)
     n = len(hosts)
-    table = np.random.default_rng(seed).uniform(1e-6, 1e-2, (n, 2 * len(distances(n)) + 5))
+    table = np.random.default_rng(seed).uniform(1e-6, 1e-2, (n, 2 * len(distances(hosts)) + 6))
     found = combine(table, hosts)
     links = ~np.eye(n, dtype=bool)
     for figure in (found.latency, found.per_byte):
@@ -77,9 +77,24 @@ def test_any_figures_make_costs_that_are_positive_and_the_same_each_way(places: 
 
 @given(st.integers(2, 100))
 def test_the_ranks_that_rings_and_halving_use_are_measured_and_never_very_many(n: int) -> None:
-    away = distances(n)
+    away = distances(tuple(range(n)))
     assert {1, n - 1} <= set(away) <= set(range(1, n))
     assert len(away) <= max(8, 2 * n.bit_length())
+
+
+def test_on_one_host_one_link_of_each_rank_stands_for_all() -> None:
+    assert distances((0,) * 9) == [1]
+    found = combine(table_of((0,) * 9), (0,) * 9)
+    assert (found.latency[~np.eye(9, dtype=bool)] == 1.0).all()
+    assert found.overhead == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "cores", "crowd"),
+    [((0,) * 8, 2, 4.0), ((0,) * 8, 8, 1.0), ((0, 0, 0, 3), 2, 1.5), ((0, 1, 2, 3), 1, 1.0), ((0, 0), 64, 1.0)],
+)
+def test_the_fullest_host_says_how_many_ranks_share_a_core(hosts: tuple[int, ...], cores: int, crowd: float) -> None:
+    assert combine(table_of(hosts, cores=cores), hosts).crowd == crowd
 
 
 def test_what_a_person_has_said_is_taken_in_place_of_what_was_measured() -> None:
