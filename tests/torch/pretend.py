@@ -84,8 +84,8 @@ class PretendDevice:
         """Makes it the current one of this thread."""
         self._here.stream = stream
 
-    def is_capturing(self) -> bool:
-        return False
+    def check(self) -> None:
+        pass
 
     def stream(self) -> Stream:
         self.streams.append(Stream())

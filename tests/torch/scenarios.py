@@ -18,6 +18,9 @@ from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.torch.work import RingfortWork
 
 C10D: Any = torch._C._distributed_c10d
+# Their names since torch 2.13, and before.
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @contextmanager
@@ -103,7 +106,7 @@ def _reductions(rank: int, n: int, shape: tuple[int, ...], dtype: torch.dtype) -
         }[op]().to(dtype)
         torch.testing.assert_close(into, wanted)
         single = torch.empty(shape, dtype=dtype)
-        dist.reduce_scatter_single(single.view(-1), torch.cat([part.reshape(-1) for part in parts]), op=op)
+        reduce_scatter_single(single.view(-1), torch.cat([part.reshape(-1) for part in parts]), op=op)
         torch.testing.assert_close(single, wanted)
     if dtype.is_floating_point:
         x = _mine(rank, shape, dtype)
@@ -135,7 +138,7 @@ def _movements(rank: int, n: int, shape: tuple[int, ...], dtype: torch.dtype) ->
     for place, expected in zip(places, every, strict=True):
         same(place, expected)
     single = torch.zeros((n, *shape), dtype=dtype).view(-1)
-    dist.all_gather_single(single, mine.view(-1))
+    all_gather_single(single, mine.view(-1))
     same(single, torch.cat([part.view(-1) for part in every]))
     places = [torch.zeros(shape, dtype=dtype) for _ in range(n)] if rank == 1 else []
     dist.gather(mine, places or None, dst=1)
@@ -231,7 +234,7 @@ def coalesced(rank: int, world_size: int) -> None:
         outs = [torch.zeros(n * 3), torch.zeros(n)]
         with dist._coalescing_manager():
             for out in outs:
-                dist.all_gather_single(out, torch.full((out.numel() // n,), float(rank)))
+                all_gather_single(out, torch.full((out.numel() // n,), float(rank)))
         assert outs[1].tolist() == list(range(n))
         with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
             one, two = torch.zeros(2), torch.full((2,), float(rank))
@@ -461,7 +464,7 @@ def wrong_arguments(rank: int, world_size: int) -> list[str]:
             for action in (
                 lambda: dist.all_gather([torch.zeros(2)] * world_size, x),
                 lambda: dist.all_gather([torch.zeros(3)], x),
-                lambda: dist.all_gather_single(torch.zeros(3 * world_size + 1), x),
+                lambda: all_gather_single(torch.zeros(3 * world_size + 1), x),
                 lambda: dist.all_to_all_single(x.clone(), x, [1], [3]),
                 lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG),
                 lambda: dist.all_reduce(torch.ones(3, dtype=torch.float32).to_sparse()),

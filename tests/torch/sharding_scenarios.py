@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._dynamo  # which torch itself loads late, and every rank by itself
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch.distributed.tensor import DTensor

@@ -28,25 +28,25 @@ LOOPBACK = {"RINGFORT_INTERFACES": "127.0.0.1"}
 def test_a_sharded_model_learns_as_one_process_with_all_data_does(
     zygote: Zygote, strategy: str, world_size: int, copies: list[list[int]], share: float
 ) -> None:
-    for worst, local, rows in zygote.run("sharding_scenarios.trained", world_size, strategy):
+    for worst, local, rows in zygote.run("torch.sharding_scenarios.trained", world_size, strategy):
         assert worst < ROUNDING
         assert local == pytest.approx(share, rel=0.02)  # of tensors that cannot be divided some ranks have a row more
         assert rows == copies
 
 
 def test_a_hybrid_has_a_copy_on_each_host_that_was_discovered(zygote: Zygote) -> None:
-    for worst, local, rows in zygote.run("sharding_scenarios.trained", 4, "HYBRID_SHARD", 2, **LOOPBACK):
+    for worst, local, rows in zygote.run("torch.sharding_scenarios.trained", 4, "HYBRID_SHARD", 2, **LOOPBACK):
         assert rows == [[0, 1], [2, 3]]
         assert local == pytest.approx(1 / 2, rel=0.02)
         assert worst < ROUNDING
 
 
 def test_hosts_are_found_where_the_default_group_is_anothers(zygote: Zygote) -> None:
-    assert zygote.run("sharding_scenarios.over_gloo", 4) == [[[0, 1], [2, 3]]] * 4
+    assert zygote.run("torch.sharding_scenarios.over_gloo", 4) == [[[0, 1], [2, 3]]] * 4
 
 
 def test_what_cannot_be_is_refused_in_words(zygote: Zygote) -> None:
-    for said in zygote.run("sharding_scenarios.refused", 3, **LOOPBACK):
+    for said in zygote.run("torch.sharding_scenarios.refused", 3, **LOOPBACK):
         expected = [
             "there is no process group yet",
             "must divide the number of ranks on every host (that of rank 0 has 2, that of rank 2 has 1); 1 does",

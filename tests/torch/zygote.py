@@ -1,7 +1,7 @@
 """A process that has loaded torch once and forks the ranks of one group after the other: loading it takes seconds.
 
-The test's side is `Zygote`. Each rank runs a function of `tests.torch.scenarios`, or of the module that is named
-before a dot; what that returns comes back as JSON.
+The test's side is `Zygote`. Each rank runs a function of `tests.torch.scenarios`, or of the module of `tests`
+that is named before a dot; what that returns comes back as JSON.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _run(
 
 def _find(scenario: str) -> Any:
     module, _, function = scenario.rpartition(".")
-    return getattr(import_module(f"tests.torch.{module or 'scenarios'}"), function)
+    return getattr(import_module(f"tests.{module or 'torch.scenarios'}"), function)
 
 
 def _outcome(code: int, value: Path, words: Path) -> Outcome:
@@ -121,6 +121,8 @@ def _rank(
         os.dup2(words, 2)
         faulthandler.enable(file=2)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "STORE": str(folder / "store"), **variables}
+        if "DEVICE" in variables:  # where the scenario's tensors are made
+            import_module("torch").set_default_device(variables["DEVICE"])
         value = _find(scenario)(rank, world_size, *arguments)
         (folder / f"value-{rank}").write_text(json.dumps(value))
         code = 0

@@ -25,6 +25,7 @@ class StagedMessages:
     def send(self, tensor: Any, start: Callable[[Any, Callable[[], object]], Work]) -> tuple[Work, Callable[[], Any]]:
         """`start` sends an array, once what it is given with it has returned."""
         device, source = self._device, flat(tensor, moved=True)
+        device.check()
         copy = device.pinned(source.numel() * source.element_size()).view(source.dtype)
         self._down.wait_event(device.record(device.current()))
         device.keep(source, self._down)
@@ -35,6 +36,7 @@ class StagedMessages:
     def recv(self, tensor: Any, start: Callable[[ArrayView], Work]) -> tuple[Work, Callable[[], Any]]:
         """`start` receives into an array."""
         device, place = self._device, flat(tensor, moved=True)
+        device.check()
         memory = device.pinned(place.numel() * place.element_size()).view(place.dtype)
         begun = device.record(device.current())
         for one in (tensor, place):

@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.work import Work
 from ringfort.context import DistributedContext
-from ringfort.errors import InvalidArgumentError
 
 CHUNK_BYTES: Final = 8 << 20
 """Of a chunk: its copies take 0.2 ms each at PCIe's speed, far longer than starting them; the first and the last of
@@ -236,9 +235,7 @@ class Stage:
         """Begins a collective. Returns its works, and what gives the event after which the result is there: at once if
         held, else when they are done. Raises what a call before it has failed with."""
         device = self.device
-        if device.is_capturing():
-            why = "a CUDA graph cannot hold what goes over the network; call it outside torch.cuda.graph"
-            raise InvalidArgumentError("tensor", "of a graph that is being captured", why)
+        device.check()
         with self._lock:
             if self.failure is not None:
                 raise self.failure

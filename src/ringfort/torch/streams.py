@@ -12,7 +12,7 @@ import ctypes
 from functools import cache
 from typing import Any, Final
 
-from ringfort.errors import BackendUnavailableError, TransportError
+from ringfort.errors import BackendUnavailableError, InvalidArgumentError, TransportError
 from ringfort.torch.names import torch
 
 HOW: Final = (
@@ -34,6 +34,7 @@ class CudaDevice:
     def __init__(self, device: Any) -> None:
         if not torch.cuda.is_available():
             raise BackendUnavailableError("CUDA", HOW)
+        self.check()
         self.device = torch.device(device)
         if self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -44,9 +45,11 @@ class CudaDevice:
         """The caller's stream."""
         return torch.cuda.current_stream(self.device)
 
-    def is_capturing(self) -> bool:
-        """Whether the caller records a CUDA graph, into which no network fits."""
-        return torch.cuda.is_current_stream_capturing()
+    def check(self) -> None:
+        """Raises `InvalidArgumentError` while the caller records a CUDA graph, into which no network fits."""
+        if torch.cuda.is_current_stream_capturing():
+            why = "a CUDA graph cannot hold what goes over the network; call it outside torch.cuda.graph"
+            raise InvalidArgumentError("tensor", "of a graph that is being captured", why)
 
     def stream(self) -> Any:
         """A stream beside the caller's, which nobody else has: torch's own are lent to several at a time, and behind a
