@@ -152,6 +152,8 @@ class Link:
                     events, inbound.events = inbound.events, []
                     for event in events:
                         handle(event)
+                    if not self._stream.has_pending:
+                        return  # most often there is no more; if there is, the selector says so
         except BlockingIOError:
             return
         except (DistributedError, OSError) as exc:  # ours: a record or a frame that cannot be
