@@ -23,10 +23,9 @@ from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, STRATEGIES, Case, Options
 from ringfort.bench.patterns import fill, first_difference, new_source
 from ringfort.bench.show import duration, size
-from ringfort.collectives import auto, calls
+from ringfort.collectives import auto, calls, stripes
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.ops import ReduceOp
-from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.local import LocalRanks, report
@@ -50,6 +49,8 @@ class Explained:
     predicted: dict[str, float]
     measured: dict[str, float]
     """The medians, of AUTO too; a call takes as long as its slowest rank."""
+    connections: int = 1
+    """Over which every two ranks moved it. What is predicted is what one carries."""
 
     @property
     def best(self) -> str:
@@ -102,6 +103,8 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
             table.add_row(*where, name, *times, ", ".join(notes))
             where = ("", "")
         note = f"{row.over_best:.2f} of the best: {row.chosen}"
+        if row.connections > 1:
+            note += f", {row.connections} connections"
         table.add_row(*where, AUTO, "", duration(row.measured[AUTO]), note, end_section=True)
     console.print(table)
 
@@ -111,8 +114,7 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
 
 def run_rank(options: Options) -> None:
     """Measures every case, and at rank 0 reports it."""
-    settings: dict[str, Any] = {"encryption": options.encryption, "shared_memory": options.shared_memory}
-    with ringfort.init(config=DistributedConfig(**settings)) as ctx:
+    with ringfort.init(config=options.settings()) as ctx:
         backend = ctx.backend
         model = auto.model_of(backend, backend.envelope(calls.encode(Collective.BARRIER)))
         gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
@@ -124,7 +126,14 @@ def run_rank(options: Options) -> None:
             chosen = MEMORY if backend.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
             if ctx.is_master:
                 micros = {name: seconds * 1e6 for name, seconds in predicted.items()}
-                report(ranks=ctx.world_size, bytes=case.nbytes, chosen=chosen, predicted=micros, measured=measured)
+                report(
+                    ranks=ctx.world_size,
+                    bytes=case.nbytes,
+                    chosen=chosen,
+                    predicted=micros,
+                    measured=measured,
+                    connections=stripes.count_for(backend, case.nbytes),
+                )
 
 
 def measure(ctx: DistributedContext, case: Case, names: Sequence[str], options: Options) -> dict[str, float]:

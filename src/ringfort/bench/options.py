@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +15,8 @@ from ringfort.config import (
     MIB,
     AllReduceStrategy,
     BroadcastStrategy,
+    CollectiveConfig,
+    DistributedConfig,
     ReduceStrategy,
     Strategy,
 )
@@ -74,6 +77,8 @@ class Options:
     min_time: float = MIN_TIME
     encryption: str = "on"
     shared_memory: str = "on"
+    stripes: int | Literal["auto"] = 1
+    """Connections between every two ranks that do not share memory."""
 
     def __post_init__(self) -> None:
         _check_choice("op", self.op, OPS)
@@ -88,6 +93,12 @@ class Options:
             raise InvalidArgumentError("repeat", self.repeat, "must be at least 1")
         if not (isfinite(self.min_time) and self.min_time > 0):
             raise InvalidArgumentError("min_time", self.min_time, "must be a positive number of seconds")
+        CollectiveConfig(stripes=self.stripes)  # raises where it cannot be
+
+    def settings(self, **changes: str) -> DistributedConfig:
+        """The configuration of our ranks, but for `changes`."""
+        named: dict[str, Any] = {"encryption": self.encryption, "shared_memory": self.shared_memory, **changes}
+        return DistributedConfig(**named, collective=CollectiveConfig(stripes=self.stripes))
 
     def cases(self, world_size: int) -> list[Case]:
         """What to measure among `world_size` ranks, in order, without repeats."""
@@ -158,6 +169,15 @@ def parse_ranks(text: str) -> tuple[int, ...]:
             raise InvalidArgumentError("ranks", item, "must be a whole number of at least 1")
         found.append(int(item))
     return tuple(dict.fromkeys(found))
+
+
+def parse_stripes(text: str) -> int | Literal["auto"]:
+    """`auto` or a number; which ones can be is said by `CollectiveConfig`."""
+    if text.strip() == "auto":
+        return "auto"
+    if not text.strip().isdecimal():
+        raise InvalidArgumentError("stripes", text, "must be auto or a whole number of at least 1")
+    return int(text)
 
 
 def _items(name: str, text: str) -> list[str]:

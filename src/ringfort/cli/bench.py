@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringfort.bench.options import DTYPES, MIN_TIME, OPS, RANKS, SIZES, Options, parse_ranks, parse_sizes
+from ringfort.bench.options import DTYPES, MIN_TIME, OPS, RANKS, SIZES, Options, parse_ranks, parse_sizes, parse_stripes
 from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import InvalidArgumentError
 
@@ -42,6 +42,9 @@ def bench(
     ] = None,
     encryption: Annotated[str, typer.Option(help="on or off.")] = "on",
     shared_memory: Annotated[str, typer.Option(help="on or off, between ranks of one host.")] = "on",
+    stripes: Annotated[
+        str, typer.Option(help="Connections between every two ranks that do not share memory; or auto.")
+    ] = "1",
     repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
     min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
     json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
@@ -71,6 +74,7 @@ def bench(
             min_time=min_time,
             encryption=encryption,
             shared_memory=shared_memory,
+            stripes=parse_stripes(stripes),
         )
         if plot is not None:
             check_plot(plot, op)

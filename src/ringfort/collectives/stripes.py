@@ -57,6 +57,12 @@ def used(backend: Backend) -> int | None:
     return there if there == 1 or asked != "auto" else _used.get(backend)
 
 
+def count_for(backend: Backend, nbytes: int) -> int:
+    """How many stripes an array of so many bytes goes over, once that is known."""
+    there = len(backend.stripes)
+    return (used(backend) or 1) if nbytes >= there * LEAST else 1
+
+
 def over_stripes(backend: Backend, flat: Array, envelope: Envelope, move: Move) -> None:
     """Moves all of `flat`, which has the same size on every rank, by calls of `move`: of one stripe each at a time, and
     of all in the order of the spans. Raises what ended the first that failed."""
@@ -65,11 +71,9 @@ def over_stripes(backend: Backend, flat: Array, envelope: Envelope, move: Move) 
     if len(stripes) <= 1 or flat.nbytes < len(stripes) * LEAST:
         move(backend, whole)
         return
-    chosen = used(backend)
-    if chosen is None and flat.nbytes >= TRIAL:
-        start = _try(backend, stripes, flat.size, envelope, move)
-        chosen, whole = _used[backend], (start, flat.size)
-    run_parts(backend, stripes[: chosen or 1], whole, envelope, move)
+    if used(backend) is None and flat.nbytes >= TRIAL:
+        whole = _try(backend, stripes, flat.size, envelope, move), flat.size
+    run_parts(backend, stripes[: count_for(backend, flat.nbytes)], whole, envelope, move)
 
 
 def run_parts(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Envelope, move: Move) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.bench.options import DTYPES, OPS, Case, Options, parse_ranks, parse_size, parse_sizes
-from ringfort.errors import InvalidArgumentError
+from ringfort.bench.options import DTYPES, OPS, Case, Options, parse_ranks, parse_size, parse_sizes, parse_stripes
+from ringfort.errors import ConfigError, InvalidArgumentError
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,12 @@ def test_ranks_that_cannot_be_are_refused_by_name(text: str) -> None:
         parse_ranks(text)
 
 
+def test_stripes_are_a_number_or_auto() -> None:
+    assert [parse_stripes(text) for text in ("1", " 4 ", "auto")] == [1, 4, "auto"]
+    with pytest.raises(InvalidArgumentError, match="stripes='-2'"):
+        parse_stripes("-2")
+
+
 def test_lists_keep_their_order_and_drop_repeats() -> None:
     assert parse_ranks("4, 2,4") == (4, 2)
     assert parse_sizes("1M,4,") == (1 << 20, 4)
@@ -44,17 +50,19 @@ def test_lists_keep_their_order_and_drop_repeats() -> None:
         {"repeat": 0},
         {"min_time": 0.0},
         {"min_time": float("nan")},
+        {"stripes": 0},
+        {"stripes": "many"},
     ],
     ids=str,
 )
 def test_options_that_cannot_work_are_refused_by_name(keywords: dict[str, object]) -> None:
     name = list(keywords)[-1]
-    with pytest.raises(InvalidArgumentError, match=f"{name}="):
+    with pytest.raises((InvalidArgumentError, ConfigError), match=f"{name}="):
         Options(**keywords)  # pyright: ignore[reportArgumentType]
 
 
 def test_options_reach_a_rank_unchanged() -> None:
-    options = Options(op="reduce", strategy="tree(3)", against=("gloo",), repeat=5)
+    options = Options(op="reduce", strategy="tree(3)", against=("gloo",), repeat=5, stripes="auto")
     assert Options.from_json(options.to_json()) == options
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
         "--repeat",
         "--encryption",
         "--shared-memory",
+        "--stripes",
         "--min-time",
         "--json",
         "--plot",

@@ -31,9 +31,9 @@ class RingfortEngine(OneByOne):
         """Always."""
         return True
 
-    def settings(self, options: Options) -> dict[str, Any]:
-        """What of the configuration is not left alone."""
-        return {"encryption": options.encryption, "shared_memory": options.shared_memory}
+    def config(self, options: Options) -> DistributedConfig:
+        """What was asked for."""
+        return options.settings()
 
     def setup(self, seat: Seat) -> None:
         """Rank 0 listens at a free port and tells the others."""
@@ -44,7 +44,7 @@ class RingfortEngine(OneByOne):
         listener = tcp.listen(seat.address, 0) if seat.rank == 0 else None
         address = format_address(*listener.getsockname()[:2]) if listener is not None else ""
         master = seat.share(address)[0]
-        config = DistributedConfig(**self.settings(seat.options))
+        config = self.config(seat.options)
         backend = TcpBackend(seat.rank, seat.world_size, master, config=config, listener=listener)
         self._ctx = DistributedContext(backend)
         self._strategy = seat.options.strategy
@@ -84,9 +84,9 @@ class TcpEngine(RingfortEngine):
     name: ClassVar[str] = "tcp"
     about: ClassVar[str] = "this library over TCP, encrypted: what two hosts would use"
 
-    def settings(self, options: Options) -> dict[str, Any]:
+    def config(self, options: Options) -> DistributedConfig:
         """TCP by name."""
-        return {"encryption": "on", "shared_memory": "off"}
+        return options.settings(encryption="on", shared_memory="off")
 
 
 class PlainEngine(RingfortEngine):
@@ -95,6 +95,6 @@ class PlainEngine(RingfortEngine):
     name: ClassVar[str] = "plain"
     about: ClassVar[str] = "this library over TCP with encryption off"
 
-    def settings(self, options: Options) -> dict[str, Any]:
+    def config(self, options: Options) -> DistributedConfig:
         """TCP by name, and no encryption."""
-        return {"encryption": "off", "shared_memory": "off"}
+        return options.settings(encryption="off", shared_memory="off")
