@@ -92,7 +92,7 @@ def nobody_waits(rank: int, world_size: int) -> list[float]:
 
 
 def driver_is_busy(rank: int, world_size: int) -> None:
-    """Calls for which the driver waits for the device, while a stream waits at a gate: they end once the network has."""
+    """Calls in which the driver waits for the device, while a stream waits at a gate: they end when the network has."""
     with group(rank, world_size):
         x = torch.ones(4_000_000, device="cuda")
         dist.all_reduce(x)

@@ -1,0 +1,80 @@
+"""All-reduce of a tensor on a GPU, two ranks on one device, against what it is made of: the copies from and to the
+device, and the same all-reduce in the host's memory. `python -m benchmarks.gpu --out gpu.json`.
+
+`ratio` is the slower of the two over the whole: 1 if the faster hides behind it. `gpu_worker.py` is what a rank does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from datetime import datetime, timezone
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ringfort.local import LocalRanks
+
+RANKS = 2
+WANTED = 0.8
+"""The least `ratio` that is promised."""
+
+
+def why_not() -> str | None:
+    """Why this cannot be measured here; None if it can."""
+    if find_spec("torch") is None or not import_module("torch").cuda.is_available():
+        return "it needs an NVIDIA GPU and a torch built for CUDA: pip install torch"
+    return None
+
+
+def measure(mib: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of everything, medians of `rounds` in which all take turns; each as long as its slower rank."""
+    found: dict[str, Any] = {"ranks": RANKS, "mib": mib, "rounds": rounds, "ways": [], "small": []}
+    with (
+        tempfile.TemporaryDirectory() as folder,  # the ranks meet in a file: torch's store would want the port
+        LocalRanks("benchmarks.gpu_worker", RANKS, [str(mib), str(rounds), folder]) as ranks,
+    ):
+        for rank, message in ranks.messages():
+            kind = message.pop("kind")
+            if rank == 0 and kind == "machine":
+                found |= message
+            elif rank == 0:
+                found[kind].append(message)
+    return found
+
+
+def main() -> int:
+    """Measures, prints a table and writes the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
+    parser.add_argument("--mib", type=int, default=256, help="size of the tensor (256)")
+    parser.add_argument("--rounds", type=int, default=10, help="measurements of each (10)")
+    given = parser.parse_args()
+    reason = why_not()
+    if reason is not None:
+        print(f"not measured: {reason}", file=sys.stderr)
+        return 2
+    found = measure(given.mib, given.rounds)
+    found["date"] = datetime.now(timezone.utc).date().isoformat()
+    found["python"] = platform.python_version()
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"{found['device']}, torch {found['torch']}, {found['cores']} cores; {given.mib} MiB, {RANKS} ranks")
+    print(f"copy down and up: {found['copy_ms']:.1f} ms (down {found['down_ms']:.1f}, up {found['up_ms']:.1f})")
+    for way in found["ways"]:
+        ratio = f"ratio {way['ratio']:.2f}" if way["ratio"] is not None else ""
+        host = f"host {way['host_ms']:8.1f} ms  " if way["host_ms"] is not None else " " * 19
+        print(f"{way['way']:14} {host}device {way['device_ms']:8.1f} ms  call {way['call_ms']:8.2f} ms  {ratio}")
+    for small in found["small"]:
+        print(f"{small['way']:14} 4 KiB: {small['device_us']:.0f} us, in the host's memory {small['host_us']:.0f} us")
+    best = next(way["ratio"] for way in found["ways"] if way["way"] == "ringfort")
+    print(f"{best:.2f} of the slower part; wanted {WANTED}: {'reached' if best >= WANTED else 'NOT REACHED'}")
+    return 0 if best >= WANTED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
