@@ -118,9 +118,7 @@ class CompressionStrategy:
         """
         if isinstance(text, CompressionStrategy):
             return text
-        found = (
-            _NAME.fullmatch(text.strip().lower().replace("_", "").replace("-", "")) if isinstance(text, str) else None
-        )
+        found = _NAME.fullmatch(_HYPHEN.sub("", text.strip().lower())) if isinstance(text, str) else None
         if found is None or found["method"] not in _METHODS or (found["values"] or "fp32") not in _VALUES:
             raise InvalidArgumentError("compression", text, f"choose one of: {_KNOWN}")
         method, values = _METHODS[found["method"]], _VALUES[found["values"] or "fp32"]
@@ -179,6 +177,7 @@ _METHODS = {
     "powersgd": Method.POWER_SGD,
     "auto": Method.AUTO,
 }
+_HYPHEN = re.compile(r"[-_](?=[a-z])")
 _NAME = re.compile(r"(?P<method>[a-z]+\d*)(?:\((?P<number>[^)]*)\))?(?:\+(?P<values>[a-z]+\d*))?")
 _KNOWN = (
     "none, fp16, bf16, int8, int4, onebit, topk(0.01), topk(0.01)+int4, randomk(0.1), powersgd(4), auto, auto(0.05)"
