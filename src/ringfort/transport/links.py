@@ -218,8 +218,10 @@ class Links:
             members = members or next(half.envelope.members for half, _ in job.halves())
         if is_news and members is not None:
             self._tell(members, notice, channel)
+        if error is None or not is_news:  # what came first is the cause: who told us of it may have ended since
+            error = lambda: notices.to_error(notice, self.rank)  # noqa: E731
         for job in jobs:
-            job.fail(error or (lambda: notices.to_error(notice, self.rank)))
+            job.fail(error)
 
     def _tell(self, members: Container[int], notice: Notice, channel: int = 0) -> None:
         payload = notices.encode(notice)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringfort.errors import ChannelClosedError, CollectiveMismatchError, OperationTimeoutError, PeerLostError
+from ringfort.transport import notices
 from ringfort.transport.frames import ABORT, BELL, GOODBYE, WAITING, pack
 from ringfort.transport.messages import Envelope
 from tests.unit.transport.background import Background
@@ -51,6 +52,18 @@ def test_a_nudge_is_a_bell(scene: Scene) -> None:
     scene.me._engine.nudge(1)
     assert scene.peers[1].kinds() == [BELL]
     assert scene.peers[2].kinds() == []
+
+
+@pytest.mark.parametrize("goodbye", [pack(GOODBYE), b""], ids=["said goodbye", "died then"])
+def test_a_peer_that_tells_who_was_lost_and_ends_is_not_blamed_itself(scene: Scene, goodbye: bytes) -> None:
+    payload = notices.encode(notices.Lost(2, "it died"))
+    call = watch(scene, [])
+    # The watcher tells it on, and finds in the middle of that that the one who told it has gone.
+    scene.peers[1].write(pack(ABORT, length=len(payload)), payload, goodbye)
+    scene.peers[1].end()
+    with pytest.raises(PeerLostError) as caught:
+        call.result()
+    assert caught.value.peer == 2
 
 
 def test_a_watched_peer_that_dies_is_named(scene: Scene) -> None:
