@@ -16,7 +16,7 @@ SOME = (
     "test_all_reduce_coalesced_sum",
     "test_all_reduce_sum_async",
     "test_all_to_all_single_unequal_split",
-    "test_broadcast_object_list",
+    "test_all_gather_object_default_pg",
     "test_DistributedDataParallelCPU",
     "test_isend",
     "test_reduce_scatter_tensor_cuda",
