@@ -24,7 +24,7 @@ from ringfort.errors import (
 from ringfort.rpc import forming, values
 from ringfort.rpc.calls import Call, Calls, RpcFuture
 from ringfort.rpc.functions import Function
-from ringfort.rpc.inbound import Event, Head
+from ringfort.rpc.inbound import Cancelled, Event, Head
 from ringfort.rpc.link import Line, Link, Loop
 from ringfort.rpc.mapping import MapProgress, run_map
 from ringfort.rpc.messages import Count, Kind, Message, Reference, pack_cancel, pack_goodbye
@@ -117,7 +117,7 @@ class RpcAgent:
             peer: Link(peer, channel.sock, channel.stream(), self._admitter(peer), self._poller.stuck)
             for peer, channel in formed.channels.items()
         }
-        itself = Loop(self.rank, lambda event: self._on_event(itself, event))
+        itself = Loop(self.rank, self._admitter(self.rank), lambda event: self._on_event(itself, event))
         self._lines: dict[int, Line] = {self.rank: itself, **links}
         self._links = links
         if not links:
@@ -344,18 +344,16 @@ class RpcAgent:
             self._on_message(line, event)
         elif isinstance(event, Count):
             self._references.count(event)
-        elif isinstance(event, tuple):
-            self._given.pop((line.peer, True, event[1]), None)
-            self._serving.cancel(line.peer, event[1])
+        elif isinstance(event, Cancelled):
+            self._given.pop((line.peer, True, event.call), None)
+            self._serving.release(line.peer, event.dropped)
+            self._serving.cancel(line.peer, event.call)
         elif isinstance(line, Link):
             line.broken = line.broken or "it closed its agent"
 
     def _on_message(self, line: Line, message: Message) -> None:
         is_request = message.kind is Kind.REQUEST
-        if line.peer == self.rank:
-            references: list[object] = [self._references.taken(name) for name in message.references]
-        else:
-            references = self._given.pop((line.peer, is_request, message.call), [])
+        references = self._given.pop((line.peer, is_request, message.call), [])
         if is_request:
             self._serving.take(line, message, references)
             return
@@ -373,6 +371,7 @@ class RpcAgent:
 
     def _on_lost(self, link: Link, reason: str) -> None:
         self._gone[link.peer] = reason
+        self._serving.release(link.peer, link.inbound.drop())
         self._serving.lost(link.peer)
         for key in [key for key in self._given if key[0] == link.peer]:
             del self._given[key]

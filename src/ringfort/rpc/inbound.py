@@ -46,8 +46,15 @@ class Head(NamedTuple):
     references: tuple[Reference, ...]
 
 
-Event = Message | Count | Kind | tuple[Kind, int]
-"""A whole message, a count, GOODBYE, or CANCEL with the call that is given up."""
+class Cancelled(NamedTuple):
+    """A call was given up. Of its request, `dropped` bytes had been admitted that never came whole."""
+
+    call: int
+    dropped: int = 0
+
+
+Event = Message | Count | Cancelled | Kind
+"""What comes; of kinds only GOODBYE does."""
 Admit = Callable[[Head], bool]
 """Told of every message that begins: whether to take it. What is not taken is read and dropped."""
 
@@ -107,6 +114,11 @@ class Inbound:
     def arriving(self) -> int:
         """Messages of which a part has come."""
         return len(self._arriving)
+
+    def drop(self) -> int:
+        """Nothing more comes: the bytes of requests that had been admitted and never came whole."""
+        arriving, self._arriving = self._arriving, {}
+        return sum(one.head.size for one in arriving.values() if one.kept and one.head.kind is Kind.REQUEST)
 
     def want(self) -> memoryview:
         """Where the next bytes should go."""
@@ -220,9 +232,9 @@ class Inbound:
     def _other(self, kind: Kind, flags: int, call: int, body: memoryview) -> None:
         if kind is Kind.CANCEL:
             of_response = bool(flags & OF_RESPONSE)
-            self._arriving.pop((not of_response, call), None)
+            arriving = self._arriving.pop((not of_response, call), None)
             if not of_response:
-                self.events.append((kind, call))
+                self.events.append(Cancelled(call, arriving.head.size if arriving and arriving.kept else 0))
         elif kind is Kind.COUNT:
             self.events.append(unpack_count(body))
         else:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ringfort.errors import DistributedError
-from ringfort.rpc.inbound import Admit, Event, Inbound
+from ringfort.rpc.inbound import Admit, Event, Head, Inbound
 from ringfort.rpc.messages import Kind, Message
 from ringfort.rpc.outbound import Outbound, Outgoing
 from ringfort.transport.stream import Stream
@@ -174,17 +174,20 @@ class Loop:
 
     is_open = True
 
-    def __init__(self, rank: int, handle: Callable[[Event], None]) -> None:
+    def __init__(self, rank: int, admit: Admit, handle: Callable[[Event], None]) -> None:
         self.peer = rank
+        self._admit = admit
         self._handle = handle
 
     def post(self, outgoing: Outgoing) -> None:
         outgoing.begun = True
-        message = outgoing.message
-        copies = [memoryview(bytearray(data)) for data in message.buffers]
+        kind, call, buffers, references = outgoing.message
+        is_taken = self._admit(Head(kind, call, outgoing.message.size, tuple(references)))
+        copies = [memoryview(bytearray(data)) for data in buffers] if is_taken else []
         if outgoing.done is not None:
             outgoing.done()
-        self._handle(Message(message.kind, message.call, copies, message.references))
+        if is_taken:
+            self._handle(Message(kind, call, copies, references))
 
     def control(self, frame: bytes) -> None:
         inbound = Inbound(lambda _: True)

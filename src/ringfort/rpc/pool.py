@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -26,7 +27,8 @@ class Task(Protocol):
 
 
 class _Worker:
-    """A thread and what is handed to it: a task, or None to look up from what it does."""
+    """A thread and what is handed to it: a task, or None to look up from what it waits for. None may come late: whoever
+    gets it looks for himself."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Task | None] = SimpleQueue()
@@ -119,7 +121,7 @@ class Pool:
                     return
                 else:
                     self._idle.append(worker)
-            if task is None:
+            while task is None:
                 task = worker.inbox.get()
                 if task is None and self._is_over:
                     return
@@ -132,21 +134,13 @@ class Pool:
         before, worker.depth = worker.depth, depth
         future.add_done_callback(lambda _: worker.inbox.put(None))
         try:
-            while True:
-                task = self._take_deeper(worker)
-                if task is None:
-                    task = worker.inbox.get()
-                if task is None:
-                    return
-                self._run(task)
-                if future.done():
-                    self._leave(worker)
-                    return
+            while not future.done():
+                task = self._take_deeper(worker) or worker.inbox.get()
+                if task is not None:
+                    self._run(task)
         finally:
             worker.depth = before
-            with self._lock:
-                if worker in self._helping:
-                    self._helping.remove(worker)
+            self._leave(worker)
 
     def _take_deeper(self, worker: _Worker) -> Task | None:
         with self._lock:
@@ -159,12 +153,15 @@ class Pool:
         return None
 
     def _leave(self, worker: _Worker) -> None:
-        """Takes the word that the future is done, and gives away what came before it."""
+        """No longer helps; gives away what it was handed last."""
         with self._lock:
             if worker in self._helping:
                 self._helping.remove(worker)
-        while (task := worker.inbox.get()) is not None:
-            self._run(task)
+        with suppress(Empty):
+            while True:
+                task = worker.inbox.get_nowait()
+                if task is not None and not self.submit(task):
+                    self._run(task)  # the queue is full: it was taken and must end
 
     def close(self) -> None:
         """Ends the workers that have nothing to do, and the others when they have ended what they run. Waits a moment

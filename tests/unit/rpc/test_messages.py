@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfort.errors import DistributedError, ProtocolError
-from ringfort.rpc.inbound import Event, Head, Inbound
+from ringfort.rpc.inbound import Cancelled, Event, Head, Inbound
 from ringfort.rpc.messages import (
     CHUNK,
     HEADER,
@@ -156,7 +156,7 @@ def test_a_request_that_was_given_up_is_forgotten_and_not_sent_on() -> None:
     outbound.control(pack_cancel(5))
     rest = drain(outbound)
     assert len(rest) == HEADER.size
-    assert feed(inbound, rest) == [(Kind.CANCEL, 5)]
+    assert feed(inbound, rest) == [Cancelled(5, 10 * CHUNK)]
     assert inbound.arriving == 0
     assert done == [True]
 
