@@ -13,7 +13,7 @@ from ringfort.collectives import calls, kernels
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.tensors import TensorView, scale_after, scale_before, tensor_view
+from ringfort.collectives.tensors import TensorView, in_callers_stream, scale_after, scale_before, tensor_view
 from ringfort.transport.messages import Envelope
 
 
@@ -40,7 +40,7 @@ def all_reduce(backend: HybridBackend, x: Any, op: Op, timeout: float | None) ->
         scale_after(op, view, backend.world_size)
         return view.finish()
 
-    return Operation("all_reduce", view.nbytes, run)
+    return Operation("all_reduce", view.nbytes, in_callers_stream(view, run))
 
 
 def broadcast(backend: HybridBackend, x: Any, root: int, timeout: float | None) -> Operation | None:
@@ -64,7 +64,7 @@ def broadcast(backend: HybridBackend, x: Any, root: int, timeout: float | None) 
         _inside(backend, lambda native: native.broadcast(view.flat, 0), envelope)
         return view.finish()
 
-    return Operation("broadcast", view.nbytes, run)
+    return Operation("broadcast", view.nbytes, in_callers_stream(view, run))
 
 
 def _inside(backend: HybridBackend, begin: Callable[[Native], Pending], envelope: Envelope) -> None:

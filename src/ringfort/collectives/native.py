@@ -15,7 +15,7 @@ from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.tensors import scale_after, scale_before, tensor_view
+from ringfort.collectives.tensors import in_callers_stream, scale_after, scale_before, tensor_view
 from ringfort.config import Shape, Strategy
 
 _AS_SUM = (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name)
@@ -45,7 +45,7 @@ def all_reduce(backend: Backend, x: Any, op: Op, strategy: Strategy | None, time
         scale_after(op, view, backend.world_size)
         return view.finish()
 
-    return Operation("all_reduce", view.flat.nbytes, run)
+    return Operation("all_reduce", view.flat.nbytes, in_callers_stream(view, run))
 
 
 def reduce_scatter(backend: Backend, x: Any, op: Op, timeout: float | None) -> Operation | None:
@@ -75,7 +75,7 @@ def reduce_scatter(backend: Backend, x: Any, op: Op, timeout: float | None) -> O
         scale_after(op, result, backend.world_size)
         return result.finish()
 
-    return Operation("reduce_scatter", view.flat.nbytes, run)
+    return Operation("reduce_scatter", view.flat.nbytes, in_callers_stream(view, run))
 
 
 def broadcast(
@@ -95,7 +95,7 @@ def broadcast(
         native.run(lambda: native.broadcast(view.flat, root), backend.envelope(call, timeout))
         return x if backend.rank == root else view.finish()
 
-    return Operation("broadcast", view.flat.nbytes, run)
+    return Operation("broadcast", view.flat.nbytes, in_callers_stream(view, run))
 
 
 def all_gather(backend: Backend, x: Any, timeout: float | None) -> Operation | None:
@@ -137,7 +137,7 @@ def _move(
         native.run(lambda: move(view.flat, result.flat), envelope)
         return result.finish()
 
-    return Operation(what, view.flat.nbytes, run)
+    return Operation(what, view.flat.nbytes, in_callers_stream(view, run))
 
 
 def _view(native: Native, x: Any, *, writable: bool = False) -> ArrayView | None:

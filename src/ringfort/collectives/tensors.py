@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from ringfort.collectives import kernels
 from ringfort.collectives.arrays import ArrayView
 from ringfort.collectives.kernels import element_type_named
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.errors import UnsupportedArrayError
 
 
 class TensorView(ArrayView):
@@ -36,9 +39,28 @@ class TensorView(ArrayView):
 
 
 def tensor_view(x: Any, device: str) -> TensorView | None:
-    """`x`, if it is a tensor of torch's on `device`."""
+    """`x`, if it is a tensor of torch's on `device`. Raises `UnsupportedArrayError` if it is a sparse one."""
     is_tensor = type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "detach")
-    return TensorView(x) if is_tensor and x.device.type == device else None
+    if not is_tensor or x.device.type != device:
+        return None
+    if str(x.layout) != "torch.strided":
+        raise UnsupportedArrayError("x", f"tensor of {x.layout}", "must be dense; pass x.to_dense()")
+    return TensorView(x)
+
+
+def in_callers_stream(view: ArrayView, run: Callable[[], Any]) -> Callable[[], Any]:
+    """`run`, whose kernels go to the stream that is the caller's now: it may run in another thread, where the current
+    stream is another."""
+    if not isinstance(view, TensorView) or view.tensor.device.type != "cuda":
+        return run
+    cuda = sys.modules["torch"].cuda
+    stream = cuda.current_stream(view.tensor.device)
+
+    def run_there() -> Any:
+        with cuda.stream(stream):
+            return run()
+
+    return run_there
 
 
 def scale_before(op: Op, view: ArrayView) -> None:

@@ -297,7 +297,7 @@ class Stage:
         size = max(stop for _, stop in transfer.layout(span))
         if size > CHUNK_BYTES:
             return Buffer(self.device, size)  # torch keeps pinned memory for the next who asks
-        if len(self._ring) < BUFFERS:
-            self._ring.append(Buffer(self.device, CHUNK_BYTES))
+        if not self._ring:  # all of them at once: to pin memory the driver may wait for the device, and so for a gate
+            self._ring = [Buffer(self.device, CHUNK_BYTES) for _ in range(BUFFERS)]
         self._next = (self._next + 1) % len(self._ring)
         return self._ring[self._next]

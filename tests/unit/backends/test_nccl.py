@@ -14,13 +14,19 @@ from ringfort import (
     DistributedConfig,
     DistributedContext,
     HybridBackend,
+    InvalidArgumentError,
     NcclBackend,
     ReduceOp,
+    TcpBackend,
 )
 from ringfort.testing import ALL_CHECKS, Check
-from ringfort.testing.groups import closing_all
+from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses
+from ringfort.testing.ranks import results, run_ranks
 
 torch: Any = pytest.importorskip("torch")
+
+from ringfort.torch import gpu_all_reduce, gpu_broadcast  # noqa: E402  # which need torch
+
 with_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 if torch.cuda.is_available():
@@ -28,13 +34,17 @@ if torch.cuda.is_available():
     with DistributedContext(NcclBackend(0, 1)) as _context:
         _context.all_reduce(torch.zeros(1, device="cuda"))
 
-OF_ONE = {name: check for name, check in ALL_CHECKS.items() if check.ranks == 1}
-
 
 @contextmanager
 def nccl_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
-    with closing_all([NcclBackend(0, world_size, config=config)]) as backends:
-        yield backends
+    credentials = passing_credentials()
+    with reserved_addresses(1) as (master,):
+
+        def connect(rank: int) -> NcclBackend:
+            return NcclBackend(rank, world_size, master, config=config, credentials=credentials)
+
+        with closing_all(results(run_ranks(range(world_size), connect))) as backends:
+            yield backends
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -45,9 +55,56 @@ def test_without_a_gpu_it_says_what_is_missing() -> None:
 
 
 @with_gpu
-@pytest.mark.parametrize("check", OF_ONE.values(), ids=OF_ONE)
-def test_a_world_of_one_passes_the_checks(check: Check) -> None:
+@pytest.mark.parametrize("check", ALL_CHECKS.values(), ids=ALL_CHECKS)
+def test_it_passes_the_checks(check: Check) -> None:
+    """A world of one, and larger ones with arrays of the CPU: NCCL takes a GPU for each rank."""
     check.run(nccl_group)
+
+
+@with_gpu
+@pytest.mark.parametrize("kind", [NcclBackend, HybridBackend])
+def test_a_world_of_one_refuses_what_larger_ones_do(kind: type[NcclBackend] | type[HybridBackend]) -> None:
+    with DistributedContext(kind(0, 1)) as context:
+        x = torch.ones(3, device="cuda")
+        for wrong in (
+            lambda: context.all_reduce(x, ReduceOp.BAND),
+            lambda: context.all_reduce(x, timeout=-1),
+            lambda: context.all_reduce(x.to_sparse()),
+            lambda: context.broadcast(x, root=1),
+            lambda: context.broadcast(x, timeout=0),
+            lambda: context.reduce_scatter(torch.ones(2, 3, device="cuda")),
+            lambda: context.all_to_all(torch.ones(2, 3, device="cuda")),
+            lambda: context.send(x, 0),
+            lambda: gpu_all_reduce(context, x, ReduceOp.BAND),
+            lambda: gpu_all_reduce(context, x, timeout=-1),
+            lambda: gpu_broadcast(context, x, root=1),
+            lambda: gpu_broadcast(context, x.cpu()),
+        ):
+            with pytest.raises(InvalidArgumentError):
+                wrong()
+        assert context.all_reduce(x) is x
+
+
+@with_gpu
+@pytest.mark.parametrize("kind", [NcclBackend, HybridBackend])
+def test_what_runs_in_another_thread_uses_the_callers_stream(kind: type[NcclBackend] | type[HybridBackend]) -> None:
+    with DistributedContext(kind(0, 1)) as context:
+        x = torch.empty(1_000_000, device="cuda")
+        for turn in range(20):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                x.fill_(-1.0)
+                torch.cuda._sleep(10_000_000)
+                x.fill_(float(turn))
+                context.all_reduce(x, ReduceOp.premul_sum(2.0), async_op=True).wait()
+                assert x.unique().tolist() == [2.0 * turn]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("call", [gpu_all_reduce, gpu_broadcast])
+def test_tensors_on_gpus_need_a_gpu(call: Any) -> None:
+    words = "CUDA is not available here: it needs an NVIDIA GPU"
+    with DistributedContext(TcpBackend(0, 1)) as context, pytest.raises(BackendUnavailableError, match=words):
+        call(context, torch.ones(3))
 
 
 @with_gpu
