@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 import ringfort
+from ringfort.config import CollectiveConfig, DistributedConfig
 from ringfort.errors import DistributedError
 from ringfort.local import report
 
 
-def reduce_until_killed(nbytes: str) -> None:
+def reduce_until_killed(nbytes: str, stripes: str) -> None:
     """All-reduces for ever; whoever is left says what it was told and how long after the last good one."""
-    with ringfort.init(timeout=30) as ctx:
+    with ringfort.init(config=_striped(stripes), timeout=30) as ctx:
         x = np.ones(int(nbytes) // 4, np.float32)
         report(pid=os.getpid())
         try:
@@ -31,6 +32,10 @@ def reduce_until_killed(nbytes: str) -> None:
     report(threads=threading.active_count(), sockets=_descriptors("socket:"), segments=_descriptors("/memfd:"))
 
 
+def _striped(stripes: str) -> DistributedConfig:
+    return DistributedConfig(collective=CollectiveConfig(stripes=int(stripes)))
+
+
 def _descriptors(kind: str) -> int:
     found = 0
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -41,9 +46,9 @@ def _descriptors(kind: str) -> int:
     return found
 
 
-def memory(nbytes: str) -> None:
+def memory(nbytes: str, stripes: str) -> None:
     """One large all-reduce; reports how far it raised the peak of the process's memory."""
-    with ringfort.init() as ctx:
+    with ringfort.init(config=_striped(stripes)) as ctx:
         x = np.ones(int(nbytes) // 4, np.float32)
         ctx.all_reduce(np.ones(1 << 20, np.float32))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

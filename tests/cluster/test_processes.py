@@ -17,10 +17,12 @@ def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
     kill_one(0, 16 * MIB, shared_memory="on")
     kill_one(3, 4, shared_memory="on")
     kill_one(3, 16 * MIB, shared_memory="off")
+    kill_one(1, 16 * MIB, shared_memory="off", stripes=3)
 
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:
     assert memory_of(2, 128 * MIB) < 16 * MIB
+    assert memory_of(2, 128 * MIB, shared_memory="off", stripes=2) < 16 * MIB
 
 
 def test_eight_ranks_connect_in_a_moment() -> None:
@@ -28,7 +30,7 @@ def test_eight_ranks_connect_in_a_moment() -> None:
     assert connect_time(8) < 10
 
 
-def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on") -> float:
+def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", stripes: int = 1) -> float:
     """Kills `victim` of four inside an all-reduce; returns how many seconds later the last survivor knew."""
     errors: dict[int, dict[str, object]] = {}
     rest: dict[int, dict[str, object]] = {}
@@ -36,7 +38,8 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on") -> float:
     killed_at = 0.0
     steps = 0
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
-    with LocalRanks("tests.workers", 4, ["reduce_until_killed", str(nbytes)], variables=variables) as ranks:
+    arguments = ["reduce_until_killed", str(nbytes), str(stripes)]
+    with LocalRanks("tests.workers", 4, arguments, variables=variables) as ranks:
         reports = ranks.messages(patience=60)
         while True:
             rank, message = next(reports)
@@ -62,9 +65,10 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on") -> float:
     return max(float(str(message["at"])) for message in errors.values()) - killed_at
 
 
-def memory_of(world_size: int, nbytes: int) -> int:
+def memory_of(world_size: int, nbytes: int, *, shared_memory: str = "on", stripes: int = 1) -> int:
     """Bytes by which an all-reduce of `nbytes` raised the peak memory of the worst rank."""
-    with LocalRanks("tests.workers", world_size, ["memory", str(nbytes)], variables={"PYTHONPATH": ROOT}) as ranks:
+    variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
+    with LocalRanks("tests.workers", world_size, ["memory", str(nbytes), str(stripes)], variables=variables) as ranks:
         return max(message["grown_kib"] * 1024 for _, message in ranks.messages())
 
 

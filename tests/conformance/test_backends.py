@@ -12,6 +12,7 @@ import pytest
 
 from ringfort import Backend, DistributedConfig, SimulatedBackend
 from ringfort.backends.base import Tag
+from ringfort.collectives import stripes
 from ringfort.testing import (
     ALL_CHECKS,
     Check,
@@ -23,7 +24,7 @@ from ringfort.testing import (
     sub_group_of,
     tcp_group,
 )
-from ringfort.testing.groups import closing_all, without_encryption, without_shared_memory
+from ringfort.testing.groups import closing_all, with_stripes, without_encryption, without_shared_memory
 from ringfort.transport import machine
 from ringfort.transport.fold import Fold
 
@@ -90,6 +91,13 @@ PROCESSES = {
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 def test_between_threads(group: GroupFactory, check: Check) -> None:
     check.run(group)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_CHECKS if "all_reduce" in name or "killed" in name])
+def test_over_stripes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every array cut. The rest of the checks, over real connections too, are in tests/stress/test_stripes.py."""
+    monkeypatch.setattr(stripes, "LEAST", 8)
+    ALL_CHECKS[name].run(with_stripes(simulated_group))
 
 
 @cache

@@ -104,6 +104,13 @@ def without_shared_memory(factory: GroupFactory) -> GroupFactory:
     return lambda world_size, config: factory(world_size, replace(config, shared_memory="off"))
 
 
+def with_stripes(factory: GroupFactory, stripes: int = 2) -> GroupFactory:
+    """The same groups, with so many connections between every two ranks."""
+    return lambda world_size, config: factory(
+        world_size, replace(config, collective=replace(config.collective, stripes=stripes))
+    )
+
+
 def passing_credentials() -> Credentials:
     """An identity and a cluster that nobody has seen before and that leave nothing on disk."""
     return Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("testing"))
