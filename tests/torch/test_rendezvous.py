@@ -1,8 +1,10 @@
-"""How the ranks of a torch program meet: by discovery, under `ringfort run`, and under torchrun by discovery."""
+"""How the ranks of a torch program meet: by discovery, under `ringfort run`, and the agents of torchrun by discovery.
+
+Whole runs of torchrun are in `test_examples.py`.
+"""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -45,22 +47,6 @@ def test_a_program_under_ringfort_run_needs_no_more_than_the_word(method: str) -
     assert run.returncode == 0, run.stderr
     for rank in range(2):
         assert f"rank {rank} of 2 error 0.0000" in run.stdout
-
-
-def test_torchrun_on_two_machines_needs_no_endpoint() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    command += ["--rdzv-backend=ringfort", "--rdzv-id=test", "--rdzv-conf=join_timeout=60", PROGRAM]
-    runs = [
-        subprocess.Popen(
-            command, env={**os.environ, **LOCAL}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    outputs = [run.communicate(timeout=PATIENCE) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], outputs
-    said = outputs[0][0] + outputs[1][0]
-    for rank in range(2):
-        assert f"rank {rank} of 2 error 0.0000" in said
 
 
 def test_the_agent_that_keeps_the_store_leaves_last(zygote: Zygote) -> None:

@@ -1,0 +1,147 @@
+"""The examples as people run them, with tiny settings: each learns, and learns the same as its neighbours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "language")
+RANKS = {"hsdp": 4}
+NEEDS = {"with_lightning": "lightning", "with_accelerate": "accelerate"}
+OF_ITS_OWN = {"checkpoint", "torchrun"}
+"""Examples that have a test to themselves below."""
+STEPS = 20
+MARK = "# the line that differs; before: "
+PATIENCE = 100
+"""Seconds for what takes five on an idle machine."""
+
+STEP = re.compile(r"step (\d+) loss (\d+\.\d+)")
+
+
+def ringfort_run(ranks: int, program: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ringfort", "run", "-n", str(ranks), str(program), *arguments]
+
+
+def curve_in(words: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in STEP.findall(words)}
+
+
+@cache
+def curve(example: str, folder: Path = EXAMPLES) -> list[float]:
+    """The losses of one run of an example, step by step."""
+    command = ringfort_run(RANKS.get(example, 2), folder / f"{example}.py", "--steps", str(STEPS))
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.returncode == 0, run.stderr
+    losses = curve_in(run.stdout)
+    assert list(losses) == list(range(1, STEPS + 1)), run.stdout
+    return list(losses.values())
+
+
+def assert_same(ours: list[float], theirs: list[float]) -> None:
+    assert ours == pytest.approx(theirs, rel=1e-3)  # up to rounding, which grows from step to step
+
+
+@pytest.mark.parametrize("example", [name for name in PROGRAMS if name not in OF_ITS_OWN])
+def test_an_example_learns(example: str) -> None:
+    needed = NEEDS.get(example)
+    if needed and find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed: pip install {needed}")
+    losses = curve(example)
+    assert losses[0] == pytest.approx(4.8, abs=0.3)  # a blind guess among some 100 characters
+    assert sum(losses[-5:]) / 5 < 2.9
+
+
+@pytest.mark.parametrize("example", PROGRAMS)
+def test_one_line_of_an_example_is_ours_and_says_what_it_was(example: str) -> None:
+    _, _, code = (EXAMPLES / f"{example}.py").read_text().removeprefix('"""').partition('"""')
+    lines = [line for line in code.splitlines() if "ringfort" in line.lower() and "help=" not in line]
+    assert len(lines) == 1
+    assert MARK in lines[0]
+
+
+def test_sharded_weights_learn_what_whole_ones_do() -> None:
+    assert_same(curve("fsdp2"), curve("ddp"))
+
+
+def test_with_the_line_as_it_was_an_example_learns_the_same_over_gloo(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "language.py", tmp_path)
+    lines = (EXAMPLES / "ddp.py").read_text().splitlines()
+    before = [re.sub(rf"\S.*{MARK}(.*)", r"\1", line) for line in lines]
+    assert "gloo" in "".join(before)
+    (tmp_path / "ddp.py").write_text("\n".join(before))
+    assert_same(curve("ddp"), curve("ddp", tmp_path))
+
+
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    arguments = ["--folder", str(tmp_path), "--save-every", "4", "--steps"]
+    command = ringfort_run(2, EXAMPLES / "checkpoint.py", *arguments, "1000")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        assert run.stdout is not None
+        assert any("step 6 " in line for line in run.stdout)
+        psutil.Process(run.pid).children()[-1].kill()
+        run.communicate(timeout=PATIENCE)
+    assert run.returncode != 0
+    for later in tmp_path.glob("step-*"):  # than what it is compared with, should the kill have come late
+        if int(later.name.removeprefix("step-")) >= STEPS:
+            shutil.rmtree(later)
+    command = ringfort_run(2, EXAMPLES / "checkpoint.py", *arguments, str(STEPS))
+    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert again.returncode == 0, again.stderr
+    resumed = re.search(r"resumed after step (\d+)", again.stdout)
+    assert resumed is not None
+    assert int(resumed[1]) >= 4
+    losses = curve_in(again.stdout)
+    assert list(losses) == list(range(int(resumed[1]) + 1, STEPS + 1))
+    assert_same(list(losses.values()), curve("fsdp2")[int(resumed[1]) :])
+
+
+def test_under_torchrun_a_killed_worker_costs_a_pause(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2"]
+    command += ["--rdzv-backend=ringfort", "--rdzv-id=example", "--rdzv-conf=join_timeout=60"]
+    command += [str(EXAMPLES / "torchrun.py"), "--snapshot", str(tmp_path / "snapshot.pt")]
+    command += ["--save-every", "2", "--steps", "60"]
+    variables = {**os.environ, "RINGFORT_INTERFACES": "127.0.0.1"}
+    said: list[list[str]] = [[], []]
+
+    def listen(number: int) -> None:
+        for line in agents[number].stdout or ():
+            said[number].append(line)
+            if line.startswith("step 3 ") and "resumed" not in "".join(said[number]):
+                psutil.Process(agents[1 - number].pid).children()[-1].kill()
+
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(
+                subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
+            for _ in range(2)
+        ]
+        listeners = [Thread(target=listen, args=(number,)) for number in range(2)]
+        for listener in listeners:
+            listener.start()
+        for listener in listeners:
+            listener.join()
+    words = "".join("".join(lines) for lines in said)
+    assert [agent.returncode for agent in agents] == [0, 0], words
+    assert "Error waiting on exit barrier" not in words
+    resumed = re.findall(r"resumed after step (\d+)", words)
+    assert len(resumed) == 1, words
+    losses = curve_in(words.partition("resumed")[2])
+    assert list(losses) == list(range(int(resumed[0]) + 1, 61)), words
+    reference = dict(enumerate(curve("ddp"), start=1))
+    both = sorted(losses.keys() & reference.keys())
+    assert_same([losses[step] for step in both], [reference[step] for step in both])
