@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringfort.bench.results import OURS, Report, Row, geometric_mean
 from ringfort.bench.show import size
 
 KIB, MIB = 1 << 10, 1 << 20
 LINE_SHARE = 0.95
+TORCH_US = 40
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ CLAIMS = (
 )
 
 
-def verdicts(reports: Mapping[str, Sequence[Report]], line_share: float | None) -> list[Verdict]:
-    """Of every claim, in order; `line_share` is the part of the line's rate that we filled."""
+def verdicts(
+    reports: Mapping[str, Sequence[Report]], line_share: float | None, torch: Mapping[str, Any] | None = None
+) -> list[Verdict]:
+    """Of every claim, in order; `line_share` is the part of the line's rate that we filled, `torch` that section."""
     found = [
         _judge(claim, [one for name, some in reports.items() if name.startswith(claim.section) for one in some])
         for claim in CLAIMS
@@ -67,7 +70,19 @@ def verdicts(reports: Mapping[str, Sequence[Report]], line_share: float | None) 
     kept = None if line_share is None else line_share >= LINE_SHARE
     text = "not measured" if line_share is None else f"{line_share:.3f}"
     line = "two hosts, encrypted: part of the rate of a 1 Gbit/s line, with the headers of TCP, IP and Ethernet"
-    return [*found, Verdict(line, f"{LINE_SHARE}", text, kept)]
+    return [*found, Verdict(line, f"{LINE_SHARE}", text, kept), *_under_torch(torch or {})]
+
+
+def _under_torch(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    steps = {one["way"]: one["median_ms"] for one in result.get("steps", ())}
+    for way, words, bound in (("ringfort", "as it comes", 1.5), ("tcp", "encrypted TCP", 1.0)):
+        text = f"2 ranks, a step of DistributedDataParallel, {words}, against Gloo"
+        ratio = steps["gloo"] / steps[way] if way in steps else None
+        found = "not measured" if ratio is None else f"{ratio:.2f}"
+        yield Verdict(text, f"{bound:g}", found, None if ratio is None else ratio >= bound)
+    more = [one["torch_us"] - one["context_us"] for one in result.get("calls", ()) if one["call"] == "all_reduce"]
+    text = f"2 ranks, an all-reduce through torch: microseconds above the same on the context, under {TORCH_US}"
+    yield Verdict(text, "-", f"{max(more):.1f}" if more else "not measured", max(more) < TORCH_US if more else None)
 
 
 def _judge(claim: Claim, reports: Sequence[Report]) -> Verdict:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import verdicts
-from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, stripes_part, table
+from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, stripes_part, table, torch_part
 from benchmarks.pictures import draw_times
 from benchmarks.sections import SECTIONS
 from ringfort.bench.engines import ENGINES
@@ -84,6 +84,8 @@ def _page(found: Results, images: Path) -> Iterable[str]:
             yield from scaling_part(reports["scaling"][0], images)
         elif section.name == "stripes":
             yield from stripes_part(result)
+        elif section.name == "torch":
+            yield from torch_part(result)
         else:
             yield from overlap_part(result)
 
@@ -93,7 +95,9 @@ def _claims(reports: Mapping[str, Sequence[Report]], found: Results) -> Iterable
     share = line_share(reports["hosts"][0], hosts["bits_per_second"], hosts["burst"]) if reports.get("hosts") else None
     yield "## What is claimed, and what came out\n"
     words = {True: "yes", False: "**no**", None: "-"}
-    rows = [[one.text, one.bound, one.found, words[one.kept]] for one in verdicts(reports, share)]
+    rows = [
+        [one.text, one.bound, one.found, words[one.kept]] for one in verdicts(reports, share, found.get("torch", {}))
+    ]
     yield from table(["ratio of medians", "at least", "measured", "kept"], rows)
 
 

@@ -128,6 +128,44 @@ def stripes_part(result: Mapping[str, Any]) -> Iterable[str]:
     yield from table(["stripes", *titles.values()], [[way, *words] for way, words in by_way.items()])
 
 
+TORCH_WAYS = {"ringfort": "shared memory, as it comes", "tcp": "encrypted TCP", "gloo": "Gloo"}
+"""The groups of the measurement under torch."""
+
+
+def torch_part(result: Mapping[str, Any]) -> Iterable[str]:
+    """What torch's process group costs above the context, and a step of DistributedDataParallel beside Gloo's."""
+    yield (
+        f"One call of {size(result['bytes'])} through `torch.distributed` and the same on the group's own context, "
+        f"{result['ranks']} ranks, in turns.\n"
+    )
+    rows = [
+        [
+            f"`{one['call']}`",
+            TORCH_WAYS[one["way"]],
+            f"{one['torch_us']:.1f} us",
+            f"{one['context_us']:.1f} us",
+            f"{one['torch_us'] - one['context_us']:.1f} us",
+        ]
+        for one in result["calls"]
+    ]
+    yield from table(["call", "over", "through torch", "on the context", "more"], rows)
+    yield (
+        f"A training step (forward, backward, SGD) of a transformer of {result['parameters'] / 1e6:.1f} million "
+        f"parameters under DistributedDataParallel, {result['ranks']} ranks, one sequence of {result['tokens']} tokens "
+        "each. All groups are in the same processes and take turns. In brackets the 10th and 90th percentile.\n"
+    )
+    gloo = next(one["median_ms"] for one in result["steps"] if one["way"] == "gloo")
+    rows = [
+        [
+            TORCH_WAYS[one["way"]],
+            f"{one['median_ms']:.0f} ms ({one['p10_ms']:.0f} to {one['p90_ms']:.0f})",
+            f"{gloo / one['median_ms']:.2f}",
+        ]
+        for one in result["steps"]
+    ]
+    yield from table(["over", "step", "times as quick as over Gloo"], rows)
+
+
 def _cell(cell: Mapping[str, Any]) -> str:
     kept = "" if cell["beside"] == "nothing" else f" (kept {cell['kept']:.0%})"
     return f"{cell['median_ms']:.1f}{kept}"

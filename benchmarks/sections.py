@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import overlap, stripes
+from benchmarks import overlap, stripes, torch_group
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
@@ -91,6 +91,12 @@ def _stripes(quick: bool, on_step: OnStep) -> Result:
     return {"skipped": reason} if reason else stripes.measure(rounds=1 if quick else 9)
 
 
+def _torch(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    reason = torch_group.why_not()
+    return {"skipped": reason} if reason else torch_group.measure(rounds=1 if quick else 21)
+
+
 SECTIONS = (
     Section("two", "Two ranks on one machine", _local(2, SIZES)),
     Section("four", "Four ranks on one machine", _local(4, tuple(size for size in SIZES if size not in LARGE))),
@@ -100,4 +106,5 @@ SECTIONS = (
     Section("scaling", "More ranks", _scaling),
     Section("overlap", "While the caller computes", _overlap),
     Section("stripes", "Several connections, and both ways round a ring", _stripes),
+    Section("torch", "Under torch", _torch),
 )

@@ -26,5 +26,6 @@ def measure(rounds: int) -> dict[str, Any]:
     ):
         for rank, message in ranks.messages():
             if rank == 0:
-                found[message.pop("kind")].append(message)
+                kind = message.pop("kind", None)
+                found[kind].append(message) if kind else found.update(message)
     return found

@@ -25,8 +25,10 @@ WAYS: dict[str, dict[str, str]] = {"ringfort": {}, "tcp": {"RINGFORT_SHM": "off"
 """The groups and what is set while they form: as it comes, over encrypted TCP, and Gloo."""
 LAYERS, WIDTH = 8, 512
 """Eight layers of a transformer: 25.2 million parameters."""
-TOKENS = 32
+TOKENS = 8
 """One sequence of so many a step: a small batch, so that the gradients are most of the work."""
+FLOATS = 1024
+"""Of a call: 4 KiB."""
 BURST = 100
 """Calls in a row, of which the median counts: a turn takes some milliseconds."""
 
@@ -36,6 +38,7 @@ dist: Any = import_module("torch.distributed")
 
 def main(rounds: int, folder: str) -> None:
     """One rank: calls first, then steps."""
+    report(parameters=sum(parameter.numel() for parameter in _model().parameters()), tokens=TOKENS, bytes=4 * FLOATS)
     with groups(folder) as ways:
         gc.disable()  # as timeit does
         for way in ("ringfort", "tcp"):
@@ -43,8 +46,8 @@ def main(rounds: int, folder: str) -> None:
                 through, own = beside(*pair, rounds)
                 report(kind="calls", way=way, call=name, torch_us=through, context_us=own)
         for way, taken in steps(ways, rounds).items():
-            times = sorted(1e3 * one for one in taken)
-            report(kind="steps", way=way, median_ms=statistics.median(times), times_ms=times)
+            p10, p50, p90 = np.percentile(taken, (10, 50, 90)) * 1e3
+            report(kind="steps", way=way, median_ms=p50, p10_ms=p10, p90_ms=p90)
 
 
 @contextmanager
@@ -69,8 +72,8 @@ def groups(folder: str) -> Iterator[dict[str, Any]]:
 def calls(group: Any) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """The same call through torch and on the context."""
     context = group.context
-    small, array = torch.zeros(1024), np.zeros(1024, np.float32)
-    parts = list(torch.zeros(context.world_size, 1024))
+    small, array = torch.zeros(FLOATS), np.zeros(FLOATS, np.float32)
+    parts = list(torch.zeros(context.world_size, FLOATS))
     return {
         "all_reduce": (lambda: dist.all_reduce(small, group=group), lambda: context.all_reduce(array)),
         "broadcast": (lambda: dist.broadcast(small, 0, group=group), lambda: context.broadcast(array, 0)),

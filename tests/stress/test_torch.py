@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,13 @@ def test_torchs_own_tests_pass_or_do_not_apply(world_size: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_two_hundred_steps_are_those_over_gloo(zygote: Zygote, curve: str, world_size: int) -> None:
     print(curve, world_size, check_curves(zygote, curve, world_size=world_size, steps=200))
+
+
+def test_the_benchmark_measures_torchs_group_beside_gloos(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "torch"]
+    command += ["--results", str(tmp_path), "--docs", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    result = json.loads((tmp_path / "torch.json").read_text())
+    assert {one["way"] for one in result["steps"]} == {"ringfort", "tcp", "gloo"}
+    assert {one["call"] for one in result["calls"]} == {"all_reduce", "broadcast", "all_gather", "barrier"}

@@ -47,7 +47,7 @@ def test_a_claim_is_judged_at_its_worst_size_and_only_at_its_sizes() -> None:
 
 def test_what_was_not_measured_is_neither_kept_nor_broken() -> None:
     found = verdicts({}, None)
-    assert len(found) == len(CLAIMS) + 1
+    assert len(found) == len(CLAIMS) + 4  # the share of a line, and three of torch
     assert {(one.kept, one.found) for one in found} == {(None, "not measured")}
 
 
@@ -101,3 +101,21 @@ def test_stripes_are_shown_beside_one_connection(tmp_path: Path) -> None:
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| 2 | 400 ms (2.00) | 400 ms (2.00) |" in page
     assert "| auto | 200 ms (4.00, took 4) | 200 ms (4.00, took 4) |" in page
+
+
+def test_what_is_claimed_under_torch_is_judged_and_shown(tmp_path: Path) -> None:
+    calls = [{"way": "tcp", "call": "all_reduce", "torch_us": 90.0, "context_us": 45.0}]
+    steps = [
+        {"way": way, "median_ms": ms, "p10_ms": ms, "p90_ms": ms}
+        for way, ms in {"ringfort": 50.0, "tcp": 125.0, "gloo": 100.0}.items()
+    ]
+    result = {"ranks": 2, "parameters": 25e6, "tokens": 8, "bytes": 4096, "calls": calls, "steps": steps}
+    assert [(one.found, one.kept) for one in verdicts({}, None, result)[-3:]] == [
+        ("2.00", True),
+        ("0.80", False),
+        ("45.0", False),
+    ]
+    (tmp_path / "torch.json").write_text(json.dumps({**result, "machine": MACHINE}))
+    page = write_page(tmp_path, tmp_path).read_text()
+    assert "| `all_reduce` | encrypted TCP | 90.0 us | 45.0 us | 45.0 us |" in page
+    assert "| shared memory, as it comes | 50 ms (50 to 50) | 2.00 |" in page
