@@ -103,8 +103,8 @@ class GradientCompressor:
         if self.strategy.method is Method.AUTO:
             raise InvalidArgumentError("strategy", "auto", "needs links to measure; name a strategy, such as int8")
         draft = self.draft(view, Piece.row([(name, view.shape)]))
-        if draft.nonfinite:
-            raise NonFiniteError(name, {0: draft.nonfinite})
+        if draft.refused:
+            raise NonFiniteError(name, {0: draft.refused})
         factor = self.factor(draft.pieces[0], self.strategy.rank)
         data, factor = messages.write(self.strategy, draft.work, view.shape, factor, draft.seed, draft.keeps)
         draft.commit({name: factor} if factor is not None else {})

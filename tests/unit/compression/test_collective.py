@@ -1,0 +1,403 @@
+"""The all-reduce that compresses: the same bits everywhere, nothing lost, and clear errors where ranks disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfort import (
+    CollectiveConfig,
+    CollectiveMismatchError,
+    CompressionStrategy,
+    DistributedConfig,
+    DistributedContext,
+    DistributedError,
+    GradientCompressor,
+    InvalidArgumentError,
+    NonFiniteError,
+    ReduceOp,
+    SimulatedBackend,
+    UnsupportedOpError,
+)
+from ringfort.compression import calls
+from ringfort.compression.calls import Compressed
+from ringfort.compression.collective import reduce_scatter
+from ringfort.testing.ranks import results, run_ranks
+from ringfort.training import average_gradients
+
+NAMES = (
+    "none", "fp16", "bf16", "int8", "int4", "onebit", "topk(0.05)", "topk(0.05)+int4", "randomk(0.1)",
+    "randomk(0.1)+int8", "powersgd(2)",
+)  # fmt: skip
+EXACT_ENOUGH = {"none": 1e-6, "fp16": 0.001, "bf16": 0.008, "int8": 0.04, "int4": 0.5}
+"""How far from the mean of all ranks, as a share of its length."""
+Array = Any
+
+
+def group(n: int, **settings: Any) -> list[DistributedContext]:
+    return [DistributedContext(backend) for backend in SimulatedBackend.create_group(n, **settings)]
+
+
+def on_all(contexts: list[DistributedContext], program: Callable[[DistributedContext], Any]) -> list[Any]:
+    try:
+        return run_ranks(contexts, program)
+    finally:
+        for context in contexts:
+            context.close()
+
+
+def noise(seed: int, shape: tuple[int, ...]) -> Array:
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_all_ranks_end_with_the_same_bits_and_nothing_is_lost(name: str, n: int) -> None:
+    shapes = [(), (0,), (3,), (40, 70), (70_003,)]
+
+    def program(ctx: DistributedContext) -> list[tuple[Array, Array, Array]]:
+        compressor = GradientCompressor(name)
+        found: list[tuple[Array, Array, Array]] = []
+        for number, shape in enumerate(shapes):
+            given, got = np.zeros(shape), np.zeros(shape)
+            for step in range(3):
+                x = noise(100 * ctx.rank + step, shape)
+                given += x
+                assert ctx.all_reduce(x, compression=compressor, name=f"t{number}") is x
+                got += x
+            kept = compressor.residual(f"t{number}")
+            found.append((given, got, np.zeros(shape) if kept is None else kept.reshape(shape)))
+        return found
+
+    outcomes = results(on_all(group(n), program))
+    for number in range(len(shapes)):
+        given = sum(outcome[number][0] for outcome in outcomes)
+        kept = sum(outcome[number][2] for outcome in outcomes)
+        for outcome in outcomes:
+            np.testing.assert_array_equal(outcome[number][1], outcomes[0][number][1])
+        np.testing.assert_allclose(outcomes[0][number][1] + kept, given, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", EXACT_ENOUGH)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_a_strategy_alone_gives_about_the_mean(name: str, dtype: str) -> None:
+    pytest.importorskip("ml_dtypes", reason="pip install ml_dtypes: NumPy has no bfloat16 of its own")
+
+    def program(ctx: DistributedContext) -> Array:
+        return ctx.all_reduce(noise(ctx.rank, (999,)).astype(dtype), ReduceOp.MEAN, compression=name)
+
+    outcomes = results(on_all(group(3), program))
+    mean = np.mean([noise(rank, (999,)) for rank in range(3)], axis=0)
+    assert all(outcome.dtype == dtype and outcome.tobytes() == outcomes[0].tobytes() for outcome in outcomes)
+    off = np.linalg.norm(outcomes[0].astype(np.float64) - mean) / np.linalg.norm(mean)
+    assert off <= EXACT_ENOUGH[name] + (0.01 if dtype == "bfloat16" else 1e-3)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "randomk(0.25)", "randomk(0.25)+int8"])
+def test_the_sum_is_right_on_average_where_that_is_claimed(name: str) -> None:
+    assert CompressionStrategy.parse(name).is_unbiased
+    x = [noise(rank, (500,)) for rank in range(3)]
+
+    def program(ctx: DistributedContext) -> tuple[Array, Array]:
+        tries = np.array([ctx.all_reduce(x[ctx.rank].copy(), compression=name) for _ in range(100)])
+        return tries.mean(axis=0), tries.std(axis=0).max()
+
+    mean, deviation = results(on_all(group(3), program))[0]
+    assert np.abs(mean - sum(x)).max() < 5.5 * deviation / np.sqrt(100) + 1e-4
+
+
+def test_a_weighted_sum_and_arrays_that_are_not_contiguous() -> None:
+    def program(ctx: DistributedContext) -> Array:
+        whole = np.tile(noise(ctx.rank, (100, 1)), (1, 4))
+        ctx.all_reduce(whole[:, ::2], ReduceOp.premul_sum(ctx.rank + 1), compression="fp16")
+        return whole
+
+    outcomes = results(on_all(group(2), program))
+    expected = noise(0, (100, 1)) + 2 * noise(1, (100, 1))
+    for rank, outcome in enumerate(outcomes):
+        np.testing.assert_allclose(outcome[:, [0, 2]], np.tile(expected, (1, 2)), atol=0.02)
+        np.testing.assert_array_equal(outcome[:, 1:2], noise(rank, (100, 1)))
+
+
+def test_asynchronous_ones_run_in_order() -> None:
+    def program(ctx: DistributedContext) -> list[Array]:
+        compressor = GradientCompressor("int8")
+        works = [
+            ctx.all_reduce(noise(ctx.rank + i, (100,)), compression=compressor, name=str(i % 2), async_op=True)
+            for i in range(6)
+        ]
+        return [work.wait() for work in works]
+
+    one, other = results(on_all(group(2), program))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_nan_at_one_rank_is_an_error_at_all_and_the_group_goes_on(name: str, n: int) -> None:
+    def program(ctx: DistributedContext) -> tuple[dict[int, int], Array, Array]:
+        compressor = GradientCompressor(name)
+        x = noise(ctx.rank, (50, 60))
+        ctx.all_reduce(x, compression=compressor, name="w")
+        before = compressor.residual("w")
+        assert before is not None
+        before = before.copy()
+        x = noise(ctx.rank, (50, 60))
+        if ctx.rank == 1:
+            x[7, 7:9] = np.nan
+        with pytest.raises(NonFiniteError) as caught:
+            ctx.all_reduce(x, compression=compressor, name="w")
+        np.testing.assert_array_equal(compressor.residual("w"), before)
+        np.testing.assert_array_equal(np.isnan(x).sum(), 2 if ctx.rank == 1 else 0)
+        x = noise(ctx.rank, (50, 60))
+        return caught.value.found, ctx.all_reduce(x, compression=compressor, name="w"), before
+
+    outcomes = results(on_all(group(n), program))
+    assert all(found == {1: 2} for found, _, _ in outcomes)
+    assert all(np.array_equal(x, outcomes[0][1]) for _, x, _ in outcomes)
+
+
+def test_a_nan_that_is_skipped_is_counted() -> None:
+    def program(ctx: DistributedContext) -> tuple[Array, int]:
+        x = np.array([1.0, np.inf if ctx.rank else 2.0], np.float32)
+        ctx.all_reduce(x, compression=GradientCompressor("fp16", on_nonfinite="skip"), name="w")
+        return x, ctx.metrics_snapshot().compression["fp16"].nonfinite
+
+    outcomes = results(on_all(group(2), program))
+    np.testing.assert_array_equal(outcomes[0][0], [2, 2])
+    assert [count for _, count in outcomes] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("int8", "int4"), ("int8", None), ("topk(0.01)", "topk(0.02)"), ("powersgd(2)", "powersgd(4)"), ("auto", "int8")],
+)
+def test_ranks_with_different_strategies_are_told_what_each_called(one: str, other: str | None) -> None:
+    def program(ctx: DistributedContext) -> None:
+        ctx.all_reduce(noise(0, (64, 64)), compression=one if ctx.rank == 0 else other)
+
+    config = DistributedConfig(timeout=5)
+    for outcome in on_all(group(2, config=config), program):
+        assert isinstance(outcome, CollectiveMismatchError)
+        # Without links to measure, auto is by now in the all-reduce that it has chosen.
+        assert (f"compression={one}" if one != "auto" else "all_reduce(float32[4096], SUM") in str(outcome)
+        assert (f"compression={other}" if other else "all_reduce(float32[4096], SUM") in str(outcome)
+
+
+def test_a_call_of_every_strategy_is_put_into_words() -> None:
+    for name in (*NAMES, "auto", "auto(0.05)", "topk(0.003)+int4"):
+        call = calls.encode(Compressed.ALL_REDUCE, CompressionStrategy.parse(name), kind=12, count=9, op=1, keeps=True)
+        assert calls.describe(call) == f"all_reduce(float32[9], SUM, compression={name})"
+    assert "does not know" in calls.describe(b"\xff" * 16)
+    assert calls.describe(b"\x01" + bytes(15)) == "barrier()"
+
+
+def test_bad_arguments_are_refused_before_a_byte_moves() -> None:
+    [ctx, other] = group(2)
+    x = np.ones(4, np.float32)
+    with pytest.raises(InvalidArgumentError, match="choose one of"):
+        ctx.all_reduce(x, compression="zip")
+    with pytest.raises(InvalidArgumentError, match="only float16"):
+        ctx.all_reduce(np.ones(4, np.int32), compression="int8")
+    with pytest.raises(UnsupportedOpError, match="SUM, MEAN or PREMUL_SUM"):
+        ctx.all_reduce(x, ReduceOp.MAX, compression="int8")
+    with pytest.raises(InvalidArgumentError, match="name"):
+        ctx.all_reduce(x, compression=GradientCompressor("int8"))
+    with pytest.raises(InvalidArgumentError, match="do not make up"):
+        ctx.all_reduce_compressed(x, ReduceOp.SUM, "int8", [("a", (3,))])
+    assert ctx.metrics_snapshot().messages_sent == 0
+    ctx.close()
+    other.close()
+
+
+# --- a peer is lost ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["int8", "topk(0.1)", "powersgd(2)"])
+def test_a_step_is_tried_again_after_a_lost_peer_and_nothing_is_lost_or_sent_twice(name: str) -> None:
+    compressors = [GradientCompressor(name) for _ in range(3)]
+
+    def step(ctx: DistributedContext, seed: int) -> Array:
+        x = noise(seed + ctx.rank, (60, 50))
+        ctx.all_reduce(x, compression=compressors[ctx.rank], name="w")
+        return x
+
+    first = results(on_all(group(3), lambda ctx: step(ctx, 0)))[0]
+    kept = [compressor.residual("w") for compressor in compressors]
+    backends = SimulatedBackend.create_group(3)
+    backends[2].kill()
+    contexts = [DistributedContext(backend) for backend in backends]
+    outcomes = on_all(contexts[:2], lambda ctx: step(ctx, 10))
+    contexts[2].close()
+    assert all(isinstance(outcome, DistributedError) for outcome in outcomes)
+    for compressor, before in zip(compressors, kept, strict=True):
+        assert compressor.residual("w") is before
+    second = results(on_all(group(2), lambda ctx: step(ctx, 10)))[0]
+    given = sum(noise(rank, (60, 50)).astype(np.float64) for rank in range(3))
+    given = given + sum(noise(10 + rank, (60, 50)) for rank in range(2))
+    left = sum(np.asarray(compressor.residual("w")).reshape(60, 50) for compressor in compressors)
+    np.testing.assert_allclose(first + second + left, given, rtol=1e-4, atol=1e-3)
+
+
+def test_powersgd_begins_anew_where_a_rank_has_come_later() -> None:
+    compressors = [GradientCompressor("powersgd(2)") for _ in range(3)]
+
+    def step(ctx: DistributedContext) -> Array:
+        x = noise(ctx.rank, (60, 50))
+        ctx.all_reduce(x, compression=compressors[ctx.rank], name="w")
+        return x
+
+    results(on_all(group(2), step))
+    outcomes = results(on_all(group(3), step))
+    assert all(np.array_equal(outcome, outcomes[0]) for outcome in outcomes)
+    factors = [compressor.state_dict()["tensors"]["w"]["factor"] for compressor in compressors]
+    assert all(np.array_equal(factor, factors[0]) for factor in factors)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["none", "fp16", "int8", "int4", "onebit"])
+def test_reduce_scatter_gives_each_rank_its_part_and_loses_nothing(name: str) -> None:
+    def program(ctx: DistributedContext) -> tuple[Array, Array, Array]:
+        compressor = GradientCompressor(name)
+        given, got = np.zeros((3, 500)), np.zeros(500)
+        for step in range(4):
+            x, part = noise(10 * step + ctx.rank, (3, 500)), np.empty(500, np.float32)
+            given += x
+            operation = reduce_scatter(ctx.backend, x, part, ReduceOp.SUM, compression=compressor, name="w")
+            ctx.issue(operation, async_op=False)
+            got += part
+        kept = compressor.residual("w")
+        assert kept is not None
+        return given, got, kept.reshape(3, 500)
+
+    outcomes = results(on_all(group(3), program))
+    given, kept = sum(outcome[0] for outcome in outcomes), sum(outcome[2] for outcome in outcomes)
+    np.testing.assert_allclose(np.array([outcome[1] for outcome in outcomes]) + kept, given, rtol=1e-4, atol=1e-3)
+
+
+def test_reduce_scatter_can_only_quantize() -> None:
+    [ctx, other] = group(2)
+    with pytest.raises(InvalidArgumentError, match="can only quantize"):
+        reduce_scatter(ctx.backend, noise(0, (2, 3)), np.empty(3, np.float32), compression="topk(0.1)")
+    with pytest.raises(InvalidArgumentError, match="2 times the 4 elements"):
+        reduce_scatter(ctx.backend, noise(0, (2, 3)), np.empty(4, np.float32), compression="int8")
+    ctx.close()
+    other.close()
+
+
+# --- average_gradients ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bucket_bytes", [1000, 1 << 20])
+def test_gradients_are_averaged_and_what_is_missing_comes_later(name: str, bucket_bytes: int) -> None:
+    shapes, steps = {"a": (30, 20), "b": (7,), "c": (2, 3, 40), "d": ()}, 80
+
+    def program(ctx: DistributedContext) -> dict[str, Array]:
+        got = {key: np.zeros(shape) for key, shape in shapes.items()}
+        for _ in range(steps):
+            tree = {key: noise(ctx.rank, shape) for key, shape in shapes.items()}
+            average_gradients(ctx, tree, compression=name, bucket_bytes=bucket_bytes)
+            for key in got:
+                got[key] += tree[key] / steps
+        return got
+
+    outcomes = results(on_all(group(2), program))
+    for key, shape in shapes.items():
+        np.testing.assert_array_equal(outcomes[0][key], outcomes[1][key])
+        mean = (noise(0, shape) + noise(1, shape)) / 2
+        assert np.linalg.norm(outcomes[0][key] - mean) < 0.3 * np.linalg.norm(mean) + 0.15, key
+
+
+def test_ranks_that_average_with_different_compression_are_told() -> None:
+    def program(ctx: DistributedContext) -> None:
+        average_gradients(ctx, {"a": noise(0, (9,))}, compression="int8" if ctx.rank else "int4")
+
+    for outcome in on_all(group(2), program):
+        assert isinstance(outcome, CollectiveMismatchError)
+        assert "compression=int8" in str(outcome)
+        assert "compression=int4" in str(outcome)
+
+
+# --- auto -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "asked", "chosen"),
+    [
+        (12.5e6, "auto", "int4"),
+        (12.5e6, "auto(0.05)", "int8"),
+        (12.5e6, "auto(0.0001)", "none"),
+        (12.5e6, "auto(1)", "topk(0.01)+int4"),
+        (125e6, "auto", "int4"),
+        (10e9, "auto", "none"),
+    ],
+)
+def test_auto_takes_what_is_quickest_within_the_error(bandwidth: float, asked: str, chosen: str) -> None:
+    config = DistributedConfig(collective=CollectiveConfig(latency=1e-4, bandwidth=bandwidth))
+
+    def program(ctx: DistributedContext) -> dict[str, Any]:
+        ctx.all_reduce(noise(ctx.rank, (400, 500)), compression=asked)
+        return dict(ctx.metrics_snapshot().compression)
+
+    for found in results(on_all(group(2, config=config), program)):
+        assert list(found) == [chosen]
+
+
+def test_auto_is_off_for_ranks_of_one_host(caplog: pytest.LogCaptureFixture) -> None:
+    config = DistributedConfig(collective=CollectiveConfig(latency=1e-4, bandwidth=1e6))
+    caplog.set_level("INFO", "ringfort.compression")
+
+    def program(ctx: DistributedContext) -> list[str]:
+        ctx.all_reduce(noise(ctx.rank, (400, 500)), compression="auto")
+        return list(ctx.metrics_snapshot().compression)
+
+    assert results(on_all(group(2, config=config, hosts=[0, 0]), program)) == [["none"], ["none"]]
+    assert "auto: none for 200000 elements: the ranks" in caplog.text
+
+
+def test_what_was_kept_is_sent_when_auto_turns_compression_off() -> None:
+    compressors = [GradientCompressor("topk(0.01)") for _ in range(2)]
+
+    def program(ctx: DistributedContext) -> Array:
+        x = noise(ctx.rank, (1000,))
+        ctx.all_reduce(x, ReduceOp.MEAN, compression=compressors[ctx.rank], name="w")
+        return x
+
+    first = results(on_all(group(2), program))[0]
+    for compressor in compressors:
+        compressor.strategy = CompressionStrategy.AUTO
+    second = results(on_all(group(2, hosts=[0, 0]), program))[0]
+    np.testing.assert_allclose(first + second, noise(0, (1000,)) + noise(1, (1000,)), atol=1e-5)
+    assert compressors[0].residual("w") is None
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_say_how_many_bytes_and_what_is_left() -> None:
+    def program(ctx: DistributedContext) -> Any:
+        compressor = GradientCompressor("int8")
+        ctx.all_reduce(noise(ctx.rank, (100_000,)), compression=compressor, name="w")
+        snapshot = ctx.metrics_snapshot()
+        return snapshot, np.linalg.norm(np.asarray(compressor.residual("w")))
+
+    for snapshot, kept in results(on_all(group(2), program)):
+        one = snapshot.compression["int8"]
+        assert one.count == 1
+        assert one.bytes_before == 400_000
+        assert one.bytes_after == snapshot.bytes_sent
+        assert 3.9 < one.ratio < 4
+        assert one.codec_seconds > 0
+        assert one.residual_norm == pytest.approx(kept)
+        assert snapshot.to_dict()["compression"]["int8"]["ratio"] == one.ratio
+        assert "compressed by int8" in str(snapshot)
