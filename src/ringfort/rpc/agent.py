@@ -286,7 +286,8 @@ class RpcAgent:
 
     def _wait(self, future: RpcFuture) -> Any:
         try:
-            self._serving.wait(future)
+            if not self._serving.help_until(future) and future.peer != self.rank:
+                self._poller.lead(self._links[future.peer], future, future.deadline)
             return future.result()
         except BaseException:
             if not future.done():  # Ctrl-C: nobody will wait for it again
@@ -299,6 +300,7 @@ class RpcAgent:
         if name.owner != self.rank:
             return self._wait(self._call(name.owner, FETCH, (name.creator, name.number), {}, timeout))
         outcome, seconds = self._references.outcome(name), self._seconds(timeout)
+        # A copy would be no use here: the owner may want to change it.
         try:
             value = outcome.result(seconds)
         except TimeoutError as exc:

@@ -16,8 +16,12 @@ from ringfort.rpc.outbound import Outgoing
 class RpcFuture(Future[Any]):
     """What a call will return. It can be waited for, awaited and given up: then the other rank stops working on it."""
 
-    def __init__(self, give_up: Callable[[], bool]) -> None:
+    def __init__(self, give_up: Callable[[], bool], peer: int, deadline: float) -> None:
         super().__init__()
+        self.peer = peer
+        """The rank that was called."""
+        self.deadline = deadline
+        """When it ends at the latest, on `time.monotonic`'s clock."""
         self._give_up = give_up
 
     def cancel(self) -> bool:
@@ -38,12 +42,12 @@ class Call:
 
     __slots__ = ("deadline", "future", "number", "outgoing", "peer", "timeout", "what")
 
-    def __init__(self, number: int, peer: int, what: str, timeout: float, future: RpcFuture) -> None:
+    def __init__(self, number: int, what: str, timeout: float, future: RpcFuture) -> None:
         self.number = number
-        self.peer = peer
+        self.peer = future.peer
         self.what = what
         self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
+        self.deadline = future.deadline
         self.future = future
         self.outgoing: Outgoing | None = None
 
@@ -66,7 +70,8 @@ class Calls:
     def open(self, peer: int, what: str, timeout: float) -> Call:
         """A new call. Raises `RpcOverloadedError`."""
         number = next(self._numbers)
-        call = Call(number, peer, what, timeout, RpcFuture(lambda: self._give_up(number)))
+        future = RpcFuture(lambda: self._give_up(number), peer, time.monotonic() + timeout)
+        call = Call(number, what, timeout, future)
         with self._lock:
             have = self._in_flight.get(peer, 0)
             if have >= self._max_in_flight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections import deque
@@ -49,13 +50,20 @@ class Link:
     ) -> None:
         """`on_stuck` is told when `write` must be called once the socket takes more, or when the link has broken."""
         self.peer = peer
-        self.sock = sock
+        self.fd = sock.fileno()
+        self.reading = threading.RLock()
+        """Held by the one who reads: the agent's thread, or a caller that waits for its answer."""
+        self.is_led = False
+        """A caller reads."""
         self.broken: str | None = None
         """Why nothing can be sent any more."""
         self.is_closed = False
         self.inbound = Inbound(admit)
         self.is_stuck = False
+        self._sock = sock
         self._stream = stream
+        self._readable = select.poll()
+        self._readable.register(self.fd, select.POLLIN)
         self._on_stuck = on_stuck
         self._outbound = Outbound()
         self._posted: deque[Outgoing | bytes] = deque()
@@ -131,7 +139,11 @@ class Link:
         """Everything has been handed to the kernel."""
         return not self._posted and not self._outbound.is_active
 
-    # --- in, for the agent's thread -------------------------------------------------------------------------------
+    # --- in, for the one who reads --------------------------------------------------------------------------------
+
+    def wait_readable(self, timeout: float) -> bool:
+        """Waits until there is something to read, or to learn that there never will be. False if time is up."""
+        return self._stream.has_pending or (timeout > 0 and bool(self._readable.poll(timeout * 1000)))
 
     @property
     def has_pending(self) -> bool:
@@ -159,13 +171,18 @@ class Link:
         except (DistributedError, OSError) as exc:  # ours: a record or a frame that cannot be
             self.broken = self.broken or getattr(exc, "strerror", None) or str(exc)
 
+    def hang_up(self) -> None:
+        """Ends the connection, which wakes who waits for it. What has come can still be read."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Closes the socket and drops what has not gone out."""
         self.is_closed = True
         with self._writing:
             self._drop()
-            with suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
+        with self.reading, self._writing:
             self._stream.close()
 
 

@@ -126,11 +126,11 @@ class Pool:
                 if task is None and self._is_over:
                     return
 
-    def wait(self, future: Future[Any], depth: int) -> None:
-        """Waits until `future` is done; a worker of this pool runs deeper requests meanwhile."""
+    def help_until(self, future: Future[Any], depth: int) -> bool:
+        """In a worker of this pool: runs requests deeper than `depth` until `future` is done. False elsewhere."""
         worker: _Worker | None = getattr(self._here, "worker", None)
-        if worker is None or future.done():
-            return
+        if worker is None:
+            return False
         before, worker.depth = worker.depth, depth
         future.add_done_callback(lambda _: worker.inbox.put(None))
         try:
@@ -141,6 +141,7 @@ class Pool:
         finally:
             worker.depth = before
             self._leave(worker)
+        return True
 
     def _take_deeper(self, worker: _Worker) -> Task | None:
         with self._lock:

@@ -54,11 +54,11 @@ class RRef:
         """
         return self._references.fetch(self, self._name, timeout)
 
-    def local_value(self) -> Any:
-        """At the owner: the value itself, which must be there. Raises `InvalidArgumentError` elsewhere."""
+    def local_value(self, timeout: float | None = None) -> Any:
+        """At the owner: the value itself. Elsewhere raises `InvalidArgumentError`, where `to_here` would copy it."""
         if not self.is_owner:
             raise InvalidArgumentError("rref", self, f"its value is on rank {self.owner}; to_here() brings a copy")
-        return self._references.here(self._name)
+        return self.to_here(timeout)
 
     def __repr__(self) -> str:
         return f"<RRef {self._name.creator}.{self._name.number} on rank {self._name.owner}>"
@@ -209,16 +209,6 @@ class References:
         if rref.created is not None and rref.created.done():
             rref.created.result()  # if it could not be made: why not
         return self.remote_fetch(name, timeout)
-
-    def here(self, name: Reference) -> Any:
-        """The value of a reference of this rank's own, which must be there."""
-        outcome = self.outcome(name)
-        if not outcome.done():
-            raise InvalidArgumentError("rref", name, "its value has not been made yet; to_here() waits for it")
-        value = outcome.result()
-        if isinstance(value, Failed):
-            raise value.failure.to_error(self.rank)
-        return value
 
     def close(self) -> None:
         """Frees everything."""

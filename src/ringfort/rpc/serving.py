@@ -195,11 +195,10 @@ class Serving:
         """Runs the next request in this thread."""
         return self._pool.run_one(timeout)
 
-    def wait(self, future: Future[Any]) -> None:
-        """Waits, and helps meanwhile if this is a worker."""
+    def help_until(self, future: Future[Any]) -> bool:
+        """In a worker: runs deeper requests until `future` is done. False elsewhere."""
         call = current.get()
-        if call is not None:
-            self._pool.wait(future, call.depth)
+        return call is not None and self._pool.help_until(future, call.depth)
 
     def _spawn(self, call: ServedCall, function: Function, coroutine: Coroutine[Any, Any, Any]) -> None:
         loop = self._task_loop()
