@@ -116,6 +116,26 @@ def driver_is_busy(rank: int, world_size: int) -> None:
             assert x.unique().tolist() == [float(world_size)]
 
 
+def crossing(rank: int, world_size: int) -> None:
+    """Messages go to and fro while a collective that was called before waits for the other rank."""
+    with group(rank, world_size):
+        x, y = torch.full((6_000_000,), rank + 1.0, device="cuda"), torch.empty(3_000_000, device="cuda")
+        for turn in range(5):
+            work = None
+            if rank == 0:
+                work = dist.all_reduce(x, async_op=True)
+                dist.recv(y, 1)
+                assert y.unique().tolist() == [float(turn)]
+                dist.send(y + 1, 1)
+            else:
+                dist.send(torch.full_like(y, float(turn)), 0)
+                dist.recv(y, 0)
+                assert y.unique().tolist() == [turn + 1.0]
+                work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            assert x.unique().tolist() == [3.0 * 2**turn]
+
+
 def many_at_once(rank: int, world_size: int) -> None:
     """Far more calls than the streams hold, in several groups, with nobody waiting between."""
     with group(rank, world_size):

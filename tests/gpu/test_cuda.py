@@ -10,7 +10,8 @@ import pytest
 
 from tests.torch.zygote import Zygote
 
-PATIENCE = 60.0
+PATIENCE = 40.0
+"""Seconds of a scenario: CUDA itself takes some to begin."""
 CUDA = {"DEVICE": "cuda"}
 waits = pytest.mark.parametrize("wait", ["stream", "host"])
 shares = pytest.mark.parametrize("shared", ["on", "off"])
@@ -55,6 +56,11 @@ def test_the_host_waits_if_it_is_told_to(zygote: Zygote) -> None:
 
 def test_a_driver_that_waits_for_the_device_does_not_wait_for_ever(zygote: Zygote) -> None:
     zygote.run("gpu.scenarios.driver_is_busy", 2, patience=PATIENCE)
+
+
+@waits
+def test_messages_do_not_wait_behind_collectives(zygote: Zygote, wait: str) -> None:
+    zygote.run("gpu.scenarios.crossing", 2, patience=PATIENCE, RINGFORT_CUDA_WAIT=wait)
 
 
 @waits

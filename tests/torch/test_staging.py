@@ -351,6 +351,41 @@ def test_ranks_that_call_with_other_sizes_are_told(mode: str, counts: tuple[int,
             assert f"float32[{counts[1]}]" in words
 
 
+def test_a_device_that_refuses_lets_nothing_through_that_is_under_way() -> None:
+    """A call fails while its copies are put into the streams, and another is under way: that one gets its result."""
+    import threading
+
+    refused = threading.Event()
+
+    def program(me: Rank) -> None:
+        x, y = torch.ones(6000), torch.ones(6000)
+        if me.rank == 1:
+            assert refused.wait(20)
+            me.engine.allreduce([x]).wait()
+            return
+        work = me.engine.allreduce([x])
+        hold, left = me.device.hold, [3]
+
+        def hold_thrice(stream: Any, gate: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("out of streams")
+            hold(stream, gate)
+
+        me.device.hold = hold_thrice
+        with pytest.raises(RuntimeError, match="out of streams"):
+            me.engine.allreduce([y])
+        refused.set()
+        work._works[-1].wait()
+        me.device.current().wait_event(work._ended())
+        assert me.read(x).unique().tolist() == [2.0]
+        with pytest.raises(RuntimeError, match="out of streams"):
+            me.engine.allreduce([y])
+
+    with ranks(2) as group:
+        on_all(group, program)
+
+
 def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on(mode: str) -> None:
     def program(me: Rank) -> None:
         engine, x = me.engine, torch.ones(4)

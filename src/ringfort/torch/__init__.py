@@ -65,4 +65,10 @@ def _meet(url: str, *arguments: Any, **keywords: Any) -> Any:
     return import_module("ringfort.torch.rendezvous").meet(url, *arguments, **keywords)
 
 
+def __getattr__(name: str) -> Any:
+    if name in ("compress_hook", "compress_reduce_scatter"):  # fetched when first used, as the rest
+        return getattr(import_module("ringfort.torch.compression"), name)
+    raise AttributeError(f"module 'ringfort.torch' has no attribute {name!r}")
+
+
 register()

@@ -154,8 +154,7 @@ class _Lot:
             self._end()
         except BaseException as exc:
             self._stage.failure = exc
-            for _ in range(shut):
-                self._stage.open()
+            self._stage.open_later(shut)
             raise
 
     def run_held(self) -> None:
@@ -275,6 +274,15 @@ class Stage:
         """Lets the next chunk up that waits at the gate: the stream has them in the order of their turns."""
         assert self._gate is not None  # there is one where anything is held
         self._gate.open()
+
+    def open_later(self, times: int) -> None:
+        """Opens the gate for what was given up, in its turn: now it would let something else through."""
+
+        def run() -> None:
+            for _ in range(times):
+                self.open()
+
+        self.context.issue(Operation("given up", 0, run), True)
 
     def _make_room(self) -> None:
         """Waits, if the streams are full of earlier calls."""

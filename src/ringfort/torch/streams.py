@@ -1,16 +1,23 @@
 """One GPU as the staging of tensors needs it: side streams, events, pinned memory, and a gate in a stream.
 
-A gate is how the host does not have to wait: the stream itself waits until another thread says that the network has
-done its part. The CUDA driver calls `sem_wait` of the C library in a thread of its own; no Python runs there, so no
-lock of the interpreter can be in the way. Everything behind the gate is in the stream already, ordered by plain events.
+A gate is how the host does not have to wait: the stream itself waits until a word in pinned memory has counted so far,
+and the thread that serves the network counts. The GPU's front end looks at the word; no kernel spins and no thread of
+the driver sleeps. (A callback in the stream could wait too, but the driver calls back one at a time: of two groups,
+each rank might wait for another one.)
+
+CUDA cannot see what a gate waits for, and may put two streams into one queue. So whatever opens a gate must need only
+what was put into the streams before it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import threading
 from functools import cache
 from typing import Any, Final
+
+import numpy as np
 
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, TransportError
 from ringfort.torch.names import torch
@@ -19,13 +26,13 @@ HOW: Final = (
     "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); "
     "tensors of the CPU go through the context's own all_reduce and broadcast"
 )
-_SEMAPHORE_BYTES: Final = 64
-"""Room for a `sem_t`, which is 32 bytes or fewer wherever there is CUDA."""
+_AT_LEAST: Final = 0
+"""CU_STREAM_WAIT_VALUE_GEQ: until the word is at least the value, counted round 2**32."""
 _NON_BLOCKING: Final = 1
 """CU_STREAM_NON_BLOCKING: it does not wait for the default stream, nor the default stream for it."""
 _spare: Final[dict[Any, list[Any]]] = {}
 _gates: Final[list[Gate]] = []
-"""All that were ever made: the driver may look at one for as long as the process lives."""
+"""All that were ever made: the GPU may look at one for as long as the process lives."""
 
 
 class CudaDevice:
@@ -38,7 +45,7 @@ class CudaDevice:
         self.device = torch.device(device)
         if self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.can_hold = _driver() is not None
+        self.can_hold = _can_hold(self.device)
         """Whether a stream of this device can wait for a gate."""
 
     def current(self) -> Any:
@@ -57,12 +64,13 @@ class CudaDevice:
         spare = _spare.get(self.device)
         if spare:
             return spare.pop()
-        if not self.can_hold:
+        driver = _driver()
+        if driver is None:
             return torch.cuda.Stream(self.device)
         made = ctypes.c_void_p()
         with torch.cuda.device(self.device):
             torch.cuda.current_stream().query()  # so that the driver has a context for this thread
-            failed = _driver().cuStreamCreate(ctypes.byref(made), _NON_BLOCKING)
+            failed = driver.cuStreamCreate(ctypes.byref(made), _NON_BLOCKING)
         if failed:
             raise TransportError(f"the CUDA driver refused a stream (error {failed})")
         return torch.cuda.ExternalStream(made.value, device=self.device)
@@ -90,18 +98,17 @@ class CudaDevice:
         """The memory of `tensor` is not given to another before what is in `stream` now is done."""
         tensor.record_stream(stream)
 
-    def hold(self, stream: Any, gate: Gate) -> None:
-        """What comes into `stream` after this waits until `gate` is opened, once for each time that it holds."""
-        driver = _driver()
-        with torch.cuda.device(self.device):
-            failed = driver.cuLaunchHostFunc(ctypes.c_void_p(stream.cuda_stream), gate.wait, gate.place)
-        if failed:
-            raise TransportError(f"the CUDA driver refused to call back (error {failed}); set RINGFORT_CUDA_WAIT=host")
-        gate.shut()
-
     def gate(self) -> Gate:
-        """A new one, shut."""
+        """A new one."""
         return Gate()
+
+    def hold(self, stream: Any, gate: Gate) -> None:
+        """What comes into `stream` after this waits until `gate` was opened once more than it has held before."""
+        with torch.cuda.device(self.device):
+            failed = _wait_value(stream, gate.place, gate.next_ticket())
+        if failed:
+            gate.take_back()
+            raise TransportError(f"the CUDA driver refused to wait (error {failed}); set RINGFORT_CUDA_WAIT=host")
 
     def future(self) -> Any:
         """One of torch's that knows about streams."""
@@ -109,31 +116,37 @@ class CudaDevice:
 
 
 class Gate:
-    """A semaphore of the C library. Whatever holds a stream when the process ends is let through, for the driver waits
-    for its streams."""
+    """A word in pinned memory that counts how often it was opened. What it holds when the process ends is let through,
+    for the driver waits for its streams."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(None)
-        self._memory = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
-        self.place = ctypes.c_void_p(ctypes.addressof(self._memory))
-        self.wait = ctypes.cast(library.sem_wait, ctypes.c_void_p)
-        self._post = library.sem_post
-        library.sem_init(self.place, 0, 0)
-        self._shut = self._opened = 0
+        self._memory = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._word = self._memory.numpy().view(np.uint32)
+        self.place: int = self._memory.data_ptr()
+        self._held = self._opened = 0
+        self._lock = threading.Lock()
         _gates.append(self)
 
-    def shut(self) -> None:
-        """One more waits."""
-        self._shut += 1
+    def next_ticket(self) -> int:
+        """What the word must have counted to let the next one through."""
+        with self._lock:
+            self._held += 1
+            return self._held & 0xFFFFFFFF
+
+    def take_back(self) -> None:
+        """Nobody waits with the last ticket."""
+        with self._lock:
+            self._held -= 1
 
     def open(self) -> None:
         """Lets one through, the first that waits or will."""
-        self._post(self.place)
-        self._opened += 1
+        with self._lock:  # which also orders memory: what was written before is seen before
+            self._opened += 1
+            self._word[0] = self._opened & 0xFFFFFFFF
 
     def open_all(self) -> None:
         """Lets all through."""
-        for _ in range(self._shut - self._opened):
+        while self._opened < self._held:
             self.open()
 
 
@@ -143,13 +156,33 @@ def _open_all() -> None:
         gate.open_all()
 
 
+def _wait_value(stream: Any, place: int, value: int) -> int:
+    return _driver().cuStreamWaitValue32_v2(ctypes.c_void_p(stream.cuda_stream), place, value, _AT_LEAST)
+
+
+@cache
+def _can_hold(device: Any) -> bool:
+    """Tries it with a gate that is open. (Windows' drivers refuse, also under Linux there.)"""
+    if _driver() is None:
+        return False
+    gate = Gate()
+    ticket = gate.next_ticket()
+    gate.open()
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.query()
+        failed = _wait_value(stream, gate.place, ticket)
+        stream.synchronize()
+    return not failed
+
+
 @cache
 def _driver() -> Any:
     """The CUDA driver, if it has what gates need."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuStreamCreate.argtypes = [ctypes.c_void_p, ctypes.c_uint]
-        driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        driver.cuStreamWaitValue32_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
     except (OSError, AttributeError):
         return None
     return driver
