@@ -202,13 +202,13 @@ class RpcConfig:
 
     workers: int = 8
     """Threads that run functions. With 0 none are run until the program calls `handle_request`."""
-    max_message_bytes: int = GIB
-    """The largest request that this rank accepts, and the largest response."""
+    max_message_bytes: int = GIB + MIB
+    """The largest request that this rank accepts, and the largest response: an array of 1 GiB and what goes with it."""
     max_in_flight: int = 4096
     """Calls from this rank to one other that have not ended."""
     max_queued: int = 4096
     """Requests that wait here for a worker, from all ranks together."""
-    max_held_bytes: int = 2 * GIB
+    max_held_bytes: int = 2 * (GIB + MIB)
     """Bytes of requests and responses that this rank holds for one other."""
 
     def __post_init__(self) -> None:

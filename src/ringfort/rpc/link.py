@@ -201,8 +201,9 @@ class Loop:
         kind, call, buffers, references = outgoing.message
         is_taken = self._admit(Head(kind, call, outgoing.message.size, tuple(references)))
         copies = [memoryview(bytearray(data)) for data in buffers] if is_taken else []
-        if outgoing.done is not None:
-            outgoing.done()
+        done, outgoing.done = outgoing.done, None
+        if done is not None:
+            done()
         if is_taken:
             self._handle(Message(kind, call, copies, references))
 

@@ -149,5 +149,6 @@ class Outbound:
 
 
 def _tell(message: Outgoing) -> None:
-    if message.done is not None:
-        message.done()
+    done, message.done = message.done, None  # it knows the message: a cycle would keep both
+    if done is not None:
+        done()

@@ -306,6 +306,9 @@ class Serving:
         with self._lock:
             if self._calls.get((call.peer, call.number)) is call:
                 del self._calls[call.peer, call.number]
+            # Nothing of it must wait for the garbage collector: a reference that it holds is a value that is kept.
+            call.message = call.request = call.response = call.stop = None
+            call.references = []
             size, call.size = call.size, 0
             self._held[call.peer] = self._held.get(call.peer, 0) - size
 
