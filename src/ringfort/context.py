@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ringfort.collectives import movements, objects, reductions
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.quick import REMEMBERED
 from ringfort.collectives.work import Runner, Work
 from ringfort.compression import collective as compressed
 from ringfort.compression.collective import Compression
@@ -32,7 +34,7 @@ from ringfort.config import (
     format_address,
 )
 from ringfort.errors import ConfigError, InvalidArgumentError
-from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
+from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
 from ringfort.transport import tcp
 from ringfort.transport.fold import Array
 
@@ -52,6 +54,7 @@ class DistributedContext:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._metrics = DistributedMetrics()
+        self._recent: dict[int, list[float]] = {}  # by bytes
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
 
     @property
@@ -172,6 +175,24 @@ class DistributedContext:
     ) -> Any:
         """`x` has a part for each rank along its first axis; returns the reduction of this rank's parts."""
         return self.issue(reductions.reduce_scatter(self.backend, x, op, timeout=timeout), async_op)
+
+    def reduce_scatter_compressed(
+        self,
+        x: Any,
+        into: Any,
+        op: Op,
+        compression: Compression,
+        *,
+        name: str,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """`x` has a part for each rank; `into` becomes about the sum or mean of this rank's parts. Returns `into`. For
+        strategies that quantize; `name` is the tensor's, for what was not sent."""
+        operation = compressed.reduce_scatter(
+            self.backend, x, into, op, compression=compression, name=name, timeout=timeout, metrics=self._metrics
+        )
+        return self.issue(operation, async_op)
 
     def all_to_all(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes
@@ -298,10 +319,9 @@ class DistributedContext:
 
     def _run_quick(self, quick: Callable[[Array], None], x: Array) -> bool:
         """A small all-reduce like one before it: or not, if it must wait its turn or `x` is not plain memory."""
-        flags = x.flags
-        if not flags.c_contiguous or not flags.writeable or not self._runner.begin():
+        if not x.flags.carray or not self._runner.begin():
             return False
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             quick(x if x.ndim == 1 else x.reshape(-1))
         except BaseException:
@@ -309,7 +329,16 @@ class DistributedContext:
             raise
         finally:
             self._runner.end()
-        self._metrics.record_operation("all_reduce", time.perf_counter() - start, x.nbytes)
+        seconds = perf_counter() - start
+        recent = self._recent.get(x.nbytes)
+        if recent is None:
+            if len(self._recent) >= REMEMBERED:
+                self._metrics.record_operation("all_reduce", seconds, x.nbytes)
+                return True
+            recent = self._recent[x.nbytes] = self._metrics.recent("all_reduce", x.nbytes)
+        recent.append(seconds)
+        if len(recent) >= MOST_RECENT:
+            self._metrics.count_recent()
         return True
 
     def _between(self, operation: Operation, async_op: bool) -> Any:
@@ -324,13 +353,13 @@ class DistributedContext:
         return work
 
     def _measure(self, operation: Operation) -> Any:
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             result = operation.run()
         except BaseException:
-            self._metrics.record_operation(operation.name, time.perf_counter() - start, operation.nbytes, failed=True)
+            self._metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes, failed=True)
             raise
-        self._metrics.record_operation(operation.name, time.perf_counter() - start, operation.nbytes)
+        self._metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes)
         return result
 
 

@@ -37,7 +37,7 @@ class Boards:
     def __init__(self, group: Backend, engine: Engine, *, is_possible: bool, neighbours: int) -> None:
         """`is_possible` is the same at every rank; `neighbours` is how many ranks the host has in all."""
         self._group = group
-        self._engine = engine
+        self.engine = engine
         self._is_crowded = neighbours > cores()
         self._is_closed = False
         self._is_tried = False
@@ -46,7 +46,7 @@ class Boards:
     def get(self, envelope: Envelope) -> Board | None:
         """The board; made by all ranks together when they first ask, in the collective of `envelope`. Raises what keeps
         a collective from beginning."""
-        self._engine.check(envelope)
+        self.engine.check(envelope)
         board = self._group.shared
         if board is None and self.is_possible and not self._is_tried:
             self._is_tried = True
@@ -109,25 +109,20 @@ class Boards:
 
     # --- what a board asks of its group ---------------------------------------------------------------------------
 
-    @property
-    def has_trouble(self) -> bool:
-        """Something has failed: a collective must look before it begins."""
-        return self._engine.has_trouble
-
     def check(self, envelope: Envelope) -> None:
-        self._engine.check(envelope)
+        self.engine.check(envelope)
 
     def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
-        self._engine.watch(is_ready, self._group.members[peer], envelope)
+        self.engine.watch(is_ready, self._group.members[peer], envelope)
 
     def nudge(self, peer: int) -> None:
-        self._engine.nudge(self._group.members[peer])
+        self.engine.nudge(self._group.members[peer])
 
     def abandon(self) -> None:
-        self._engine.abort("interrupted in the middle of a collective")
+        self.engine.abort("interrupted in the middle of a collective")
 
     def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
-        self._engine.disagree(self._group.members[peer], operation, call, envelope)
+        self.engine.disagree(self._group.members[peer], operation, call, envelope)
 
 
 def _create(size: int) -> Segment | None:

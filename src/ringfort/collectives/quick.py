@@ -16,7 +16,7 @@ from ringfort.errors import DistributedError
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Array
 
-_REMEMBERED: Final = 256
+REMEMBERED: Final = 256
 """Kinds of all-reduces that are kept ready: programs repeat a few for ever."""
 
 
@@ -24,7 +24,7 @@ def remember(backend: Backend, op: ReduceOp, flat: Array, ready: OverBoard | Ove
     """Keeps what was found out about an all-reduce, for the next of its kind."""
     if ready is None:
         return
-    if len(backend.quick) >= _REMEMBERED:
+    if len(backend.quick) >= REMEMBERED:
         backend.quick.clear()
     backend.quick[flat.dtype, flat.size, id(op)] = ready
 
@@ -32,11 +32,12 @@ def remember(backend: Backend, op: ReduceOp, flat: Array, ready: OverBoard | Ove
 class OverBoard:
     """For ranks that share memory."""
 
-    __slots__ = ("_backend", "_board", "_call", "_fold", "_of_two", "_slots")
+    __slots__ = ("_backend", "_board", "_call", "_engine", "_fold", "_of_two", "_slots")
 
     def __init__(self, backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> None:
         self._backend = backend
         self._board = board
+        self._engine = board.sleeper.engine
         self._call = call, int.from_bytes(call[:8], "little"), int.from_bytes(call[8:], "little")
         is_small = size * folding.dtype.itemsize <= shared.SMALL_BYTES
         self._slots = board.slots(folding.dtype, size) if is_small else None
@@ -48,7 +49,7 @@ class OverBoard:
         board, backend = self._board, self._backend
         call, low, high = self._call
         operation = backend.next_operation()
-        if board.sleeper.has_trouble:
+        if self._engine.has_trouble:
             board.sleeper.check(backend.envelope_of(operation, call))
         if self._slots is None:
             with board:

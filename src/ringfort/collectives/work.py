@@ -87,6 +87,8 @@ class Runner:
     def __init__(self, name: str) -> None:
         self._name = name
         self._turn = threading.Lock()
+        self.end = self._turn.release
+        """To be called when what `begin` allowed is over."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._queue: deque[tuple[Work, Callable[[], Any]]] = deque()
@@ -104,11 +106,7 @@ class Runner:
 
     def begin(self) -> bool:
         """Whether the caller may run something at once, in its own thread; then it must call `end` afterwards."""
-        return not self._queue and self._turn.acquire(blocking=False)
-
-    def end(self) -> None:
-        """What `begin` allowed is over."""
-        self._turn.release()
+        return not self._queue and self._turn.acquire(False)
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
         """Queues `action` and returns at once."""

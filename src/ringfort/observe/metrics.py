@@ -7,11 +7,13 @@ into a `Histogram`, whose memory does not grow with the number of values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import floor, log
 from threading import Lock
 from typing import Any
+
+import numpy as np
 
 from ringfort.errors import InvalidArgumentError
 
@@ -24,6 +26,9 @@ SMALLEST = 1e-9
 
 LARGEST = 1e12
 """Larger values count as this in percentiles: 32,000 years in seconds, a terabyte in bytes."""
+
+MOST_RECENT = 1024
+"""Calls that wait to be counted together."""
 
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _BUCKETS_PER_E = 1 / log(_GAMMA)
@@ -63,6 +68,21 @@ class Histogram:
             self.largest = value
         if value < self.smallest:
             self.smallest = value
+
+    def record_all(self, values: Sequence[float]) -> None:
+        """`record` of each, for a tenth of its cost where there are many."""
+        array = np.asarray(values)
+        if not len(array) or array.min() < SMALLEST or not array.max() < LARGEST:
+            for value in values:
+                self.record(value)
+            return
+        buckets, counts = np.unique(np.floor(np.log(array) * _BUCKETS_PER_E).astype(int), return_counts=True)
+        for bucket, held in zip(buckets.tolist(), counts.tolist(), strict=True):
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + held
+        self.count += len(array)
+        self.total += float(array.sum())
+        self.largest = max(self.largest, float(array.max()))
+        self.smallest = min(self.smallest, float(array.min()))
 
     def percentile(self, percent: float) -> float:
         """The smallest value that at least `percent` of 100 of the values do not exceed; 0 when there are none.
@@ -199,9 +219,12 @@ class DistributedMetrics:
     def __init__(self) -> None:
         # One lock for all: it is held for well under a microsecond, and so a snapshot is of one moment.
         self._lock = Lock()
+        self._recent: dict[tuple[str, int], list[float]] = {}
         self._clear()
 
     def _clear(self) -> None:
+        for durations in self._recent.values():
+            durations.clear()
         self._operations: dict[str, _Operation] = {}
         self._compression: dict[str, CompressionSnapshot] = {}
         self._bytes_sent = 0
@@ -222,6 +245,26 @@ class DistributedMetrics:
                 operation.durations.record(seconds)
                 operation.nbytes += nbytes
             self._operations[name] = operation
+
+    def recent(self, name: str, nbytes: int) -> list[float]:
+        """A list of calls of `name` with so many bytes that went well, in seconds: for who cannot spare the microsecond
+        of `record_operation`. A snapshot counts them; `count_recent` is for when there are `MOST_RECENT`."""
+        with self._lock:
+            return self._recent.setdefault((name, nbytes), [])
+
+    def count_recent(self) -> None:
+        """Counts what is in the lists that `recent` gave."""
+        with self._lock:
+            self._count_recent()
+
+    def _count_recent(self) -> None:
+        for (name, nbytes), durations in self._recent.items():
+            taken = durations[:]
+            del durations[: len(taken)]  # another thread may just be appending
+            if taken:
+                operation = self._operations.setdefault(name, _Operation())
+                operation.durations.record_all(taken)
+                operation.nbytes += nbytes * len(taken)
 
     def record_compression(
         self,
@@ -260,6 +303,7 @@ class DistributedMetrics:
     def snapshot(self) -> MetricsSnapshot:
         """The numbers of this moment."""
         with self._lock:
+            self._count_recent()
             return MetricsSnapshot(
                 operations={name: operation.snapshot() for name, operation in sorted(self._operations.items())},
                 bytes_sent=self._bytes_sent,

@@ -58,6 +58,13 @@ ONE_PROCESS = Patience(0, 0)
 """Ranks are threads of one process: only who sleeps lets go of the interpreter."""
 
 
+class Troubled(Protocol):
+    """What may have failed."""
+
+    has_trouble: bool
+    """Something has: a collective must `check` before it begins."""
+
+
 class Sleeper(Protocol):
     """Who can wait for long: the group's backend."""
 
@@ -70,8 +77,8 @@ class Sleeper(Protocol):
         ...
 
     @property
-    def has_trouble(self) -> bool:
-        """Something has failed: a collective must `check` before it begins."""
+    def engine(self) -> Troubled:
+        """Who knows whether something has failed."""
         ...
 
     def check(self, envelope: Envelope) -> None:
@@ -171,8 +178,12 @@ class Board:
         words[at] = operation
         words[at + 1] = low
         words[at + 2] = high
-        self.publish()
-        step = self.step
+        self.step = words[own] = step = self.step + 1  # `publish`, of which a call would be a twentieth of the whole
+        self._lock()
+        self._unlock()
+        for other in self._others:
+            if words[other + _ASLEEP * _WORDS]:
+                self.sleeper.nudge(other // (_LINES * _WORDS))
         for other in self._others:
             if words[other] < step:
                 for _ in self._spins:

@@ -120,7 +120,7 @@ def test_short_cuts_are_counted_like_all_others() -> None:
 
 
 def test_only_so_many_short_cuts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "_REMEMBERED", 3)
+    monkeypatch.setattr(quick, "REMEMBERED", 3)
 
     def program(context: DistributedContext) -> None:
         for size in range(10):

@@ -75,6 +75,40 @@ def test_a_percentage_outside_the_scale_is_refused(percent: float) -> None:
         Histogram().percentile(percent)
 
 
+@given(st.lists(st.floats(0, 1e13, allow_nan=False), max_size=50))
+def test_many_at_once_are_what_one_after_the_other_is(values: list[float]) -> None:
+    one_by_one, at_once = Histogram(), Histogram()
+    for value in values:
+        one_by_one.record(value)
+    at_once.record_all(values)
+    assert (at_once.count, at_once.largest, at_once.smallest) == (
+        one_by_one.count,
+        one_by_one.largest,
+        one_by_one.smallest,
+    )
+    assert math.isclose(at_once.total, one_by_one.total)
+    for percent in (0, 10, 50, 99, 100):
+        assert math.isclose(at_once.percentile(percent), one_by_one.percentile(percent), rel_tol=2 * RELATIVE_ERROR)
+
+
+def test_recent_calls_are_counted_once_in_a_snapshot_or_when_there_are_many() -> None:
+    metrics = DistributedMetrics()
+    recent = metrics.recent("all_reduce", 4)
+    recent += [0.5, 0.25]
+    metrics.recent("all_reduce", 8).append(1.0)
+    metrics.record_operation("all_reduce", 2.0, 16)
+    for _ in range(2):
+        seen = metrics.snapshot().operations["all_reduce"]
+        assert (seen.count, seen.bytes, seen.seconds_total, seen.max) == (4, 32, 3.75, 2.0)
+    recent.append(4.0)
+    metrics.count_recent()
+    assert not recent
+    assert metrics.snapshot().operations["all_reduce"].max == 4.0
+    recent.append(4.0)
+    metrics.reset()
+    assert not metrics.snapshot().operations
+
+
 def test_operations_are_kept_apart_by_name() -> None:
     metrics = DistributedMetrics()
     metrics.record_operation("broadcast", 0.5, 10)
