@@ -27,24 +27,14 @@ from ringfort.errors import (
     RpcTimeoutError,
 )
 from ringfort.rpc.agent import RpcAgent, RpcFuture
-from ringfort.testing.groups import (
-    GroupFactory,
-    ring_group,
-    simulated_group,
-    sub_group_of,
-    tcp_group,
-    without_encryption,
-    without_shared_memory,
-)
+from ringfort.testing.groups import GroupFactory, simulated_group, sub_group_of, tcp_group, without_encryption
 from tests.agents import agents, until
 
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
     "tcp": tcp_group,
-    "ring without shared memory": without_shared_memory(ring_group),
-    "not encrypted": without_encryption(tcp_group),
-    "sub-group": sub_group_of(simulated_group),
-    "sub-group over tcp": sub_group_of(tcp_group),
+    "not encrypted": without_encryption(simulated_group),
+    "sub-group": sub_group_of(tcp_group),
 }
 
 

@@ -276,9 +276,9 @@ class Serving:
             give.undo()
             give = self._references.giver(call.peer)
             kind, encoded = Kind.ERROR, values.Encoded(refusal(exc).failure, give)
-        size = encoded.size
-        self._hold(call.peer, size)
-        call.size += size
+        # The request is gone by now, whatever becomes of the response.
+        self._hold(call.peer, encoded.size - call.size)
+        call.size = encoded.size
         outgoing = Outgoing(Message(kind, call.number, encoded.buffers, encoded.references))
 
         def done() -> None:
