@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import time
@@ -239,15 +240,17 @@ def coalesced(rank: int, world_size: int) -> None:
         with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
             one, two = torch.zeros(2), torch.full((2,), float(rank))
             dist.broadcast(two, 1)
-            dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, torch.full((2,), float(rank)), (rank + 1) % n),
-                    dist.P2POp(dist.irecv, one, (rank - 1) % n),
-                ]
-            )
+            dist.irecv(one, (rank - 1) % n)
+            dist.isend(torch.full((2,), float(rank)), (rank + 1) % n)
         manager.wait()
         assert one[0] == (rank - 1) % n
         assert two[0] == 1
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, two, (rank + 1) % n), dist.P2POp(dist.irecv, one, (rank - 1) % n)]
+        )
+        for work in works:
+            work.wait()
+        assert one[0] == 1
         assert pg._get_sequence_number_for_group() > 0
 
 
@@ -329,7 +332,8 @@ def sub_groups(rank: int, world_size: int) -> None:
     with group(rank, 3) as world:
         pair = dist.new_group([0, 2], group_desc="the outer two")
         twin = dist.new_group([2, 0])
-        turned = dist.new_group([2, 1, 0], sort_ranks=False)
+        in_order = "sort_ranks" in inspect.signature(dist.new_group).parameters  # torch 2.7 sorts them
+        turned = dist.new_group([2, 1, 0], **({"sort_ranks": False} if in_order else {}))
         x = torch.full((1,), float(rank))
         if rank != 1:
             assert isinstance(pair, RingfortProcessGroup)
@@ -347,8 +351,8 @@ def sub_groups(rank: int, world_size: int) -> None:
             assert pair.context.backend.parent is world.context.backend
         places = [torch.zeros(1) for _ in range(3)]
         dist.all_gather(places, x, group=turned)
-        assert [int(place) for place in places] == [2, 1, 0]
-        assert turned.rank() == 2 - rank
+        assert [int(place) for place in places] == ([2, 1, 0] if in_order else [0, 1, 2])
+        assert turned.rank() == (2 - rank if in_order else rank)
         dist.broadcast(x, src=2, group=turned)
         assert x.item() == 2
         # Only its members make it.
@@ -385,10 +389,14 @@ def by_device(rank: int, world_size: int) -> None:
         assert x.item() == world_size
         assert {device.type for device in pg._device_types} == {"cpu", "meta"}
         assert pg._get_backend(torch.device("cpu")) is pg
-        # There is no other device here; the work is not ours, so another engine got it.
-        work = dist.all_reduce(torch.ones(1, device="meta"), async_op=True)
-        assert not isinstance(work, RingfortWork)
-        work.wait()
+        # There is no other device here; the work, or the error of an older torch, is not ours: another engine got it.
+        try:
+            work = dist.all_reduce(torch.ones(1, device="meta"), async_op=True)
+        except NotImplementedError:
+            pass
+        else:
+            assert not isinstance(work, RingfortWork)
+            work.wait()
         assert isinstance(pg._get_backend(torch.device("meta")), dist.ProcessGroupGloo)
 
 
@@ -509,7 +517,8 @@ def missing(rank: int, world_size: int) -> str:
             assert isinstance(raised(lambda: dist.recv(torch.zeros(1), 0)), ringfort.TransportError)
             return ""
         error = raised(lambda: pg.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True))
-        assert isinstance(error, TimeoutError)
+        # At the others the time is over as well, or rank 0 has left before.
+        assert isinstance(error, TimeoutError if rank == 0 else ringfort.DistributedError)
         return str(error)
 
 
