@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ringfort.config import RpcConfig
+from ringfort import Backend, GlooBackend
+from ringfort.config import DistributedConfig, RpcConfig
 from ringfort.errors import (
     FunctionNotFoundError,
     InvalidArgumentError,
@@ -27,7 +29,15 @@ from ringfort.errors import (
     RpcTimeoutError,
 )
 from ringfort.rpc.agent import RpcAgent, RpcFuture
-from ringfort.testing.groups import GroupFactory, simulated_group, sub_group_of, tcp_group, without_encryption
+from ringfort.testing.groups import (
+    GroupFactory,
+    closing_all,
+    simulated_group,
+    sub_group_of,
+    tcp_group,
+    without_encryption,
+)
+from ringfort.testing.ranks import results, run_ranks
 from tests.agents import agents, until
 
 GROUPS: dict[str, GroupFactory] = {
@@ -473,6 +483,43 @@ def test_without_workers_the_program_runs_requests_itself() -> None:
         future = caller.rpc_async(1, "where")
         assert server.handle_request(20)
         assert future.result(20) == threading.current_thread().name
+
+
+def test_a_callback_cannot_wait_and_is_told_so() -> None:
+    with agents(2) as (caller, server):
+        server.register("one", lambda: 1)
+        told: Future[Exception | None] = Future()
+
+        def wait_in_it(_: Any) -> None:
+            try:
+                caller.rpc_sync(1, "one")
+            except RpcError as exc:
+                told.set_result(exc)
+            else:
+                told.set_result(None)
+
+        gate = threading.Event()
+        server.register("two", lambda: gate.wait(20))
+        future = caller.rpc_async(1, "two")
+        future.add_done_callback(wait_in_it)
+        gate.set()
+        assert "use rpc_async" in str(told.result(20))
+
+
+def test_agents_of_a_group_over_gloo_have_encrypted_connections_of_their_own() -> None:
+    torch = pytest.importorskip("torch")
+    store = torch.distributed.HashStore()
+
+    @contextmanager
+    def gloo_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+        ranks = run_ranks(range(world_size), lambda rank: GlooBackend(rank, world_size, store=store, config=config))
+        with closing_all(results(ranks)) as backends:
+            yield backends
+
+    with agents(3, gloo_group) as made:
+        for agent in made:
+            serve(agent)
+        assert [made[0].rpc_sync(rank, "add", rank) for rank in range(3)] == [1, 2, 3]
 
 
 def test_names_address_ranks_and_must_differ() -> None:

@@ -286,6 +286,8 @@ class RpcAgent:
 
     def _wait(self, future: RpcFuture) -> Any:
         try:
+            if self._poller.is_here:
+                raise RpcError("a callback of a future cannot wait for a call: the agent would stop; use rpc_async")
             if not self._serving.help_until(future) and future.peer != self.rank:
                 self._poller.lead(self._links[future.peer], future, future.deadline)
             return future.result()

@@ -60,6 +60,11 @@ class Poller:
             (self._epoll or self._poll).register(link.fd, select.POLLIN)  # pyright: ignore[reportOptionalMemberAccess]
         self._thread.start()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the agent's own thread."""
+        return self._thread is threading.current_thread()
+
     # --- for other threads ----------------------------------------------------------------------------------------
 
     def soon(self, action: Callable[[], None]) -> None:
@@ -108,7 +113,7 @@ class Poller:
         """Ends the thread and closes all links."""
         self._is_over = True
         self.soon(lambda: None)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread.is_alive() and not self.is_here:
             self._thread.join()
         for link in tuple(self._links.values()):
             self._drop(link)
