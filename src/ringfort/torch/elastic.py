@@ -138,12 +138,14 @@ class RingfortRendezvous(api.RendezvousHandler):
             pass  # the keeper has gone, and the round with it
 
     def shutdown(self) -> bool:
-        """Leaves the cluster. Who keeps the store goes last: one who has just met the others in it may yet ask."""
+        """Leaves the cluster. Who keeps the store goes last: one who has just met the others in it may yet ask. May be
+        called twice."""
         if self._store is not None:
             self._say(_DONE + self._node.peer_id)
             if self._node.peer_id == self._peers[0]:
                 self._see_off(self._store)
             self._store.close()
+            self._store = None
         self._node.close()
         return True
 
