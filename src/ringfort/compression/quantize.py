@@ -4,7 +4,7 @@ Of one chunk first come the scales, float32, one for each block of neighbours, a
 within a bound of what was sent:
 
     FP16     2**-11 of the element, and 2**-25
-    BF16     2**-8 of the element
+    BF16     2**-8 of the element, and 1e-40
     INT8     a 127th of the largest of the block
     INT4     a 7th of the largest of the block
     ONE_BIT  the largest of the block

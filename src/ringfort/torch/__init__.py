@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from ringfort.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
+    from ringfort.torch.compression import compress_hook, compress_reduce_scatter
     from ringfort.torch.gpu import gpu_all_reduce, gpu_broadcast
     from ringfort.torch.sharding import ShardingStrategy, shard
 
 __all__ = [
     "BACKEND",
     "register",
+    "compress_hook",
+    "compress_reduce_scatter",
     "gpu_all_reduce",
     "gpu_broadcast",
     "shard",
@@ -27,6 +30,8 @@ __all__ = [
 ]
 
 _WHERE: Final = {
+    "compress_hook": "compression",
+    "compress_reduce_scatter": "compression",
     "gpu_all_reduce": "gpu",
     "gpu_broadcast": "gpu",
     "shard": "sharding",
@@ -63,12 +68,6 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
 def _meet(url: str, *arguments: Any, **keywords: Any) -> Any:
     return import_module("ringfort.torch.rendezvous").meet(url, *arguments, **keywords)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("compress_hook", "compress_reduce_scatter"):  # fetched when first used, as the rest
-        return getattr(import_module("ringfort.torch.compression"), name)
-    raise AttributeError(f"module 'ringfort.torch' has no attribute {name!r}")
 
 
 register()

@@ -38,7 +38,7 @@ def bound(kind: QuantizationType, x: Array) -> Array:
     """How far each element may be from what arrives: what quantize.py's head promises."""
     block = {QuantizationType.INT8: 512, QuantizationType.INT4: 128, QuantizationType.ONE_BIT: 512}.get(kind)
     if block is None:
-        share, least = {"FP32": (0, 0), "FP16": (2.0**-11, 2.0**-25), "BF16": (2.0**-8, 0)}[kind.name]
+        share, least = {"FP32": (0, 0), "FP16": (2.0**-11, 2.0**-25), "BF16": (2.0**-8, 1e-40)}[kind.name]
         return np.abs(x).astype(np.float64) * share + least
     largest_near = np.empty(x.size)
     for start in range(0, x.size, CHUNK):  # blocks begin anew with each chunk
