@@ -22,8 +22,8 @@ than one block a chain of all ranks, host by host.
 
 Messages inside a host and arithmetic are work for its cores. Where a host has w ranks a core, w > 1, what was measured
 while all were busy is w times what one alone takes: f is w times as long in a step of all ranks, b a w-th in one of
-two. A phase of a tree, in which few are busy at once, takes at least what all cores together need:
-(n-1)/n (m a + S (b + f)).
+two, and half of that for a message one way. Direct costs a for each message. A phase of a tree, in which few are busy
+at once, takes at least what all cores together need: (n-1)/n (m a + S (b + f)).
 """
 
 from __future__ import annotations
@@ -144,14 +144,16 @@ class CostModel:
             distance *= 2
         if core < self._n:
             pairs = [(rank, rank - core) for rank in range(core, self._n)]
-            step = self._step(pairs, fold, at_once=2 * len(pairs))
+            step = self._step(pairs, fold, at_once=2 * len(pairs), one_way=True)
             seconds += 2 * self._alone(pairs) + nbytes * (2 * step.per_byte + step.fold)
         return seconds
 
     def _direct(self, nbytes: int, fold: float) -> float:
         others = self._n - 1
         step = self._step([(a, b) for a in range(self._n) for b in range(self._n) if a != b], fold, at_once=self._n)
-        starts = max(1, -(-nbytes // BLOCK_BYTES)) * (step.latency + (others - 1) * self.links.overhead)
+        # Where ranks share cores no message hides behind the wait for another.
+        further = self.links.overhead if self.links.crowd == 1.0 else max(self.links.overhead, step.latency)
+        starts = max(1, -(-nbytes // BLOCK_BYTES)) * (step.latency + (others - 1) * further)
         return starts + nbytes * (others * (step.per_byte + step.fold) + 2 * step.fold)
 
     def _hierarchical(self, nbytes: int, fold: float) -> float:
@@ -173,7 +175,7 @@ class CostModel:
             return 0.0
         edges = [(rank, (rank - 1) // arity) for rank in range(1, self._n)]
         blocks = max(1, -(-nbytes // BLOCK_BYTES))
-        step = self._step(edges, fold, at_once=2)
+        step = self._step(edges, fold, at_once=2, one_way=True)
         moving = nbytes / blocks * (step.per_byte + step.fold)
         overhead = self.links.overhead / self.links.crowd
         first = self._alone(edges) + (children - 1) * overhead + children * moving
@@ -190,7 +192,7 @@ class CostModel:
         seconds, slowest = 0.0, 0.0
         for crosses, places in ((True, len(groups)), (False, most)):
             edges = [(a, b) for a, b in pairs if (self._hosts[a] != self._hosts[b]) == crosses]
-            step = self._step(edges, fold, at_once=2)
+            step = self._step(edges, fold, at_once=2, one_way=True)
             children, moving = min(arity, places - 1), nbytes / blocks * (step.per_byte + step.fold)
             hops = tree_depth(places, arity) if crosses or arity > 1 else self._n - len(groups)
             seconds += hops * (self._alone(edges) + (children - 1) * overhead + children * moving)
@@ -199,18 +201,22 @@ class CostModel:
 
     # --- what a step is made of -----------------------------------------------------------------------------------
 
-    def _step(self, pairs: list[tuple[int, int]], fold: float, *, at_once: int) -> _Step:
+    def _step(self, pairs: list[tuple[int, int]], fold: float, *, at_once: int, one_way: bool = False) -> _Step:
         """The slowest of some links, each way, while so many ranks of the group are busy. What was measured inside a
-        host was measured with all of them at its cores."""
+        host was measured with all of them at its cores, and each with a message out and one in."""
         if not pairs:
             return _Step(0.0, 0.0, 0.0)
         busy = max(1.0, self.links.crowd * at_once / self._n)
         a, b = np.array(pairs).T
         hosts = np.array(self._hosts)
-        share = np.where(hosts[a] == hosts[b], busy / self.links.crowd, 1.0)
+        inside = hosts[a] == hosts[b]
+        alone = busy / self.links.crowd
         latency, per_byte = (
-            float((np.maximum(figure[a, b], figure[b, a]) * share).max())
-            for figure in (self.links.latency, self.links.per_byte)
+            float((np.maximum(figure[a, b], figure[b, a]) * np.where(inside, share, 1.0)).max())
+            for figure, share in (
+                (self.links.latency, alone),
+                (self.links.per_byte, alone * (0.5 if one_way else 1.0)),
+            )
         )
         return _Step(latency, per_byte, fold * busy)
 

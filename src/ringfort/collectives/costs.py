@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Final
 
 import numpy as np
@@ -38,8 +39,10 @@ _LARGE, _SMALL, _LAPS = 2, 4, 4
 """Exchanges of that and of 8 bytes with each neighbour in a run, and laps of one message round all. On a host of many
 ranks as many as it has ranks: where they share cores, one exchange in so many waits for its turn and the others find
 that their messages have come meanwhile. Only all together say what an exchange takes."""
-_RUNS: Final = 2
-"""The quicker one counts: what else the machine does can only add, and a choice should not depend on it."""
+_RUNS, _LOCAL_RUNS = 2, 4
+"""Of which the quicker, or the second quickest, counts: what else the machine does can only add, and a choice should
+not depend on it. Where all are on one host more of them cost little, and the first find the memory between them cold;
+but where ranks share cores, the quickest of many is no more than luck."""
 _SAME: Final = 3.0
 """Links between hosts that differ by less, at one distance, are taken as alike: that much is noise."""
 _MAX_NEIGHBOURS: Final = 8
@@ -107,6 +110,7 @@ def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
     """Called by all ranks, in the collective of `envelope`; returns the same at all. Raises as `Backend.exchange`."""
     rank, n, hosts = backend.rank, backend.world_size, backend.hosts
     fullest = max(map(hosts.count, hosts))
+    runs = _LOCAL_RUNS if fullest == n else _RUNS
     small, large = (np.zeros(8, np.uint8), np.zeros(8, np.uint8)), (_room(), _room())
     found: list[float] = []
     for distance in distances(hosts):
@@ -115,10 +119,10 @@ def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
         def exchange(both: tuple[Array, Array], dst: int = dst, src: int = src) -> None:
             backend.exchange(both[0], dst, both[1], src, tag=envelope)
 
-        quick = _steady(max(_SMALL, fullest), lambda: exchange(small))
-        slow = _steady(max(_LARGE, fullest), lambda: exchange(large))
+        quick = _steady(runs, max(_SMALL, fullest), lambda: exchange(small))
+        slow = _steady(runs, max(_LARGE, fullest), lambda: exchange(large))
         found += quick, max(slow - quick, 0.1 * slow) / _PROBE_BYTES
-    burst = _steady(_LAPS, lambda: _burst(backend, envelope))
+    burst = _steady(runs, max(_LAPS, fullest), lambda: _burst(backend, envelope))
     lap = _quickest(_LAPS, lambda: _lap(backend, envelope)) if rank == 0 else _laps(backend, envelope)
     found += lap, burst, cores(), *_fold_costs()
     table = np.zeros((n, len(found)))
@@ -185,14 +189,15 @@ def _quickest(count: int, work: Callable[[], object]) -> float:
     return quickest
 
 
-def _steady(count: int, work: Callable[[], object]) -> float:
-    """Seconds that one of `count` calls took in the quickest run of them."""
-
-    def run() -> None:
+def _steady(runs: int, count: int, work: Callable[[], object]) -> float:
+    """Seconds that one of `count` calls took, in the lower middle of `runs` runs of them."""
+    taken: list[float] = []
+    for _ in range(runs):
+        start = time.perf_counter()
         for _ in range(count):
             work()
-
-    return _quickest(_RUNS, run) / count
+        taken.append(time.perf_counter() - start)
+    return median_low(taken) / count
 
 
 def _burst(backend: Backend, envelope: Envelope) -> None:

@@ -113,6 +113,16 @@ def test_a_tree_takes_no_less_than_its_messages_take_the_cores() -> None:
     assert crowded.predict(BroadcastStrategy.RING, nbytes) == pytest.approx(least)
 
 
+def test_a_message_one_way_is_half_of_an_exchange_for_the_cores_of_a_host() -> None:
+    apart, together = (unit(2, hosts).predict(BroadcastStrategy.RING, BLOCK_BYTES) for hosts in (None, (0, 0)))
+    assert apart - together == pytest.approx(BLOCK_BYTES / 2)
+
+
+def test_where_ranks_share_cores_every_direct_message_takes_its_time() -> None:
+    alone, crowded = (unit(4, ONE_HOST, crowd=crowd).predict(AllReduceStrategy.DIRECT, 0) for crowd in (1.0, 2.0))
+    assert (alone, crowded) == (1 + 2 * OVERHEAD, 3)
+
+
 def test_the_wire_between_hosts_is_no_quicker_for_idle_cores() -> None:
     hosts, nbytes = (0, 0, 2, 2), 64 * BLOCK_BYTES
     apart = [unit(4, hosts, crowd=crowd, overhead=0.0).predict(BroadcastStrategy.RING, nbytes) for crowd in (1.0, 2.0)]
@@ -131,7 +141,9 @@ def test_a_reduce_and_a_broadcast_enter_hosts_far_apart_once(kind: type[Strategy
     assert kind(Shape.HIERARCHICAL) not in lan(4).candidates(kind), "hosts of one rank each are no hosts"
 
 
-@pytest.mark.parametrize(("nbytes", "hops", "moved"), [(1000, 1 + 1, 1 + 2), (4 * BLOCK_BYTES, 1 + 4, (5 + 3) / 4)])
+@pytest.mark.parametrize(
+    ("nbytes", "hops", "moved"), [(1000, 1 + 1, 1 + 2 / 2), (4 * BLOCK_BYTES, 1 + 4, (1 + 4 / 2 + 3) / 4)]
+)
 def test_a_tree_over_hosts_costs_its_hops_between_and_inside(nbytes: int, hops: int, moved: float) -> None:
     model = CostModel(replace(LinkCosts.even(6, 1.0, 1.0), overhead=0.0), (0, 0, 0, 3, 3, 3))
     cost = model.predict(BroadcastStrategy.HIERARCHICAL, nbytes)
