@@ -103,7 +103,7 @@ class RpcAgent:
         """The names of all ranks."""
         self._accepts = formed.max_message_bytes
         label = f"ringfort-rpc-{self.rank}"
-        self._poller = Poller(label, self._on_event, self._on_lost, self._expire)
+        self._poller = Poller(label, self._on_event, self._on_lost, self._expire, lambda: self._serving.is_running)
         self._references = References(self.rank, lambda peer: self._lines[peer], self._poller.soon)
         self._references.remote_fetch = self._fetch
         self._serving = Serving(label, self.config, self._references)
@@ -114,7 +114,9 @@ class RpcAgent:
         self._is_closed = False
         self._closing = threading.Lock()
         links = {
-            peer: Link(peer, channel.sock, channel.stream(), self._admitter(peer), self._poller.stuck)
+            peer: Link(
+                peer, channel.sock, channel.stream(), self._admitter(peer), self._poller.stuck, self._poller.pause
+            )
             for peer, channel in formed.channels.items()
         }
         itself = Loop(self.rank, self._admitter(self.rank), lambda event: self._on_event(itself, event))
@@ -271,10 +273,10 @@ class RpcAgent:
         except RpcError:
             giver.undo()
             raise
-        outgoing = call.outgoing = Outgoing(Message(Kind.REQUEST, call.number, encoded.buffers, encoded.references))
+        future = call.future
+        outgoing = future.outgoing = Outgoing(Message(Kind.REQUEST, call.number, encoded.buffers, encoded.references))
         if encoded.references:
             outgoing.done = lambda: None if outgoing.begun else giver.undo()
-        future = call.future
         if served is not None:
             served.children.add(future)
             future.add_done_callback(lambda done: served.children.discard(cast("RpcFuture", done)))
@@ -289,7 +291,7 @@ class RpcAgent:
             if self._poller.is_here:
                 raise RpcError("a callback of a future cannot wait for a call: the agent would stop; use rpc_async")
             if not self._serving.help_until(future) and future.peer != self.rank:
-                self._poller.lead(self._links[future.peer], future, future.deadline)
+                self._poller.lead(self._links[future.peer], future)
             return future.result()
         except BaseException:
             if not future.done():  # Ctrl-C: nobody will wait for it again

@@ -22,7 +22,13 @@ class RpcFuture(Future[Any]):
         """The rank that was called."""
         self.deadline = deadline
         """When it ends at the latest, on `time.monotonic`'s clock."""
+        self.outgoing: Outgoing | None = None
         self._give_up = give_up
+
+    @property
+    def is_sent(self) -> bool:
+        """All of the request has left."""
+        return self.outgoing is not None and self.outgoing.is_over
 
     def cancel(self) -> bool:
         """Gives the call up. False if it has ended."""
@@ -50,6 +56,7 @@ class Call:
         self.deadline = future.deadline
         self.future = future
         self.outgoing: Outgoing | None = None
+        """Once it has ended: its request, of which not all may have left."""
 
 
 class Calls:
@@ -91,7 +98,9 @@ class Calls:
                 return None
             del self._calls[number]
             self._in_flight[call.peer] -= 1
-            return call
+        # Whoever keeps the future must not keep the arguments.
+        call.outgoing, call.future.outgoing = call.future.outgoing, None
+        return call
 
     def get(self, number: int) -> Call | None:
         """The call, if it has not ended."""

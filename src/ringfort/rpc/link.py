@@ -18,6 +18,8 @@ from ringfort.transport.stream import Stream
 
 _READS = 16
 """System calls to read with before another link has its turn: 4 MiB at most."""
+_SMALL = 16 * 1024
+"""Bytes up to which what was read is no part of something large."""
 
 
 class Line(Protocol):
@@ -46,9 +48,16 @@ class Link:
     """
 
     def __init__(
-        self, peer: int, sock: socket.socket, stream: Stream, admit: Admit, on_stuck: Callable[[Link], None]
+        self,
+        peer: int,
+        sock: socket.socket,
+        stream: Stream,
+        admit: Admit,
+        on_stuck: Callable[[Link], None],
+        pause: Callable[[], None],
     ) -> None:
-        """`on_stuck` is told when `write` must be called once the socket takes more, or when the link has broken."""
+        """`on_stuck` is told when `write` must be called once the socket takes more, or when the link has broken.
+        `pause` is called between the frames of large messages: others may want the interpreter."""
         self.peer = peer
         self.fd = sock.fileno()
         self.reading = threading.RLock()
@@ -65,6 +74,7 @@ class Link:
         self._readable = select.poll()
         self._readable.register(self.fd, select.POLLIN)
         self._on_stuck = on_stuck
+        self._pause = pause
         self._outbound = Outbound()
         self._posted: deque[Outgoing | bytes] = deque()
         self._writing = threading.Lock()
@@ -113,6 +123,7 @@ class Link:
             try:
                 if body:
                     outbound.wrote(stream.sendmsg((head, body)) if head else stream.send(body))
+                    self._pause()
                 elif head:
                     outbound.wrote(stream.send(head))
                 else:
@@ -160,6 +171,8 @@ class Link:
                     self.broken = self.broken or "its connection ended"
                     return
                 inbound.took(count)
+                if count > _SMALL:
+                    self._pause()
                 if inbound.events:
                     events, inbound.events = inbound.events, []
                     for event in events:

@@ -13,10 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
 
+from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.inbound import Event
 from ringfort.rpc.link import Link
 
@@ -24,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 _NEVER = 3600.0
 """Seconds: the longest sleep."""
+_PAUSE = 1e-6
+"""Seconds that are asked for; a system takes some 50 microseconds at the least, which is what another thread needs."""
 
 
 class Poller:
@@ -35,8 +36,10 @@ class Poller:
         handle: Callable[[Link, Event], None],
         lost: Callable[[Link, str], None],
         expire: Callable[[float], float | None],
+        is_running: Callable[[], bool],
     ) -> None:
-        """`expire` ends what is due at the time it is told and says when it wants to be called next."""
+        """`expire` ends what is due at the time it is told and says when it wants to be called next. `is_running` says
+        whether functions are run at the moment."""
         self._handle, self._lost, self._expire = handle, lost, expire
         # Only epoll lets another thread say what is looked for while one waits. Elsewhere nobody leads.
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
@@ -46,6 +49,8 @@ class Poller:
         self._wake_out.setblocking(False)
         self._links: dict[int, Link] = {}
         self._interests = threading.Lock()
+        self._is_running = is_running
+        self._leaders: set[RpcFuture] = set()
         self._actions: deque[Callable[[], None]] = deque()
         self._is_awake = True  # a wake-up is on its way, or not needed
         self._sleeps_until = 0.0
@@ -88,22 +93,30 @@ class Poller:
         """`link` wants to be written to when it can be, or has broken."""
         self.soon(lambda: self._look_at(link))
 
-    def lead(self, link: Link, future: Future[Any], deadline: float) -> None:
-        """Reads `link` in this thread until `future` is done, or `deadline` has passed, or it must be waited for in
-        another way."""
+    def pause(self) -> None:
+        """Between two pieces of something large: lets others have the interpreter, if there are any. Without it they
+        would wait 5 ms (`sys.getswitchinterval`) again and again: a thread that gives the lock up for a system call has
+        it back before another has woken."""
+        if self._is_running() or any(leader.is_sent for leader in tuple(self._leaders)):
+            time.sleep(_PAUSE)
+
+    def lead(self, link: Link, future: RpcFuture) -> None:
+        """Reads `link` in this thread until `future` is done, or is to be waited for in another way."""
         if self._epoll is None or not link.reading.acquire(blocking=False):
             return
         try:
+            self._leaders.add(future)
             link.is_led = True
             self._watch(link)
             while not future.done() and link.is_open:
-                if not link.wait_readable(deadline - time.monotonic()):
+                if not link.wait_readable(future.deadline - time.monotonic()):
                     return
                 self._read(link)
             while link.has_pending and link.is_open:  # nobody would be told of it
                 self._read(link)
         finally:
             link.is_led = False
+            self._leaders.discard(future)
             link.reading.release()
             self._watch(link)
             if link.broken is not None:

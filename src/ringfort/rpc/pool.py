@@ -57,6 +57,11 @@ class Pool:
         """Tasks that wait for a worker."""
         return len(self._queue)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a worker does something else than wait."""
+        return len(self._threads) > len(self._idle) + len(self._helping)
+
     def submit(self, task: Task) -> bool:
         """Has a worker run `task`, now or later. False if the queue is full."""
         with self._lock:

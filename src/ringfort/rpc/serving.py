@@ -320,6 +320,11 @@ class Serving:
         return len(self._calls)
 
     @property
+    def is_running(self) -> bool:
+        """Whether a worker runs a function, or is about to."""
+        return self._pool.is_running
+
+    @property
     def queued(self) -> int:
         """Requests that wait for a worker."""
         return self._pool.queued
