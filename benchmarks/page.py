@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.claims import verdicts
 from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, stripes_part, table, torch_part
 from benchmarks.pictures import draw_times
+from benchmarks.rpc import rpc_part
 from benchmarks.sections import SECTIONS
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.results import OURS, Report, Row
@@ -26,6 +27,8 @@ METHOD = """\
   it stand the 10th and 90th percentile of the ratios of single rounds.
 - Before anything is timed, each engine's result is compared with the known one. Buffers are float32 unless said, summed
   in place (MLX's arrays cannot be written: its calls make a new one).
+- Our rings are pipelined: a rank passes on what arrives while it arrives, so that the 2(n-1) steps of a ring overlap.
+  The limit `sockets` moves as many bytes at once, in no steps.
 - One thread a rank for arithmetic, also in torch. Garbage collection is off while calls are timed, as in `timeit`.
 - With more ranks than cores this measures the scheduler too; ratios are what to trust, not times.
 """
@@ -86,6 +89,8 @@ def _page(found: Results, images: Path) -> Iterable[str]:
             yield from stripes_part(result)
         elif section.name == "torch":
             yield from torch_part(result)
+        elif section.name == "rpc":
+            yield from rpc_part(result)
         else:
             yield from overlap_part(result)
 
