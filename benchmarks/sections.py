@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import overlap, stripes, torch_group
+from benchmarks import overlap, rpc, stripes, torch_group
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
@@ -97,6 +97,11 @@ def _torch(quick: bool, on_step: OnStep) -> Result:
     return {"skipped": reason} if reason else torch_group.measure(rounds=1 if quick else 21)
 
 
+def _rpc(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    return rpc.measure(1, huge=64 << 20) if quick else rpc.measure(9)
+
+
 SECTIONS = (
     Section("two", "Two ranks on one machine", _local(2, SIZES)),
     Section("four", "Four ranks on one machine", _local(4, tuple(size for size in SIZES if size not in LARGE))),
@@ -107,4 +112,5 @@ SECTIONS = (
     Section("overlap", "While the caller computes", _overlap),
     Section("stripes", "Several connections, and both ways round a ring", _stripes),
     Section("torch", "Under torch", _torch),
+    Section("rpc", "Calls between ranks", _rpc),
 )
