@@ -97,7 +97,9 @@ class CostModel:
             shapes.append(Shape.HALVING_DOUBLING)
         if 1 < len(set(self._hosts)) < self._n:  # else it is a ring
             shapes.append(Shape.HIERARCHICAL)
-        return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in TREE_ARITIES)]
+        # Between two ranks a tree is an exchange whose second half waits for the first.
+        arities = () if kind is AllReduceStrategy and self._n == 2 else TREE_ARITIES
+        return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in arities)]
 
     def predict(self, strategy: Strategy, nbytes: int, element: str = "float32") -> float:
         """Seconds that an all-reduce, a reduce or a broadcast takes, as the strategy's type says."""

@@ -209,6 +209,11 @@ def test_auto_goes_direct_with_little_and_round_with_much(
     assert model.choose(AllReduceStrategy, nbytes) == expected
 
 
+def test_two_ranks_weigh_no_tree() -> None:
+    assert "tree" not in " ".join(map(str, lan(2).candidates(AllReduceStrategy)))
+    assert BroadcastStrategy.tree(2) in lan(2).candidates(BroadcastStrategy)
+
+
 def test_a_wide_world_with_little_to_say_uses_no_direct_messages() -> None:
     assert lan(200).choose(AllReduceStrategy, 4) != AllReduceStrategy.DIRECT
 
