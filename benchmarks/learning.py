@@ -1,6 +1,6 @@
 """Does compression learn as well? Real training by four workers, with each strategy and without, over several seeds.
 
-    python -m benchmarks.learning --out benchmarks/results/learning.json
+    python -m benchmarks.learning --out benchmarks/results/learning.json    (PYTHONPATH=src where it is not installed)
 
 Two tasks: a character model of 1.4 million parameters on Python's own help texts (final validation loss), and
 scikit-learn's digits (accuracy). The four workers of a run live in one process: their gradients are averaged by
@@ -8,8 +8,8 @@ scikit-learn's digits (accuracy). The four workers of a run live in one process:
 counted by the real metrics. Each worker's share of the batch is its own; the averaged gradient is the same at all, so
 one copy of the weights stands for four. Runs of one seed start from the same weights and see the same batches.
 
-Each run is a process with one thread, as many at once as there are cores: under 9 minutes on 16. Needs torch and no
-network.
+Each run is a process with one thread, as many at once as there are cores: some 5 minutes on 16. Needs torch and what
+Ringfort itself needs, and no network.
 """
 
 from __future__ import annotations

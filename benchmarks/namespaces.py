@@ -44,12 +44,12 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def two_hosts() -> Generator[list[Host], None, None]:
+def two_hosts(rate: int = RATE, burst: int = BURST) -> Generator[list[Host], None, None]:
     """The hosts; they and the wire go when it is left."""
     with _hosts(2) as hosts:
         _join(*hosts)
         for host in hosts:
-            _limit(host, INTERFACE, RATE)
+            _limit(host, INTERFACE, rate, burst)
         yield hosts
 
 
@@ -114,8 +114,8 @@ def _join(one: Host, other: Host, interface: str = INTERFACE) -> None:
         _in(host, "route", "replace", *net, "congctl", CONGESTION)
 
 
-def _limit(host: Host, interface: str, rate: int) -> None:
-    limit = ("rate", f"{rate}bit", "burst", str(BURST), "latency", f"{QUEUE_SECONDS * 1000:g}ms")
+def _limit(host: Host, interface: str, rate: int, burst: int = BURST) -> None:
+    limit = ("rate", f"{rate}bit", "burst", str(burst), "latency", f"{QUEUE_SECONDS * 1000:g}ms")
     _do("tc", "-n", host.prefix[-1], "qdisc", "add", "dev", interface, "root", "tbf", *limit)
 
 
