@@ -1,12 +1,13 @@
 """Calls against gRPC for Python and torch.distributed.rpc: small ones, large tensors, and small ones beside a tensor.
 
 Each engine has a process that calls and one that is called. They take turns: in a round each makes its calls for a
-moment and then sleeps.
+moment, and then is frozen until its next.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -212,18 +213,27 @@ class _Pair:
             assert side.stdout is not None
             if side.stdout.readline() != "ready\n":
                 raise RuntimeError(f"{engine} did not start")
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for side in self._sides:
+            side.send_signal(number)
 
     def ask(self, what: str) -> Any:
-        """Has the client do something."""
+        """Has the client do something. Before and after it both are frozen: some engines are busy while they wait."""
         client = self._sides[1]
         assert client.stdin is not None
         assert client.stdout is not None
+        self._signal(signal.SIGCONT)
         client.stdin.write(f"{what}\n")
         client.stdin.flush()
-        return json.loads(client.stdout.readline())
+        answer = json.loads(client.stdout.readline())
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def stop(self) -> None:
         """Ends both: their standard input ends."""
+        self._signal(signal.SIGCONT)
         for side in reversed(self._sides):
             assert side.stdin is not None
             side.stdin.close()

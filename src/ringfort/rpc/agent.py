@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -307,7 +307,7 @@ class RpcAgent:
         # A copy would be no use here: the owner may want to change it.
         try:
             value = outcome.result(seconds)
-        except TimeoutError as exc:
+        except FutureTimeoutError as exc:
             raise RpcTimeoutError(f"waiting for reference {name}", seconds, peer=self.rank) from exc
         if isinstance(value, Failed):
             raise value.failure.to_error(self.rank)
@@ -465,4 +465,4 @@ class RpcAgent:
         return f"<RpcAgent {self.name}, rank {self.rank} of {self.world_size}>"
 
 
-__all__ = ["CancelledError", "MapProgress", "RRef", "RpcAgent", "RpcFuture", "RpcStats", "ServedCall"]
+__all__ = ["MapProgress", "RRef", "RpcAgent", "RpcFuture", "RpcStats", "ServedCall"]

@@ -86,6 +86,7 @@ class Serving:
         self._name = name
         self._calls: dict[tuple[int, int], ServedCall] = {}
         self._held: dict[int, int] = {}
+        self._open: dict[int, int] = {}
         self._lock = threading.Lock()
         self._tasks: asyncio.AbstractEventLoop | None = None
         self._tasks_thread: threading.Thread | None = None
@@ -95,12 +96,15 @@ class Serving:
 
     def admit(self, line: Line, head: Head) -> bool:
         """Whether there is room for a request; if not, the caller is told why."""
-        held = self._held.get(line.peer, 0)
+        held, calls = self._held.get(line.peer, 0), self._open.get(line.peer, 0)
         if head.size > self._config.max_message_bytes:
             why = f"a request of {head.size} bytes, where max_message_bytes is {self._config.max_message_bytes}"
             self._refuse(line, head.call, refusal(InvalidMessageError(why)))
         elif held + head.size > self._config.max_held_bytes:
             why = f"it holds {held} bytes of calls from this rank, and max_held_bytes is {self._config.max_held_bytes}"
+            self._refuse(line, head.call, overloaded(why))
+        elif calls >= 2 * self._config.max_in_flight:  # twice, for of some the caller knows already that they ended
+            why = f"it works on {calls} calls from this rank, and max_in_flight is {self._config.max_in_flight}"
             self._refuse(line, head.call, overloaded(why))
         else:
             self._hold(line.peer, head.size)
@@ -114,6 +118,7 @@ class Serving:
             if self._is_over:
                 return
             self._calls[line.peer, message.call] = call
+            self._open[line.peer] = self._open.get(line.peer, 0) + 1
         try:
             request = call.request = read_request(message.buffers[0])
         except InvalidMessageError as exc:
@@ -306,6 +311,7 @@ class Serving:
         with self._lock:
             if self._calls.get((call.peer, call.number)) is call:
                 del self._calls[call.peer, call.number]
+                self._open[call.peer] -= 1
             # Nothing of it must wait for the garbage collector: a reference that it holds is a value that is kept.
             call.message = call.request = call.response = call.stop = None
             call.references = []
