@@ -98,7 +98,7 @@ class CostModel:
         if 1 < len(set(self._hosts)) < self._n:  # else it is a ring
             shapes.append(Shape.HIERARCHICAL)
         # Between two ranks a tree is an exchange whose second half waits for the first.
-        arities = () if kind is AllReduceStrategy and self._n == 2 else TREE_ARITIES
+        arities = TREE_ARITIES if self._n > 2 or not issubclass(kind, AllReduceStrategy) else ()
         return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in arities)]
 
     def predict(self, strategy: Strategy, nbytes: int, element: str = "float32") -> float:
