@@ -358,9 +358,9 @@ def rpc_part(result: Mapping[str, Any]) -> Iterable[str]:
     yield from table(["claimed of encrypted calls", "at least", "measured", "kept"], verdicts)
     yield (
         "TensorPipe is C++ from end to end, in plaintext, and pickles what it is given; as it comes it copies straight "
-        "from one process's memory to the other's. Ours has Python on both sides of every call, encrypts every byte and "
-        "unpickles nothing. Beside a large array gRPC and TensorPipe let small calls wait until it is through: theirs is "
-        "there sooner, ours shares the two cores with the small calls that go on.\n"
+        "from one process's memory to the other's. Ours has Python on both sides of every call, encrypts every byte "
+        "and unpickles nothing. Beside a large array gRPC and TensorPipe let small calls wait until it is through. "
+        "TensorPipe's is there sooner so; ours shares the cores with the small calls, which go on.\n"
     )
 
 
