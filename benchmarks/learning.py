@@ -46,10 +46,11 @@ LIMITS = {"int8": 1.0, "int4": 1.0, "topk(0.01)+int4": 2.0, "powersgd(4)": 2.0, 
 DIGIT_LIMIT = 0.5
 """Points of accuracy, likewise."""
 CONTEXT, EMBEDDING, HIDDEN = 32, 32, 768
-TEXT_STEPS, TEXT_BATCH, TEXT_RATE, TEXT_MOMENTUM = 1200, 64, 0.5, 0.0
-DIGIT_STEPS, DIGIT_BATCH, DIGIT_RATE, DIGIT_MOMENTUM = 600, 32, 0.1, 0.9
-"""Steps, samples of each worker in a step, the highest rate, and momentum. The text has none: what top-k sends late,
-momentum would go on adding, and at a rate as high as this one it then diverges."""
+TEXT_STEPS, TEXT_BATCH, TEXT_RATE = 600, 64, 0.25
+DIGIT_STEPS, DIGIT_BATCH, DIGIT_RATE = 600, 32, 0.3
+"""Steps, samples of each worker in a step, and the highest rate. Momentum there is none: what a codec sends late it would
+go on adding (with 0.9 and a rate of 0.1, one bit did not learn the digits). The rates are half of those at which runs,
+compressed or not, began to jump."""
 WARM_UP = 0.05
 """The share of the steps in which the rate rises; then it falls as a cosine to nothing."""
 LOOKS = 20
@@ -129,7 +130,7 @@ def run(job: Job) -> dict[str, Any]:
     model, group = task.model, Group(job)
     names = [name for name, _ in model.named_parameters()]
     steps, looks = job.steps, []
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=task.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step / steps))
     computing = 0.0
     for step in range(steps):
@@ -173,7 +174,7 @@ def _rate(share: float) -> float:
 class Text:
     """The next character, from the 32 before it: embedding, two hidden layers."""
 
-    rate, momentum = TEXT_RATE, TEXT_MOMENTUM
+    rate = TEXT_RATE
 
     def __init__(self, seed: int) -> None:
         import torch
@@ -223,7 +224,7 @@ class Text:
 class Digits:
     """Which digit it is: one hidden layer."""
 
-    rate, momentum = DIGIT_RATE, DIGIT_MOMENTUM
+    rate = DIGIT_RATE
 
     def __init__(self, seed: int) -> None:
         import torch
@@ -282,7 +283,8 @@ def jobs(only: str | None, quick: bool, seeds: int | None) -> list[Job]:
             continue
         for seed in range(seeds or count):
             found += [Job(task, strategy, True, seed, 40 if quick else steps) for strategy in STRATEGIES]
-            found += [Job(task, strategy, False, seed, 40 if quick else steps) for strategy in WITHOUT_FEEDBACK]
+            if task == "digits" or seed == 0:
+                found += [Job(task, strategy, False, seed, 40 if quick else steps) for strategy in WITHOUT_FEEDBACK]
     return found
 
 
