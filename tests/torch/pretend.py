@@ -54,21 +54,8 @@ class Stream:
             action()
 
 
-class Gate:
-    def __init__(self) -> None:
-        self._semaphore = threading.Semaphore(0)
-
-    def wait(self) -> None:
-        assert self._semaphore.acquire(timeout=30), "a gate was never opened"
-
-    def open(self) -> None:
-        self._semaphore.release()
-
-
 class PretendDevice:
     """What `CudaDevice` is, without CUDA. Tensors of the CPU are on it, as far as it is concerned."""
-
-    can_hold = True
 
     def __init__(self, device: Any = None) -> None:
         self.device = torch.device("cpu")
@@ -91,9 +78,6 @@ class PretendDevice:
         self.streams.append(Stream())
         return self.streams[-1]
 
-    def give_back(self, *streams: Stream) -> None:
-        pass
-
     def record(self, stream: Stream) -> Event:
         event = Event()
         stream.put(event.set)
@@ -107,12 +91,6 @@ class PretendDevice:
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
         self.kept.append((tensor, stream))
-
-    def hold(self, stream: Stream, gate: Gate) -> None:
-        stream.put(gate.wait)
-
-    def gate(self) -> Gate:
-        return Gate()
 
     def future(self) -> Any:
         return torch.futures.Future()

@@ -3,8 +3,10 @@ GPU does with it is in tests/gpu."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from ringfort import (
     CollectiveMismatchError,
     DistributedConfig,
     DistributedContext,
+    DistributedError,
     InvalidArgumentError,
     OperationTimeoutError,
     PeerLostError,
@@ -30,8 +33,6 @@ from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.messages import Messages
 from ringfort.torch.work import RingfortWork
 from tests.torch.pretend import PretendDevice
-
-MODES = ("stream", "host")
 
 
 class Rank(NamedTuple):
@@ -91,13 +92,6 @@ def on_all(group: list[Rank], program: Callable[[Rank], Any]) -> list[Any]:
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(staging, "_PER_LOT", 8)
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("RINGFORT_CUDA_WAIT", request.param)
-    return request.param
 
 
 def opts(kind: str, **settings: Any) -> Any:
@@ -111,7 +105,7 @@ def opts(kind: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_every_collective_gives_what_it_must(mode: str, is_whole: bool) -> None:
+def test_every_collective_gives_what_it_must(is_whole: bool) -> None:
     def program(me: Rank) -> None:
         n, rank, engine = me.world_size, me.rank, me.engine
         for count in (0, 1, 1000, 30_000):
@@ -152,7 +146,7 @@ def test_every_collective_gives_what_it_must(mode: str, is_whole: bool) -> None:
         on_all(group, program)
 
 
-def test_parts_of_any_sizes_are_exchanged(mode: str) -> None:
+def test_parts_of_any_sizes_are_exchanged() -> None:
     def program(me: Rank) -> None:
         n, rank = me.world_size, me.rank
         rows = torch.arange(n * (n + 1) // 2 * 5000.0).view(-1, 5000)  # r + 1 rows for rank r
@@ -165,7 +159,7 @@ def test_parts_of_any_sizes_are_exchanged(mode: str) -> None:
         on_all(group, program)
 
 
-def test_what_is_not_contiguous_or_not_known_is_moved_all_the_same(mode: str) -> None:
+def test_what_is_not_contiguous_or_not_known_is_moved_all_the_same() -> None:
     def program(me: Rank) -> None:
         whole = torch.zeros(40, 100)
         x = whole.t()[::2]
@@ -181,7 +175,7 @@ def test_what_is_not_contiguous_or_not_known_is_moved_all_the_same(mode: str) ->
         on_all(group, program)
 
 
-def test_messages_cross_between_devices_and_hosts(mode: str) -> None:
+def test_messages_cross_between_devices_and_hosts() -> None:
     def program(me: Rank) -> None:
         engine, count = me.engine, 9000
         if me.rank == 0:
@@ -205,7 +199,7 @@ def test_messages_cross_between_devices_and_hosts(mode: str) -> None:
         on_all(group, program)
 
 
-def test_whole_tensors_are_exchanged_with_ranks_that_have_them_in_the_hosts_memory(mode: str) -> None:
+def test_whole_tensors_are_exchanged_with_ranks_that_have_them_in_the_hosts_memory() -> None:
     def program(me: Rank) -> None:
         x = torch.full((30_000,), me.rank + 1.0)
         if me.rank == 0:
@@ -222,31 +216,48 @@ def test_whole_tensors_are_exchanged_with_ranks_that_have_them_in_the_hosts_memo
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_host_does_not_wait_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 comes only when rank 0 has issued everything, waited, and put its consumers into its stream."""
-    import threading
-
-    monkeypatch.setattr(staging, "_PER_LOT", 64)
+def test_a_call_returns_at_once_and_its_wait_when_the_others_have_come() -> None:
+    """Rank 1 comes only when rank 0 has issued everything."""
     issued = threading.Event()
 
     def program(me: Rank) -> None:
         if me.rank == 1:
             assert issued.wait(20)
         tensors = [torch.full((6000,), float(turn)) for turn in range(4)]
-        seen = [torch.empty(6000) for _ in tensors]
-        for x, copy in zip(tensors, seen, strict=True):
-            me.engine.allreduce([x]).wait()
-            me.device.current().put(lambda copy=copy, x=x: copy.copy_(x))
+        works = [me.engine.allreduce([x]) for x in tensors]
         if me.rank == 0:
+            assert not any(work.is_completed() for work in works)
             issued.set()
-        me.device.synchronize()
-        assert [float(copy.unique()) for copy in seen] == [0.0, 2.0, 4.0, 6.0]
+        for turn, (x, work) in enumerate(zip(tensors, works, strict=True)):
+            work.wait()
+            assert me.read(x).unique().tolist() == [2.0 * turn]
 
     with ranks(2) as group:
         on_all(group, program)
 
 
-def test_other_streams_than_the_first_are_waited_for_and_wait(mode: str) -> None:
+def test_what_the_caller_does_after_a_call_does_not_hold_it_up() -> None:
+    """Nor what it does before another call: else a kernel that waits for other ranks could wait for this one."""
+
+    def program(me: Rank) -> None:
+        first, second = torch.ones(30_000), torch.ones(30_000)
+        go = threading.Event()
+        begun = me.engine.allreduce([first])
+        me.device.current().put(lambda: go.wait(20))  # a kernel that takes its time
+        later = me.engine.allreduce([second])
+        begun._work.wait()
+        begun._ended().synchronize()
+        assert not go.is_set()
+        go.set()
+        for x, work in ((first, begun), (second, later)):
+            work.wait()
+            assert me.read(x).unique().tolist() == [2.0]
+
+    with ranks(2) as group:
+        on_all(group, program)
+
+
+def test_other_streams_than_the_first_are_waited_for_and_wait() -> None:
     def program(me: Rank) -> None:
         for turn in range(5):
             me.device.use(me.device.stream())
@@ -260,7 +271,7 @@ def test_other_streams_than_the_first_are_waited_for_and_wait(mode: str) -> None
         on_all(group, program)
 
 
-def test_more_calls_than_the_streams_hold_are_issued_without_harm(mode: str) -> None:
+def test_many_calls_are_under_way_at_once() -> None:
     def program(me: Rank) -> None:
         tensors = [torch.full((5000,), float(turn)) for turn in range(20)]
         works = [me.engine.allreduce([x]) for x in tensors]
@@ -276,7 +287,7 @@ def test_more_calls_than_the_streams_hold_are_issued_without_harm(mode: str) -> 
         on_all(group, program)
 
 
-def test_memory_is_kept_for_both_streams_and_a_future_gives_the_tensors(mode: str) -> None:
+def test_memory_is_kept_for_both_streams_and_a_future_gives_the_tensors() -> None:
     def program(me: Rank) -> None:
         x = torch.ones(5000)
         work = me.engine.allreduce([x])
@@ -294,7 +305,7 @@ def test_memory_is_kept_for_both_streams_and_a_future_gives_the_tensors(mode: st
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_peer_reaches_the_caller_and_leaves_no_number_that_looks_like_a_result(mode: str) -> None:
+def test_a_lost_peer_reaches_whoever_waits() -> None:
     def program(me: Rank) -> None:
         x = torch.ones(6000)
         me.engine.allreduce([x]).wait()
@@ -302,44 +313,93 @@ def test_a_lost_peer_reaches_the_caller_and_leaves_no_number_that_looks_like_a_r
         if me.rank == 1:
             me.backend.kill()
             return
-        x = torch.ones(6000)
         work = me.engine.allreduce([x])
-        if mode == "stream":
-            with suppress(PeerLostError):  # if it is known by now
-                work.wait()
-            me.device.current().wait_event(work._ended())
-            assert me.read(x).isnan().all()
-            assert isinstance(work.exception(), PeerLostError)
-            assert not work.is_success()
         with pytest.raises(PeerLostError, match="lost rank 1"):
             work.wait()
+        assert work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(RuntimeError, match="lost rank 1"):
+            work.get_future().wait()
         with pytest.raises(PeerLostError, match="lost rank 1"):
-            me.engine.allreduce([x])
+            me.engine.allreduce([x]).wait()
 
     with ranks(2) as group:
         on_all(group, program)
 
 
-def test_a_peer_that_does_not_come_ends_with_the_groups_timeout(mode: str) -> None:
+def test_after_an_error_nothing_is_written_behind_the_callers_back() -> None:
+    """Some chunks of a result were on their way up when the other rank was lost."""
+    chunks = 8
+
+    def program(me: Rank) -> None:
+        x = torch.ones(chunks * 1024)
+        if me.rank == 1:
+            make, left = me.engine._transfers.all_reduce, [chunks // 2]
+
+            def until_half(tensor: torch.Tensor, op: Any) -> Any:
+                transfer = make(tensor, op)
+                run = transfer.make
+
+                def next_one(parts: list[Any], seconds: float) -> Any:
+                    left[0] -= 1
+                    if left[0] < 0:
+                        me.backend.kill()
+                    return run(parts, seconds)
+
+                transfer.make = next_one
+                return transfer
+
+            me.engine._transfers.all_reduce = until_half
+            with pytest.raises(DistributedError):
+                me.engine.allreduce([x]).wait()
+            return
+        with pytest.raises(PeerLostError, match="lost rank 1"):
+            me.engine.allreduce([x]).wait()
+        me.late(x, torch.full_like(x, 7.0))
+        assert me.read(x).unique().tolist() == [7.0]
+
+    with ranks(2) as group:
+        on_all(group, program)
+
+
+def test_a_peer_that_does_not_come_ends_with_the_groups_timeout() -> None:
     def program(me: Rank) -> None:
         if me.rank == 0:
-            work = me.engine.allreduce([torch.ones(3)])
-            me.device.synchronize()
             with pytest.raises(OperationTimeoutError, match="rank 1"):
-                work._works[0].wait()
+                me.engine.allreduce([torch.ones(3)]).wait()
 
     with ranks(2, timeout=0.3) as group:
         on_all(group, program)
 
 
+def test_a_wait_may_give_up_earlier_and_try_again() -> None:
+    waited = threading.Event()
+
+    def program(me: Rank) -> None:
+        x = torch.ones(3)
+        if me.rank == 1:
+            assert waited.wait(20)
+            me.engine.allreduce([x]).wait()
+            return
+        work = me.engine.allreduce([x])
+        with pytest.raises(OperationTimeoutError, match="it goes on"):
+            work.wait(timedelta(seconds=0.05))
+        waited.set()
+        work.wait()
+        assert me.read(x).tolist() == [2.0] * 3
+
+    with ranks(2) as group:
+        on_all(group, program)
+
+
 @pytest.mark.parametrize("counts", [(4000, 5000), (1000, 5000), (2048, 1024)])
-def test_ranks_that_call_with_other_sizes_are_told(mode: str, counts: tuple[int, int]) -> None:
+def test_ranks_that_call_with_other_sizes_are_told(counts: tuple[int, int]) -> None:
     def program(me: Rank) -> str:
         x = torch.ones(counts[me.rank])
 
         def call_twice() -> None:
             for _ in range(2):  # a large one is never taken for two small ones
-                me.engine.allreduce([x])._works[-1].wait()
+                me.engine.allreduce([x]).wait()
 
         with pytest.raises(CollectiveMismatchError) as caught:
             call_twice()
@@ -351,42 +411,28 @@ def test_ranks_that_call_with_other_sizes_are_told(mode: str, counts: tuple[int,
             assert f"float32[{counts[1]}]" in words
 
 
-def test_a_device_that_refuses_lets_nothing_through_that_is_under_way() -> None:
-    """A call fails while its copies are put into the streams, and another is under way: that one gets its result."""
-    import threading
-
-    refused = threading.Event()
-
+def test_a_device_that_refuses_is_heard_by_whoever_waits() -> None:
     def program(me: Rank) -> None:
-        x, y = torch.ones(6000), torch.ones(6000)
-        if me.rank == 1:
-            assert refused.wait(20)
-            me.engine.allreduce([x]).wait()
-            return
-        work = me.engine.allreduce([x])
-        hold, left = me.device.hold, [3]
+        x = torch.ones(6000)
+        copy, left = me.device.copy, [3]
 
-        def hold_thrice(stream: Any, gate: Any) -> None:
+        def copy_thrice(stream: Any, into: torch.Tensor, source: torch.Tensor) -> None:
             left[0] -= 1
             if left[0] < 0:
-                raise RuntimeError("out of streams")
-            hold(stream, gate)
+                raise RuntimeError("out of memory")
+            copy(stream, into, source)
 
-        me.device.hold = hold_thrice
-        with pytest.raises(RuntimeError, match="out of streams"):
-            me.engine.allreduce([y])
-        refused.set()
-        work._works[-1].wait()
-        me.device.current().wait_event(work._ended())
-        assert me.read(x).unique().tolist() == [2.0]
-        with pytest.raises(RuntimeError, match="out of streams"):
-            me.engine.allreduce([y])
+        me.device.copy = copy_thrice
+        work = me.engine.allreduce([x])
+        with pytest.raises(RuntimeError, match="out of memory"):
+            work.wait()
+        assert isinstance(work.exception(), RuntimeError)
 
     with ranks(2) as group:
         on_all(group, program)
 
 
-def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on(mode: str) -> None:
+def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on() -> None:
     def program(me: Rank) -> None:
         engine, x = me.engine, torch.ones(4)
         with pytest.raises(InvalidArgumentError, match="must have one tensor for each of 2 ranks"):

@@ -8,11 +8,8 @@ from typing import Any
 
 from ringfort.collectives.ops import Op
 from ringfort.collectives.work import Work
-from ringfort.config import Environment
-from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.arguments import only, only_list, op_of, options_of, pairs_of, root_of
-from ringfort.torch.names import dist
 from ringfort.torch.staged_messages import StagedMessages
 from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import CudaDevice
@@ -25,67 +22,40 @@ class CudaWork(RingfortWork):
     """A call whose result is there after an event of the device."""
 
     def __init__(
-        self,
-        device: Any,
-        tensors: Sequence[Any],
-        works: Sequence[Work],
-        ended: Callable[[], Any],
-        *,
-        is_held: bool,
-        source: int | None = None,
+        self, device: Any, tensors: Sequence[Any], work: Work, ended: Callable[[], Any], source: int | None = None
     ) -> None:
-        """`ended` gives the event: at once if `is_held`, else when all `works` are done. `source` is who sent it."""
-        dist._Work.__init__(self)
-        self._device, self._works, self._ended, self._is_held = device, works, ended, is_held
-        self._tensors, self._work, self._future, self._source = tensors, works[-1], None, source
+        """`ended` gives the event after which nothing touches the tensors any more: None while the work is under way.
+        `source` is who sent it."""
+        super().__init__(tensors, work, source)
+        self._device, self._ended = device, ended
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Makes the current stream wait for the result. The host waits too if it was told for how long, or if streams
-        cannot wait for the network. Raises what the call has raised so far."""
-        seconds = to_seconds(timeout, 0.0)
-        for work in self._works:
-            if seconds or work.is_completed() or not self._is_held:
-                said = work.wait(seconds or None)
-                self._source = said if isinstance(said, int) else self._source
-        self._device.current().wait_event(self._ended())
-        return True
+        """Blocks until the network has done its part, as with Gloo; raises what it raised. Then the current stream
+        waits for the rest."""
+        try:
+            return super().wait(timeout)
+        finally:
+            ended = self._ended()
+            if ended is not None:
+                self._device.current().wait_event(ended)
 
     def is_completed(self) -> bool:
         """Whether the result is there, or an error."""
-        if not all(work.is_completed() for work in self._works):
-            return False
-        return self.exception() is not None or self._ended().query()
-
-    def exception(self) -> BaseException | None:
-        """What it raised; None if it has not ended or ended well."""
-        return next((work.exception() for work in self._works if work.exception() is not None), None)
+        return super().is_completed() and (self.exception() is not None or self._ended().query())
 
     def block_current_stream(self) -> None:
         """`wait`, by the name of what it does."""
         self.wait()
 
-    def get_future(self) -> Any:
-        """A future of the list of tensors that knows about streams: who waits for it makes the current one wait. Where
-        streams wait for the network it is done at once, as NCCL's is, and knows of no error."""
-        if self._future is None:
-            begun = self._device.future()
-            self._future = begun.then(self._result_of)
-            if self._is_held:
-                begun.set_result(None)
-            else:
-                self._works[-1].add_done_callback(lambda _: begun.set_result(None))
-        return self._future
+    def _new_future(self) -> Any:
+        """One that knows about streams: who waits for it makes the current one wait."""
+        return self._device.future()
 
 
 def begin(stage: Stage, transfer: Transfer, seconds: float) -> CudaWork:
     """Begins `transfer`; raises what is wrong with it."""
-    works, ended = stage.issue(transfer, seconds)
-    return CudaWork(stage.device, transfer.result, works, ended, is_held=stage.is_held)
-
-
-def new_stage(context: DistributedContext, device: Any, *, is_whole: bool = False) -> Stage:
-    """A stage as the environment wants it. Raises `BackendUnavailableError` without CUDA."""
-    return Stage(context, device, is_held=Environment.from_mapping().cuda_wait != "host", is_whole=is_whole)
+    work, call = stage.issue(transfer, seconds)
+    return CudaWork(stage.device, transfer.result, work, lambda: call.ended)
 
 
 class CudaEngine:
@@ -211,18 +181,17 @@ class CudaEngine:
         return self._message(tensor, *begun)
 
     def _message(self, tensor: Any, work: Work, ended: Callable[[], Any], src: int | None = None) -> RingfortWork:
-        device = self._stage(tensor.device).device
-        return self._group._keep(CudaWork(device, [tensor], [work], ended, is_held=False, source=src))
+        return self._group._keep(CudaWork(self._stage(tensor.device).device, [tensor], work, ended, src))
 
     # --- how things run -------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Lets go of the streams. What is under way ends with the group, and opens its gates."""
-        for closable in (*self._stages.values(), *self._mails.values()):
-            closable.close()
+        """Lets go of the pinned memory."""
+        self._stages.clear()
+        self._mails.clear()
 
     def _issue(self, opts: Any, transfers: Sequence[Transfer]) -> RingfortWork:
-        """Begins the transfers of one call; where torch waits at once, the caller's stream does."""
+        """Begins the transfers of one call; waits where torch does not do so itself."""
         if not transfers:
             raise InvalidArgumentError("tensors", "empty list", "must have at least one")
         self._group._sequence += 1
@@ -235,7 +204,7 @@ class CudaEngine:
 
     def _stage(self, device: Any) -> Stage:
         if device not in self._stages:
-            self._stages[device] = new_stage(self._group.context, self._make(device), is_whole=self._is_whole)
+            self._stages[device] = Stage(self._group.context, self._make(device), is_whole=self._is_whole)
         return self._stages[device]
 
     def _mail(self, device: Any) -> StagedMessages:

@@ -1,6 +1,7 @@
 """Messages between two ranks of tensors on a GPU: each in one piece, so that it can be sent to the host's memory too.
 
-They have streams of their own: behind the gate of a collective a message would wait for ranks that wait for it.
+They have streams of their own: behind the copies of a collective a message would wait for what the caller did before
+that.
 """
 
 from __future__ import annotations
@@ -52,8 +53,4 @@ class StagedMessages:
             ended.append(device.record(self._up))
 
         view = as_view(to_array(memory))
-        return start(ArrayView(view.flat, view.kind, finish=finish)), lambda: ended[0]
-
-    def close(self) -> None:
-        """Gives the streams back."""
-        self._device.give_back(self._down, self._up)
+        return start(ArrayView(view.flat, view.kind, finish=finish)), lambda: ended[0] if ended else None

@@ -61,7 +61,7 @@ class RingfortWork(dist._Work):
     def get_future(self) -> Any:
         """A torch future of the list of tensors. An error becomes a RuntimeError in C++, with its name and words."""
         if self._future is None:
-            ended: Any = torch.futures.Future()
+            ended = self._new_future()
             # Torch's own set_exception is for Python alone: C++ would take the exception for the result.
             self._future = ended.then(self._result_of)
             if self._work is None:
@@ -69,6 +69,9 @@ class RingfortWork(dist._Work):
             else:
                 self._work.add_done_callback(lambda _: ended.set_result(None))
         return self._future
+
+    def _new_future(self) -> Any:
+        return torch.futures.Future()
 
     def _result_of(self, _: Any) -> list[Any]:
         return self.result()
