@@ -9,7 +9,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
                   torch runs by itself
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
     training/     average_gradients, for any framework
-    rpc/          RpcAgent: functions of one rank that others call; inbound, outbound (pure), exchange, serving, references
+    rpc/          RpcAgent: functions of one rank that others call; inbound, outbound (pure), exchange, serving
     context.py    DistributedContext: any backend + collectives + metrics; init(), join()
     cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
                   backend.py (AutoDiscoveryBackend)
