@@ -665,6 +665,19 @@ def nobody(rank: int, world_size: int) -> str:
     return str(error)
 
 
+def no_rank_0(rank: int, world_size: int) -> list[str]:
+    """Rank 1 of two alone; and options that are nobody's."""
+
+    def start(options: Any) -> None:
+        place = {"store": dist.FileStore(os.environ["STORE"], 2), "rank": 1, "world_size": 2}
+        dist.init_process_group("ringfort", **place, timeout=timedelta(seconds=0.3), pg_options=options)
+
+    missing, refused = raised(lambda: start(None)), raised(lambda: start({"shm": "off"}))
+    assert isinstance(missing, ringfort.RendezvousTimeoutError), missing
+    assert isinstance(refused, ringfort.InvalidArgumentError), refused
+    return [str(missing), str(refused)]
+
+
 def bad_urls(rank: int, world_size: int) -> list[str]:
     urls = ["ringfort://host:1234", "ringfort://?worldsize=2", "ringfort://?timeout=soon", "ringfort://?world_size=0x"]
     errors = [raised(lambda url=url: dist.init_process_group("ringfort", init_method=url)) for url in urls]

@@ -32,6 +32,12 @@ def test_a_process_that_is_alone_says_what_to_try(zygote: Zygote) -> None:
     assert "ringfort" in zygote.run("nobody", 1, **LOCAL)[0]
 
 
+def test_a_rank_without_rank_0_gives_up_when_the_time_is_over_and_options_of_nobody_are_refused(zygote: Zygote) -> None:
+    missing, options = zygote.run("no_rank_0", 1)[0]
+    assert "waiting for rank 0: timeout after 0.3 s" in missing
+    assert "Ringfort takes no options here" in options
+
+
 def test_an_address_that_makes_no_sense_is_refused(zygote: Zygote) -> None:
     words = zygote.run("bad_urls", 1)[0]
     assert "has no address" in words[0]

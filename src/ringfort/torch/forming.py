@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from datetime import timedelta
 from typing import Any, Final
 
 from ringfort.backends.base import Backend
@@ -15,9 +16,9 @@ from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import DistributedConfig, Environment, format_address
 from ringfort.context import DistributedContext
-from ringfort.errors import RendezvousError
+from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTimeoutError
 from ringfort.torch.devices import tell_of_cuda
-from ringfort.torch.names import dist
+from ringfort.torch.names import dist, torch
 from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.torch.rendezvous import links_of
 from ringfort.torch.tensors import to_seconds
@@ -28,7 +29,13 @@ _PLACE: Final = "ringfort/place"
 
 
 def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
-    """What torch calls for every group that is to be Ringfort's, at each of its members. Raises as `TcpBackend`."""
+    """What torch calls for every group that is to be Ringfort's, at each of its members. Raises as `TcpBackend`.
+
+    `backend_options` are another engine's, named beside us for another device: Ringfort has none of its own.
+    """
+    if not isinstance(backend_options, torch._C._distributed_c10d.Backend.Options | None):
+        why = "Ringfort takes no options here; see RINGFORT_SHM and the others in docs/torch.md"
+        raise InvalidArgumentError("pg_options", backend_options, why)
     config = _config(options)
     tell_of_cuda(options.store, options.group_rank)
     members = tuple(options.global_ranks_in_group)
@@ -72,6 +79,14 @@ def _place(listener: socket.socket, config: DistributedConfig) -> str:
 
 def _way_to(store: Any, config: DistributedConfig) -> str:
     """Rank 0's address as seen from here: loopback on its own machine, elsewhere the first that answers."""
+    until = time.monotonic() + config.timeout
+    try:
+        store.wait([_PLACE], timedelta(seconds=config.timeout))  # `get` would wait for as long as the store was told
+    except RuntimeError as exc:  # stores have no one word for it
+        if time.monotonic() < until:
+            raise
+        how = "it did not say where it is; start it with the same store and world size"
+        raise RendezvousTimeoutError("waiting for rank 0", config.timeout, missing=[0], state=how) from exc
     place = store.get(_PLACE)
     try:
         said = json.loads(place)

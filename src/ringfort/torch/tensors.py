@@ -10,7 +10,7 @@ from ringfort.collectives.arrays import as_view
 from ringfort.collectives.kernels import ELEMENT_TYPES
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.config import DEFAULT_TIMEOUT
-from ringfort.errors import InvalidArgumentError, UnsupportedOpError
+from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
 from ringfort.torch.names import dist, torch
 
 _KNOWN: Final = {
@@ -25,7 +25,9 @@ def to_array(tensor: Any, name: str = "tensor") -> Any:
         try:
             return tensor.numpy()
         except (TypeError, RuntimeError):  # sparse, or conjugate: as_view knows what to do or says what is wrong
-            pass
+            if tensor.layout is not torch.strided:
+                how = "only dense tensors travel; pass tensor.to_dense()"
+                raise UnsupportedArrayError(name, f"tensor of layout {tensor.layout}", how) from None
     return as_view(tensor, name)
 
 
