@@ -49,7 +49,7 @@ CONTEXT, EMBEDDING, HIDDEN = 32, 32, 768
 TEXT_STEPS, TEXT_BATCH, TEXT_RATE = 600, 64, 0.25
 DIGIT_STEPS, DIGIT_BATCH, DIGIT_RATE = 600, 32, 0.3
 """Steps, samples of each worker in a step, and the highest rate. There is no momentum: what a codec sends late it would
-go on adding, and with 0.9 one bit did not learn the digits. The text's rate is half of one at which single runs jumped."""
+go on adding, and with 0.9 one bit did not learn the digits. The text's rate is half of one where some runs jumped."""
 WARM_UP = 0.05
 """The share of the steps in which the rate rises; then it falls as a cosine to nothing."""
 LOOKS = 20
