@@ -22,12 +22,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # one core, here and in the ranks; before NumPy is imported
 
-from benchmarks.namespaces import INTERFACE, two_hosts, why_not
-from ringfort.bench.machine import describe_machine
-from ringfort.compression import messages
-from ringfort.compression.strategy import CompressionStrategy
+import numpy as np  # noqa: E402
+
+from benchmarks.namespaces import INTERFACE, two_hosts, why_not  # noqa: E402
+from ringfort.bench.machine import describe_machine  # noqa: E402
+from ringfort.compression import messages  # noqa: E402
+from ringfort.compression.strategy import CompressionStrategy  # noqa: E402
 
 RATES = {"100 Mbit/s": (100_000_000, 64 * 1024), "1 Gbit/s": (1_000_000_000, 512 * 1024)}
 """Bits a second each way, and the bytes that may leave at once after a pause: some milliseconds' worth."""
