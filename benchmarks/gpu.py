@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ringfort.bench.machine import describe_machine
 from ringfort.local import LocalRanks
 
 RANKS = 2
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""Left alone, Gloo takes the interface that the host's name resolves to."""
 WANTED = 0.8
 """The least `ratio` that is promised."""
 
@@ -31,20 +34,26 @@ def why_not() -> str | None:
     return None
 
 
-def measure(mib: int, rounds: int) -> dict[str, Any]:
+def measure(
+    mib: int = 256, rounds: int = 10, on_round: Callable[[int, float], None] = lambda *_: None
+) -> dict[str, Any]:
     """Milliseconds of everything, medians of `rounds` in which all take turns; each as long as its slower rank."""
     found: dict[str, Any] = {"ranks": RANKS, "mib": mib, "rounds": rounds, "ways": [], "small": []}
     with (
         tempfile.TemporaryDirectory() as folder,  # the ranks meet in a file: torch's store would want the port
-        LocalRanks("benchmarks.gpu_worker", RANKS, [str(mib), str(rounds), folder]) as ranks,
+        LocalRanks("benchmarks.gpu_worker", RANKS, [str(mib), str(rounds), folder], variables=ON_LOOPBACK) as ranks,
     ):
         for rank, message in ranks.messages():
             kind = message.pop("kind")
-            if rank == 0 and kind == "machine":
+            if rank > 0:
+                continue
+            if kind == "machine":
                 found |= message
-            elif rank == 0:
+            elif kind == "round":
+                on_round(message["number"], message["seconds"])
+            else:
                 found[kind].append(message)
-    return found
+    return {**found, "date": datetime.now(timezone.utc).date().isoformat()}
 
 
 def main() -> int:
@@ -58,11 +67,12 @@ def main() -> int:
     if reason is not None:
         print(f"not measured: {reason}", file=sys.stderr)
         return 2
-    found = measure(given.mib, given.rounds)
-    found["date"] = datetime.now(timezone.utc).date().isoformat()
-    found["python"] = platform.python_version()
+    found = measure(
+        given.mib, given.rounds, lambda number, seconds: print(f"round {number}: {seconds:.1f} s", flush=True)
+    )
+    found["machine"] = describe_machine(["numpy", "torch"])
     if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=2) + "\n")
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{found['device']}, torch {found['torch']}, {found['cores']} cores; {given.mib} MiB, {RANKS} ranks")
     print(f"copy down and up: {found['copy_ms']:.1f} ms (down {found['down_ms']:.1f}, up {found['up_ms']:.1f})")
     for way in found["ways"]:

@@ -5,6 +5,7 @@ All groups are in the same processes and take turns, so that what disturbs the m
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import statistics
 import sys
@@ -26,6 +27,8 @@ staging: Any = import_module("ringfort.torch.staging")
 USUAL = staging.CHUNK_BYTES
 SMALL = 1024
 """Elements of what is small: 4 KiB."""
+PATIENCE = 100
+"""Seconds after which a rank that hangs says where, and ends."""
 
 
 class Way(NamedTuple):
@@ -38,7 +41,6 @@ class Way(NamedTuple):
 
 WAYS = {
     "ringfort": Way("ringfort", {}),
-    "host waits": Way("ringfort", {"RINGFORT_CUDA_WAIT": "host"}),
     "2 MiB chunks": Way("ringfort", {}, 2 << 20),
     "4 MiB chunks": Way("ringfort", {}, 4 << 20),
     "16 MiB chunks": Way("ringfort", {}, 16 << 20),
@@ -68,7 +70,8 @@ def main(mib: int, rounds: int, folder: str) -> None:
             for kind, seconds in zip(("call", what), both.tolist(), strict=True):
                 taken.setdefault((name, kind), []).append(1e3 * seconds)
 
-        for _ in range(rounds + 1):
+        for turn in range(rounds + 1):
+            start = time.perf_counter()
             measure("copy", "down", lambda: pinned.copy_(device, non_blocking=True))
             measure("copy", "up", lambda: device.copy_(pinned, non_blocking=True))
             for name, way in WAYS.items():
@@ -79,6 +82,7 @@ def main(mib: int, rounds: int, folder: str) -> None:
                     measure(name, "device", lambda group=ways[name]: dist.all_reduce(device, group=group))
             device.fill_(1.0)
             host.fill_(1.0)
+            report(kind="round", number=turn, seconds=time.perf_counter() - start)
         median = {key: statistics.median(times[1:]) for key, times in taken.items()}
         down, up = median["copy", "down"], median["copy", "up"]
         report(
@@ -96,7 +100,7 @@ def main(mib: int, rounds: int, folder: str) -> None:
             whole = median[name, "device"]
             ratio = max(down + up, base) / whole
             report(kind="ways", way=name, host_ms=own, device_ms=whole, call_ms=median[name, "call"], ratio=ratio)
-        for name in ("ringfort", "host waits", "encrypted TCP", "gloo"):
+        for name in ("ringfort", "encrypted TCP", "gloo"):
             with used(WAYS[name]):
                 report(kind="small", way=name, **small(ways[name]))
 
@@ -149,4 +153,5 @@ def groups(folder: str) -> Iterator[dict[str, Any]]:
 MAX: Any = import_module("ringfort").ReduceOp.MAX
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
