@@ -9,23 +9,34 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
 
 RINGFORT = [sys.executable, "-m", "ringfort.cli"]
+NUMPY = ["--framework", "numpy"]
+TORCH = pytest.param(
+    ["--framework", "torch"],
+    marks=pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch"),
+    id="torch",
+)
 
 
 def ringfort(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*RINGFORT, *arguments], capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_the_demo_proves_itself_and_prints_one_json_document(ranks: int) -> None:
-    done = ringfort("demo", "--ranks", str(ranks), "--steps", "8", "--json")
+@pytest.mark.parametrize(("framework", "ranks"), [("numpy", 1), ("numpy", 3), ("torch", 3)])
+def test_the_demo_proves_itself_and_prints_one_json_document(framework: str, ranks: int) -> None:
+    if framework == "torch" and find_spec("torch") is None:
+        pytest.skip("torch is not installed: pip install torch")
+    done = ringfort("demo", "--framework", framework, "--ranks", str(ranks), "--steps", "8", "--json")
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["passed"]
+    assert outcome["settings"]["framework"] == framework
     assert len(outcome["group"]["digests"]) == ranks
     assert len(set(outcome["group"]["digests"])) == 1
     losses = outcome["group"]["losses"]
@@ -36,14 +47,15 @@ def test_the_demo_proves_itself_and_prints_one_json_document(ranks: int) -> None
 
 def test_the_seed_decides_the_run() -> None:
     first, again, other = (
-        json.loads(ringfort("demo", "--ranks", "2", "--steps", "2", "--json", "--seed", seed).stdout) for seed in "001"
+        json.loads(ringfort("demo", *NUMPY, "--ranks", "2", "--steps", "2", "--json", "--seed", seed).stdout)
+        for seed in "001"
     )
     assert first["group"]["digests"] == again["group"]["digests"]
     assert first["group"]["digests"] != other["group"]["digests"]
 
 
 def test_without_a_terminal_the_demo_prints_plain_lines() -> None:
-    done = ringfort("demo", "--steps", "4")
+    done = ringfort("demo", *NUMPY, "--steps", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("PASS") == 2
     assert "The model writes:" in done.stdout
@@ -63,7 +75,7 @@ def _descendants(process: subprocess.Popen[str], count: int) -> Sequence[psutil.
 
 def test_ctrl_c_ends_every_process_within_two_seconds_without_a_traceback() -> None:
     with subprocess.Popen(
-        [*RINGFORT, "demo", "--steps", "100000"],
+        [*RINGFORT, "demo", *NUMPY, "--steps", "100000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,9 +96,10 @@ def test_ctrl_c_ends_every_process_within_two_seconds_without_a_traceback() -> N
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
-def test_a_killed_rank_ends_the_demo_with_one_line_that_names_it() -> None:
+@pytest.mark.parametrize("framework", [pytest.param(NUMPY, id="numpy"), TORCH])
+def test_a_killed_rank_ends_the_demo_with_one_line_that_names_it(framework: list[str]) -> None:
     with subprocess.Popen(
-        [*RINGFORT, "demo", "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*RINGFORT, "demo", *framework, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -99,3 +112,19 @@ def test_a_killed_rank_ends_the_demo_with_one_line_that_names_it() -> None:
     assert process.returncode == 1
     assert stderr.startswith("error: local rank 2 was killed by SIGKILL")
     assert "Traceback" not in stderr
+
+
+def test_without_torch_the_demo_is_numpys_and_says_how_to_get_the_other(tmp_path: Path) -> None:
+    # A module that cannot be found stands before the one that may be installed.
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    plain, asked = (
+        subprocess.run(
+            [*RINGFORT, "demo", "--ranks", "1", "--steps", "2", "--json", *more],
+            env=variables, capture_output=True, text=True, timeout=100, check=False,
+        )
+        for more in ([], ["--framework", "torch"])
+    )  # fmt: skip
+    assert json.loads(plain.stdout)["settings"]["framework"] == "numpy", plain.stderr
+    assert asked.returncode == 1
+    assert "pip install 'ringfort[torch]'" in asked.stderr

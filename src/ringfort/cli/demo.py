@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
-from ringfort.demo.settings import RANKS, STEPS, Settings
+from ringfort.demo.settings import RANKS, STEPS, Framework, Settings
+from ringfort.errors import BackendUnavailableError, InvalidArgumentError
 
 
 def demo(
     ranks: Annotated[int, typer.Option(help="Local peers to train with.")] = RANKS,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = STEPS,
+    steps: Annotated[
+        int | None, typer.Option(help=f"Training steps: {STEPS['torch']} with torch, {STEPS['numpy']} without.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the samples.")] = 0,
+    framework: Annotated[
+        str | None,
+        typer.Option(help="torch: a transformer; numpy: a smaller model. Torch where it is installed."),
+    ] = None,
     live: Annotated[bool, typer.Option("--live/--no-live", help="Draw a live table if this is a terminal.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document, and progress to stderr.")] = False,
 ) -> None:
     """Train a small language model with local peers."""
     with errors_as_lines():
-        settings = Settings(ranks=ranks, steps=steps, seed=seed)
+        chosen = _framework(framework)
+        settings = Settings(ranks, STEPS[chosen] if steps is None else steps, seed, chosen)
 
         from rich.console import Console
 
@@ -33,3 +42,14 @@ def demo(
             typer.echo(json.dumps(outcome.to_dict(), sort_keys=True))
         if not outcome.passed:
             raise typer.Exit(EXIT_FAILED)
+
+
+def _framework(asked: str | None) -> Framework:
+    has_torch = find_spec("torch") is not None
+    if asked is None:
+        return "torch" if has_torch else "numpy"
+    if asked not in STEPS:
+        raise InvalidArgumentError("framework", asked, f"must be one of {', '.join(STEPS)}")
+    if asked == "torch" and not has_torch:
+        raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
+    return asked

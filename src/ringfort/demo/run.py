@@ -7,13 +7,14 @@ from typing import Any
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training
-from ringfort.demo.settings import BATCH, Settings
+from ringfort.demo.settings import Framework, Settings
 from ringfort.demo.show import Show, group_name
 from ringfort.errors import DistributedError
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.local import LocalRanks
 
 WORKER = "ringfort.demo.worker"
+MODELS: dict[Framework, str] = {"numpy": "a small model in NumPy", "torch": "a transformer under torch's DDP"}
 LOOPBACK = "127.0.0.1"
 
 
@@ -21,10 +22,11 @@ def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
     """Train twice and compare. Raises `RankFailedError` when a rank ends badly; leaves no process behind."""
     show = Show(console, settings, live=live)
     peers = group_name(settings.ranks)
-    title = f"{peers} on this machine find each other and train one model, {BATCH} samples a step"
+    batch = f"{settings.batch} samples a step"
+    title = f"{peers} on this machine find each other and train {MODELS[settings.framework]}, {batch}"
     group = _train(settings, settings.ranks, show, title)
     show.after_training(group)
-    reference = _train(settings, 1, show, f"The same by one process, {BATCH} samples a step")
+    reference = _train(settings, 1, show, f"The same by one process, {batch}")
     outcome = Outcome(settings, group, reference)
     show.proof(outcome)
     return outcome
@@ -34,7 +36,16 @@ def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
     result: dict[str, Any] | None = None
     # A cluster of their own, so that two demos at once do not find each other; on loopback, so that nobody else does.
     cluster = NetworkNamespace.generate("demo")
-    told = {"RINGFORT_KEY": cluster.join_code(), "RINGFORT_INTERFACES": LOOPBACK}
+    told = {
+        "RINGFORT_KEY": cluster.join_code(),
+        "RINGFORT_INTERFACES": LOOPBACK,
+        # Over encrypted connections, as between machines, though processes of one could share memory: that is what the
+        # demo is to show.
+        "RINGFORT_SHM": "off",
+        # They agree on their ranks themselves.
+        "RANK": "",
+        "WORLD_SIZE": "",
+    }
     with show.phase(title), LocalRanks(WORKER, ranks, [settings.to_json(), str(ranks)], variables=told) as group:
         for _, message in group.messages():
             if message.pop("kind") == "progress":

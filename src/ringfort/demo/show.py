@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringfort.demo.proof import Outcome, Training, relative_differences
-from ringfort.demo.settings import BATCH, TOLERANCE, Settings
+from ringfort.demo.settings import TOLERANCE, Settings
 
 LINE_SECONDS = 2.0
 """Between two progress lines where there is no terminal: enough to see it move, few enough for a log."""
@@ -79,7 +79,7 @@ class Show:
     def after_training(self, training: Training) -> None:
         """What was learned."""
         before, after = training.validation
-        rate = BATCH * self._settings.steps / training.seconds
+        rate = self._settings.batch * self._settings.steps / training.seconds
         self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in all")
         self._print(f"loss on text never trained on: {before:.3f} before, {after:.3f} after")
         self._print("\nThe model writes:", style="bold")

@@ -32,7 +32,7 @@ COMMANDS = {
         "--plot",
         "--explain",
     },
-    "demo": {"--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
+    "demo": {"--framework", "--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
     "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
     "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
@@ -95,6 +95,7 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["demo", "--ranks", "0"], "ranks=0"),
         (["demo", "--steps", "0"], "steps=0"),
         (["demo", "--seed", "-1"], "seed=-1"),
+        (["demo", "--framework", "jax"], "framework='jax'"),
         (["peers", "--seconds", "0"], "seconds=0.0"),
         (["peers", "--peer", "a b"], "peer='a b'"),
         (["peers", "--interface", "eth99"], "interfaces='eth99'"),

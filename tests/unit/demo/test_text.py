@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringfort.demo.learner import PROMPT
 from ringfort.demo.text import global_batch, load_corpus, share, windows
-from ringfort.demo.worker import PROMPT
 
 
 def test_the_corpus_is_english_and_decodes_to_what_was_encoded() -> None:
