@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -398,6 +399,35 @@ def by_device(rank: int, world_size: int) -> None:
             assert not isinstance(work, RingfortWork)
             work.wait()
         assert isinstance(pg._get_backend(torch.device("meta")), dist.ProcessGroupGloo)
+
+
+def as_backend(rank: int, world_size: int) -> str | None:
+    """From torch 2.14 on an engine may be written in Python as well: our methods are what that asks for."""
+    try:
+        type("Empty", (C10D.Backend,), {})(rank, world_size)
+    except TypeError as exc:
+        return str(exc)
+    names = [name for name, what in vars(RingfortProcessGroup).items() if callable(what) and not name.startswith("__")]
+
+    def forward(name: str) -> Callable[..., Any]:
+        return lambda self, *arguments, **options: getattr(self.ours, name)(*arguments, **options)
+
+    engine: Any = type("Engine", (C10D.Backend,), {name: forward(name) for name in names})
+    create = import_module("ringfort.torch.forming").create
+
+    def make(options: Any, _: Any) -> Any:
+        made = engine(options.group_rank, options.group_size)
+        made.ours = create(options)
+        return made
+
+    dist.Backend.register_backend("engine", make, extended_api=True, devices=["cpu"])
+    with group(rank, world_size, "engine") as pg:
+        assert not isinstance(pg, RingfortProcessGroup)
+        assert type(pg._get_backend(torch.device("cpu"))) is engine
+        _reductions(rank, world_size, (3, 4), torch.float32)
+        _movements(rank, world_size, (3, 4), torch.float32)
+        dist.barrier()
+    return None
 
 
 def meshes(rank: int, world_size: int) -> None:
