@@ -29,8 +29,8 @@ TOKENS = 8
 """One sequence of so many a step: a small batch, so that the gradients are most of the work."""
 FLOATS = 1024
 """Of a call: 4 KiB."""
-BURST = 100
-"""Calls in a row, of which the median counts: a turn takes some milliseconds."""
+CALLS = 100
+"""Of each kind in a round."""
 
 torch: Any = import_module("torch")
 dist: Any = import_module("torch.distributed")
@@ -83,19 +83,15 @@ def calls(group: Any) -> dict[str, tuple[Callable[[], object], Callable[[], obje
 
 
 def beside(one: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Microseconds of a call of each, which take turns. The first turn warms up."""
+    """Microseconds of a call of each, which take turns. The first hundred warm up."""
     clock = time.perf_counter_ns
-    taken: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds + 1):
+    taken: tuple[list[int], list[int]] = ([], [])
+    for _ in range(CALLS * (rounds + 1)):
         for action, times in zip((one, other), taken, strict=True):
-            burst: list[int] = []
-            for _ in range(BURST):
-                start = clock()
-                action()
-                burst.append(clock() - start)
-            if turn:
-                times.append(statistics.median(burst) / 1e3)
-    return statistics.median(taken[0]), statistics.median(taken[1])
+            start = clock()
+            action()
+            times.append(clock() - start)
+    return statistics.median(taken[0][CALLS:]) / 1e3, statistics.median(taken[1][CALLS:]) / 1e3
 
 
 def steps(ways: dict[str, Any], rounds: int) -> dict[str, list[float]]:
