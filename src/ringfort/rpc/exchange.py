@@ -100,7 +100,7 @@ class Exchange:
         self.check_open()
         line = self._lines[peer]
         if not line.is_open:
-            raise RpcNoConnectionError(f"rank {peer} is gone: {self._gone.get(peer, 'its link broke')}", peer=peer)
+            raise RpcNoConnectionError(f"rank {peer} is gone: {line.broken}", peer=peer)
         served = current.get()
         depth = 0
         if served is not None:
@@ -278,12 +278,16 @@ class Exchange:
         self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, f"this agent was closed ({call.what})"))
         self.serving.close()
         self.references.close()
-        for link in self._links.values():
-            if link.is_open:
-                link.control(pack_goodbye())
+        links = [link for link in self._links.values() if link.is_open]
+        for link in links:
+            link.control(pack_goodbye())
         until = time.monotonic() + _LAST_WORDS
-        while time.monotonic() < until and not all(x.is_flushed or not x.is_open for x in self._links.values()):
-            time.sleep(0.002)
+        _wait_for(lambda: all(link.is_flushed or not link.is_open for link in links), until)
+        # A socket that is closed while something unread is in it takes back what it has sent last. So the others close
+        # theirs first, as they do when they are told goodbye.
+        for link in links:
+            link.finish()
+        _wait_for(lambda: not any(link.is_open for link in links), until)
         self._poller.stop()
         self._given.clear()
         self.all_gone.set()
@@ -299,3 +303,8 @@ class Exchange:
         self.serving.close()
         self.references.close()
         self.all_gone.set()
+
+
+def _wait_for(is_so: Callable[[], bool], until: float) -> None:
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.001)

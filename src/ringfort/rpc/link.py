@@ -26,6 +26,7 @@ class Line(Protocol):
     """A way to an agent: a `Link`, or for this rank's own a `Loop`."""
 
     peer: int
+    broken: str | None
 
     @property
     def is_open(self) -> bool: ...
@@ -184,6 +185,12 @@ class Link:
         except (DistributedError, OSError) as exc:  # ours: a record or a frame that cannot be
             self.broken = self.broken or getattr(exc, "strerror", None) or str(exc)
 
+    def finish(self) -> None:
+        """Nothing more will be sent; what comes is still read."""
+        with self._writing:
+            if self.is_open:
+                self._stream.shut_down()
+
     def hang_up(self) -> None:
         """Ends the connection, which wakes who waits for it. What has come can still be read."""
         with suppress(OSError):
@@ -203,6 +210,7 @@ class Loop:
     """A rank's line to itself: what is sent is copied, as if it had gone over a wire, and has arrived."""
 
     is_open = True
+    broken: str | None = None
 
     def __init__(self, rank: int, admit: Admit, handle: Callable[[Event], None]) -> None:
         self.peer = rank
