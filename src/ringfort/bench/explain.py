@@ -10,7 +10,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ from ringfort.bench.show import duration, size
 from ringfort.collectives import auto, calls, stripes
 from ringfort.collectives.calls import Collective
 from ringfort.collectives.ops import ReduceOp
+from ringfort.compression import auto as compression
+from ringfort.compression.calls import Compressed
+from ringfort.compression.calls import encode as encode_compressed
+from ringfort.compression.strategy import CompressionStrategy
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.local import LocalRanks, report
@@ -51,6 +55,10 @@ class Explained:
     """The medians, of AUTO too; a call takes as long as its slowest rank."""
     connections: int = 1
     """Over which every two ranks moved it. What is predicted is what one carries."""
+    compression: str = ""
+    """What `compression="auto"` takes for it and why, in words; empty where it cannot be compressed."""
+    compressed: dict[str, float] = field(default_factory=dict[str, float])
+    """Predicted for each strategy of compression that it weighed; empty on one host, where it weighs none."""
 
     @property
     def best(self) -> str:
@@ -105,7 +113,11 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
         note = f"{row.over_best:.2f} of the best: {row.chosen}"
         if row.connections > 1:
             note += f", {row.connections} connections"
-        table.add_row(*where, AUTO, "", duration(row.measured[AUTO]), note, end_section=True)
+        table.add_row(*where, AUTO, "", duration(row.measured[AUTO]), note, end_section=not row.compression)
+        for name, micros in sorted(row.compressed.items(), key=lambda item: item[1]):
+            table.add_row("", "", name, duration(micros), "", "compressed" if name != "none" else "not compressed")
+        if row.compression:
+            table.add_row("", "", "compression", "", "", row.compression, end_section=True)
     console.print(table)
 
 
@@ -124,6 +136,7 @@ def run_rank(options: Options) -> None:
             predicted = {str(strategy): model.predict(strategy, case.nbytes, case.dtype) for strategy in weighed}
             measured = measure(ctx, case, [AUTO, *predicted], options)
             chosen = MEMORY if backend.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
+            said, compressed = _compression(ctx, case)
             if ctx.is_master:
                 micros = {name: seconds * 1e6 for name, seconds in predicted.items()}
                 report(
@@ -133,7 +146,20 @@ def run_rank(options: Options) -> None:
                     predicted=micros,
                     measured=measured,
                     connections=stripes.count_for(backend, case.nbytes),
+                    compression=said,
+                    compressed=compressed,
                 )
+
+
+def _compression(ctx: DistributedContext, case: Case) -> tuple[str, dict[str, float]]:
+    """What AUTO says of compressing this case, and the microseconds that it predicts for each strategy."""
+    if case.op != "all_reduce" or case.dtype != "float32":
+        return "", {}
+    backend, asked, shapes = ctx.backend, CompressionStrategy.AUTO, [(case.nbytes // 4,)]
+    envelope = backend.envelope(encode_compressed(Compressed.MEASURE_COMPRESSION, asked))
+    choice = compression.explain(backend, asked, shapes, envelope)
+    predicted = {str(strategy): seconds * 1e6 for strategy, seconds in choice.predicted.items()}
+    return f"auto takes {choice.strategy}: {choice.why}", predicted
 
 
 def measure(ctx: DistributedContext, case: Case, names: Sequence[str], options: Options) -> dict[str, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from ringfort.testing import (
+    compression_checks,
     ending_checks,
     message_checks,
     mismatch_checks,
@@ -28,7 +29,9 @@ def _checks_of(*modules: ModuleType) -> list[Check]:
 BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
 """The rules of `Backend`."""
 
-COLLECTIVE_CHECKS: list[Check] = _checks_of(reduction_checks, movement_checks, usage_checks, mismatch_checks)
+COLLECTIVE_CHECKS: list[Check] = _checks_of(
+    reduction_checks, movement_checks, usage_checks, mismatch_checks, compression_checks
+)
 """The rules of the collectives, which are built on any backend."""
 
 ALL_CHECKS: dict[str, Check] = {check.name: check for check in BACKEND_CHECKS + COLLECTIVE_CHECKS}
