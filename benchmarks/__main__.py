@@ -56,7 +56,11 @@ def measure(sections: Sequence[Section], folder: Path, *, quick: bool) -> None:
             result = section.run(quick, watcher.step)
         result["seconds"] = round(time.monotonic() - start, 1)
         result.setdefault("machine", describe_machine(["numpy", "ringfort", "torch"]))
-        (folder / f"{section.name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        path = folder / f"{section.name}.json"
+        if "skipped" in result and path.exists():
+            console.print(f"not measured here: {result['skipped']}; what another machine has found stays")
+            continue
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

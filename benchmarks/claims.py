@@ -12,6 +12,7 @@ from ringfort.bench.show import size
 KIB, MIB = 1 << 10, 1 << 20
 LINE_SHARE = 0.95
 TORCH_US = 40
+GPU_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,13 @@ CLAIMS = (
 
 
 def verdicts(
-    reports: Mapping[str, Sequence[Report]], line_share: float | None, torch: Mapping[str, Any] | None = None
+    reports: Mapping[str, Sequence[Report]],
+    line_share: float | None,
+    torch: Mapping[str, Any] | None = None,
+    gpu: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
-    """Of every claim, in order; `line_share` is the part of the line's rate that we filled, `torch` that section."""
+    """Of every claim, in order; `line_share` is the part of the line's rate that we filled, `torch` and `gpu` are those
+    sections."""
     found = [
         _judge(claim, [one for name, some in reports.items() if name.startswith(claim.section) for one in some])
         for claim in CLAIMS
@@ -70,7 +75,7 @@ def verdicts(
     kept = None if line_share is None else line_share >= LINE_SHARE
     text = "not measured" if line_share is None else f"{line_share:.3f}"
     line = "two hosts, encrypted: part of the rate of a 1 Gbit/s line, with the headers of TCP, IP and Ethernet"
-    return [*found, Verdict(line, f"{LINE_SHARE}", text, kept), *_under_torch(torch or {})]
+    return [*found, Verdict(line, f"{LINE_SHARE}", text, kept), *_under_torch(torch or {}), _on_gpu(gpu or {})]
 
 
 def _under_torch(result: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -83,6 +88,14 @@ def _under_torch(result: Mapping[str, Any]) -> Iterator[Verdict]:
     more = [one["torch_us"] - one["context_us"] for one in result.get("calls", ()) if one["call"] == "all_reduce"]
     text = f"2 ranks, an all-reduce through torch: microseconds above the same on the context, under {TORCH_US}"
     yield Verdict(text, "-", f"{max(more):.1f}" if more else "not measured", max(more) < TORCH_US if more else None)
+
+
+def _on_gpu(result: Mapping[str, Any]) -> Verdict:
+    text = "2 ranks, all-reduce of a CUDA tensor against the slower of its copies and the same in the host's memory"
+    ratio = next((one["ratio"] for one in result.get("ways", ()) if one["way"] == OURS), None)
+    if ratio is None:
+        return Verdict(text, f"{GPU_SHARE:g}", "not measured", None)
+    return Verdict(text, f"{GPU_SHARE:g}", f"{ratio:.2f}", ratio >= GPU_SHARE)
 
 
 def _judge(claim: Claim, reports: Sequence[Report]) -> Verdict:

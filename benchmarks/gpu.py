@@ -10,21 +10,21 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import GPU_SHARE
+from benchmarks.parts import table
 from ringfort.bench.machine import describe_machine
 from ringfort.local import LocalRanks
 
 RANKS = 2
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """Left alone, Gloo takes the interface that the host's name resolves to."""
-WANTED = 0.8
-"""The least `ratio` that is promised."""
 
 
 def why_not() -> str | None:
@@ -56,6 +56,38 @@ def measure(
     return {**found, "date": datetime.now(timezone.utc).date().isoformat()}
 
 
+def gpu_part(result: Mapping[str, Any]) -> Iterable[str]:
+    """The whole against its parts, and beside Gloo's."""
+    yield (
+        f"Measured on {result['date']} on a machine with one {result['device']} ({result['machine']['processor']}, "
+        f"{result['cores']} cores; torch {result['torch']}). An all-reduce of a CUDA tensor of {result['mib']} MiB "
+        f"through `torch.distributed`, {result['ranks']} ranks on the one GPU, until the device has the result; and "
+        "the same in the host's memory. All take turns in the same processes; medians of "
+        f"{result['rounds']} rounds, each of its slower rank. Copying as much down takes {result['down_ms']:.1f} ms, "
+        f"up {result['up_ms']:.1f} ms, while the other rank does so too. **Share**: the slower of the copies and the "
+        "all-reduce in the host's memory, over the whole; 1 if the rest hides behind it.\n"
+    )
+    rows = [
+        [
+            _NAMES.get(way["way"], way["way"]),
+            "-" if way["host_ms"] is None else f"{way['host_ms']:.1f} ms",
+            f"{way['device_ms']:.1f} ms",
+            f"{way['ratio']:.2f}",
+        ]
+        for way in result["ways"]
+    ]
+    yield from table(["over", "in the host's memory", "on the GPU", "share"], rows)
+    yield "Of 4 KiB:\n"
+    rows = [
+        [_NAMES.get(one["way"], one["way"]), f"{one['host_us']:.0f} us", f"{one['device_us']:.0f} us"]
+        for one in result["small"]
+    ]
+    yield from table(["over", "in the host's memory", "on the GPU"], rows)
+
+
+_NAMES = {"ringfort": "shared memory, as it comes (8 MiB chunks)", "gloo": "Gloo"}
+
+
 def main() -> int:
     """Measures, prints a table and writes the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0])
@@ -82,8 +114,8 @@ def main() -> int:
     for small in found["small"]:
         print(f"{small['way']:14} 4 KiB: {small['device_us']:.0f} us, in the host's memory {small['host_us']:.0f} us")
     best = next(way["ratio"] for way in found["ways"] if way["way"] == "ringfort")
-    print(f"{best:.2f} of the slower part; wanted {WANTED}: {'reached' if best >= WANTED else 'NOT REACHED'}")
-    return 0 if best >= WANTED else 1
+    print(f"{best:.2f} of the slower part; wanted {GPU_SHARE}: {'reached' if best >= GPU_SHARE else 'NOT REACHED'}")
+    return 0 if best >= GPU_SHARE else 1
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import verdicts
+from benchmarks.gpu import gpu_part
 from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, stripes_part, table, torch_part
 from benchmarks.pictures import draw_times
 from benchmarks.rpc import rpc_part
@@ -89,6 +90,8 @@ def _page(found: Results, images: Path) -> Iterable[str]:
             yield from stripes_part(result)
         elif section.name == "torch":
             yield from torch_part(result)
+        elif section.name == "gpu":
+            yield from gpu_part(result)
         elif section.name == "rpc":
             yield from rpc_part(result)
         else:
@@ -101,7 +104,8 @@ def _claims(reports: Mapping[str, Sequence[Report]], found: Results) -> Iterable
     yield "## What is claimed, and what came out\n"
     words = {True: "yes", False: "**no**", None: "-"}
     rows = [
-        [one.text, one.bound, one.found, words[one.kept]] for one in verdicts(reports, share, found.get("torch", {}))
+        [one.text, one.bound, one.found, words[one.kept]]
+        for one in verdicts(reports, share, found.get("torch", {}), found.get("gpu", {}))
     ]
     yield from table(["ratio of medians", "at least", "measured", "kept"], rows)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import overlap, rpc, stripes, torch_group
+from benchmarks import gpu, overlap, rpc, stripes, torch_group
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
@@ -97,6 +97,12 @@ def _torch(quick: bool, on_step: OnStep) -> Result:
     return {"skipped": reason} if reason else torch_group.measure(rounds=1 if quick else 21)
 
 
+def _gpu(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    reason = gpu.why_not()
+    return {"skipped": reason} if reason else gpu.measure(rounds=1 if quick else 10)
+
+
 def _rpc(quick: bool, on_step: OnStep) -> Result:
     del on_step
     return rpc.measure(1, huge=64 << 20) if quick else rpc.measure(9)
@@ -112,5 +118,6 @@ SECTIONS = (
     Section("overlap", "While the caller computes", _overlap),
     Section("stripes", "Several connections, and both ways round a ring", _stripes),
     Section("torch", "Under torch", _torch),
+    Section("gpu", "Tensors on a GPU", _gpu),
     Section("rpc", "Calls between ranks", _rpc),
 )

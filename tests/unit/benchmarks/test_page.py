@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import measure
 from benchmarks.claims import CLAIMS, verdicts
 from benchmarks.page import write_page
 from benchmarks.parts import line_share, payload_share
+from benchmarks.sections import Section
 from ringfort.bench.engines import OTHERS
 from ringfort.bench.options import Options
 from ringfort.bench.results import Report, Row, Timing
@@ -47,7 +49,7 @@ def test_a_claim_is_judged_at_its_worst_size_and_only_at_its_sizes() -> None:
 
 def test_what_was_not_measured_is_neither_kept_nor_broken() -> None:
     found = verdicts({}, None)
-    assert len(found) == len(CLAIMS) + 4  # the share of a line, and three of torch
+    assert len(found) == len(CLAIMS) + 5  # the share of a line, three of torch and one of GPUs
     assert {(one.kept, one.found) for one in found} == {(None, "not measured")}
 
 
@@ -110,7 +112,7 @@ def test_what_is_claimed_under_torch_is_judged_and_shown(tmp_path: Path) -> None
         for way, ms in {"ringfort": 50.0, "tcp": 125.0, "gloo": 100.0}.items()
     ]
     result = {"ranks": 2, "parameters": 25e6, "tokens": 8, "bytes": 4096, "calls": calls, "steps": steps}
-    assert [(one.found, one.kept) for one in verdicts({}, None, result)[-3:]] == [
+    assert [(one.found, one.kept) for one in verdicts({}, None, result)[-4:-1]] == [
         ("2.00", True),
         ("0.80", False),
         ("45.0", False),
@@ -119,3 +121,41 @@ def test_what_is_claimed_under_torch_is_judged_and_shown(tmp_path: Path) -> None
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| `all_reduce` | encrypted TCP | 90.0 us | 45.0 us | 45.0 us |" in page
     assert "| shared memory, as it comes | 50 ms (50 to 50) | 2.00 |" in page
+
+
+def test_what_is_claimed_of_tensors_on_a_gpu_is_judged_and_shown(tmp_path: Path) -> None:
+    ways = [
+        {"way": "ringfort", "host_ms": 60.0, "device_ms": 80.0, "call_ms": 79.0, "ratio": 0.75},
+        {"way": "16 MiB chunks", "host_ms": None, "device_ms": 75.0, "call_ms": 74.0, "ratio": 0.8},
+    ]
+    result = {
+        "ranks": 2,
+        "mib": 256,
+        "rounds": 10,
+        "date": "2026-01-02",
+        "device": "Some GPU",
+        "torch": "2.7",
+        "cores": 16,
+        "down_ms": 9.0,
+        "up_ms": 8.0,
+        "ways": ways,
+        "small": [{"way": "gloo", "device_us": 600.0, "host_us": 200.0}],
+    }
+    last = verdicts({}, None, {}, result)[-1]
+    assert (last.bound, last.found, last.kept) == ("0.8", "0.75", False)
+    (tmp_path / "gpu.json").write_text(json.dumps({**result, "machine": MACHINE}))
+    page = write_page(tmp_path, tmp_path).read_text()
+    assert "Measured on 2026-01-02 on a machine with one Some GPU" in page
+    assert "| shared memory, as it comes (8 MiB chunks) | 60.0 ms | 80.0 ms | 0.75 |" in page
+    assert "| 16 MiB chunks | - | 75.0 ms | 0.80 |" in page
+    assert "| Gloo | 200 us | 600 us |" in page
+
+
+def test_a_machine_that_cannot_measure_a_section_leaves_what_another_has_found(tmp_path: Path) -> None:
+    section = Section("gpu", "Tensors on a GPU", lambda *_: {"skipped": "there is no GPU"})
+    measure([section], tmp_path, quick=True)
+    path = tmp_path / "gpu.json"
+    assert json.loads(path.read_text())["skipped"] == "there is no GPU"
+    path.write_text('{"ways": []}')
+    measure([section], tmp_path, quick=True)
+    assert json.loads(path.read_text()) == {"ways": []}
