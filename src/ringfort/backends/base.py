@@ -84,8 +84,7 @@ class Backend(ABC):
         self.config = config
         self.quick: dict[object, Callable[[Array], None]] = {}
         """Small all-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
-        self.next_operation: Callable[[], int] = count(1).__next__  # whole, whatever other threads do
-        """The number of the group's next collective."""
+        self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()
         self._sub_groups: dict[tuple[int, ...], int] = {}
@@ -245,6 +244,10 @@ class Backend(ABC):
     def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
         """The envelope of the messages of the group's next collective, which `timeout` bounds as a whole."""
         return self.envelope_of(self.next_operation(), call, timeout)
+
+    def next_operation(self) -> int:
+        """The number of the group's next collective."""
+        return next(self._operations)  # whole, whatever other threads do
 
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         """`envelope` for a collective that has its number."""
