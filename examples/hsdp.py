@@ -30,7 +30,11 @@ def main() -> None:
     text = Text()
     loader = DataLoader(text, batch_size=16, sampler=DistributedSampler(text))
     model = Transformer(len(text.characters))
-    copies = dist.get_world_size() // options.shards
+    copies, left_over = divmod(dist.get_world_size(), max(1, options.shards))
+    if left_over or not copies:
+        raise SystemExit(
+            f"{dist.get_world_size()} ranks make no copies of {options.shards} shards: start a multiple of them, such as -n 4"
+        )
     mesh = init_device_mesh("cpu", (copies, options.shards), mesh_dim_names=("replicate", "shard"))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)

@@ -24,6 +24,8 @@ def main() -> None:
 
     dist.init_process_group("ringfort")  # the line that differs; before: dist.init_process_group("gloo")
 
+    if dist.get_world_size() != 2:
+        raise SystemExit("this pipeline has two halves: start it with -n 2")
     torch.manual_seed(0)
     rank = dist.get_rank()
     text = Text()
