@@ -32,9 +32,7 @@ def main() -> None:
     model = Transformer(len(text.characters))
     copies, left_over = divmod(dist.get_world_size(), max(1, options.shards))
     if left_over or not copies:
-        raise SystemExit(
-            f"{dist.get_world_size()} ranks make no copies of {options.shards} shards: start a multiple of them, such as -n 4"
-        )
+        raise SystemExit(f"{dist.get_world_size()} ranks are no multiple of {options.shards} shards: try -n 4")
     mesh = init_device_mesh("cpu", (copies, options.shards), mesh_dim_names=("replicate", "shard"))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
