@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from ringfort.errors import (
     RpcTimeoutError,
 )
 from ringfort.rpc.agent import RpcAgent, RpcFuture
+from ringfort.rpc.outbound import Outbound
 from ringfort.testing.groups import (
     GroupFactory,
     closing_all,
@@ -460,6 +463,44 @@ def test_sizes_are_bounded_on_both_sides_and_for_all_together() -> None:
         gate.set()
         assert first.result(20) == 90_000
         assert caller.rpc_sync(1, "size", np.zeros(90_000, np.uint8)) == 90_000
+
+
+def test_a_flood_of_large_requests_is_refused_and_holds_no_more_memory_than_allowed() -> None:
+    limit = 8 << 20
+    with agents(2, config=RpcConfig(workers=1, max_message_bytes=4 << 20, max_held_bytes=limit)) as (caller, server):
+        gate, most = threading.Event(), 0
+        server.register("size", lambda x: (gate.wait(20), len(x))[1])
+        x = np.zeros(3 << 20, np.uint8)
+        futures = [caller.rpc_async(1, "size", x) for _ in range(100)]
+        while sum(future.done() for future in futures) < 98:
+            most = max(most, server.stats().held_bytes)
+            time.sleep(0.001)
+        gate.set()
+        wait(futures, 20)
+        ends = Counter(type(future.exception()).__name__ for future in futures)
+        assert ends == {"NoneType": 2, "RpcOverloadedError": 98}
+        assert 0 < most <= limit
+
+
+def test_an_interrupted_caller_breaks_one_link_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with agents(3) as made:
+        for agent in made:
+            serve(agent)
+
+        real = Outbound.wrote
+
+        def interrupted(self: Outbound, count: int) -> None:
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            real(self, count)
+
+        monkeypatch.setattr(Outbound, "wrote", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made[0].rpc_async(1, "add", 1)
+        monkeypatch.undo()
+        until(lambda: not made[0].is_alive(1), "the link that may be out of step is still used")
+        until(lambda: not made[1].is_alive(0), "the other side was not told")
+        assert made[0].rpc_sync(2, "add", 1) == made[1].rpc_sync(2, "add", 1) == 2
 
 
 def test_ranks_that_call_each_other_back_do_not_run_out_of_workers() -> None:

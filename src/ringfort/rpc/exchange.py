@@ -220,6 +220,8 @@ class Exchange:
         call = self._calls.take(message.call, line.peer)
         if call is None:
             return
+        if call.outgoing is not None and not call.outgoing.is_over:
+            self._tell_cancelled(call)  # it was refused at its first frame: the rest need not be sent
         try:
             if message.kind is Kind.ERROR:
                 failure: Failure = values.decode(message.buffers, references, kind=Failure)

@@ -138,6 +138,10 @@ class Link:
                 self._drop()
                 self._on_stuck(self)
                 return
+            except BaseException:  # Ctrl-C: what has left may not be accounted for
+                self.broken = self.broken or "this rank was interrupted while it wrote"
+                self._on_stuck(self)
+                raise
 
     def _drop(self) -> None:
         while self._posted:

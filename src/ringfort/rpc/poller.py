@@ -203,6 +203,9 @@ class Poller:
         except Exception as exc:  # a fault of ours: a message may be half read, so the link cannot be trusted any more
             _log.exception("a fault in the RPC agent: the link with rank %d ends", link.peer)
             link.broken = f"a fault here: {exc!r}"
+        except BaseException:  # Ctrl-C, in a caller that leads
+            link.broken = "this rank was interrupted while it read"
+            raise
 
     def _look_at(self, link: Link) -> None:
         if link.fd not in self._links:
