@@ -13,6 +13,7 @@ from ringfort.backends.rendezvous import Terms
 from ringfort.backends.tcp import credentials_for
 from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.config import Environment
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError, NoConnectionError, RendezvousTimeoutError
 from ringfort.identity.credentials import Credentials
@@ -93,7 +94,8 @@ def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
         return [ways.hosts[peer][0]]
     if hosts[peer] == hosts[context.rank]:
         return [_LOOPBACK]
-    return list(choose(list_interfaces()).addresses)
+    told = Environment.from_mapping().interfaces or ""
+    return list(choose(list_interfaces(), [name.strip() for name in told.split(",") if name.strip()]).addresses)
 
 
 def _door_at(host: str, doors: dict[str, Door], terms: Terms) -> int:
