@@ -30,7 +30,7 @@ def model() -> Any:
     )
 
 
-def train(wrapped: Any, parts: list[int], steps: int = 3) -> None:
+def train(wrapped: Any, parts: list[int], steps: int = 2) -> None:
     """Some steps on the batches of `parts`: of one rank, or of all together."""
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     for step in range(steps):
@@ -49,25 +49,31 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def trained(rank: int, world_size: int, strategy: str, per_host: int = 0) -> tuple[float, float, list[list[int]]]:
-    """Trains with a strategy; returns how far that is from one process with all data, what share of the parameters this
-    rank has, and the ranks of each copy."""
+def trained(
+    rank: int, world_size: int, strategies: list[str], per_host: int = 0
+) -> list[tuple[float, float, list[list[int]]]]:
+    """Trains with each strategy; returns how far that is from one process with all data, what share of the parameters
+    this rank has, and the ranks of each copy."""
     if per_host:
         pretend_hosts(rank, per_host)
     with group(rank, world_size):
-        sharded = shard(model(), strategy)
-        total = sum(parameter.numel() for parameter in model().parameters())
-        local = sum(parameter.to_local().numel() for parameter in sharded.parameters())
-        mesh = next(iter(sharded.parameters())).device_mesh
-        train(sharded, [rank])
         alone = model()
         train(alone, list(range(world_size)))
-        state = sharded.state_dict()
-        worst = max(float((whole(state[name]) - value).abs().max()) for name, value in alone.state_dict().items())
-        held = sum(parameter.to_local().numel() for parameter in sharded.parameters())
-        assert held == local, "what was gathered was not let go"
-        rows = mesh.mesh.tolist()
-        return worst, local / total, rows if mesh.ndim == 2 else [rows]
+        return [_trained(rank, strategy, alone) for strategy in strategies]
+
+
+def _trained(rank: int, strategy: str, alone: Any) -> tuple[float, float, list[list[int]]]:
+    sharded = shard(model(), strategy)
+    total = sum(parameter.numel() for parameter in alone.parameters())
+    local = sum(parameter.to_local().numel() for parameter in sharded.parameters())
+    mesh = next(iter(sharded.parameters())).device_mesh
+    train(sharded, [rank])
+    state = sharded.state_dict()
+    worst = max(float((whole(state[name]) - value).abs().max()) for name, value in alone.state_dict().items())
+    held = sum(parameter.to_local().numel() for parameter in sharded.parameters())
+    assert held == local, "what was gathered was not let go"
+    rows = mesh.mesh.tolist()
+    return worst, local / total, rows if mesh.ndim == 2 else [rows]
 
 
 def over_gloo(rank: int, world_size: int) -> list[list[int]]:

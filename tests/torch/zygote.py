@@ -72,6 +72,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             outcomes = _run(scenario, world_size, arguments, patience, variables, Path(folder))
         print(json.dumps(outcomes), flush=True)
+    os._exit(0)  # torch takes seconds to go in good order
 
 
 def _run(
