@@ -21,9 +21,6 @@ from ringfort.transport.messages import Envelope
 SMALL_BYTES = 64 * KIB
 """Up to here every rank folds all: one step less is worth more than the bytes that are read and added twice."""
 
-BLOCK = 256 * KIB
-"""Bytes of a block, a part of a slot: smaller ones spend more on waiting for each other, larger leave the cache."""
-
 
 class Combine(Protocol):
     """Does `out = a <op> b`; `out` may be `a`. For one thread at a time."""
@@ -67,20 +64,36 @@ def all_reduce(board: Board, flat: Array, folding: Folding, envelope: Envelope) 
 
 
 def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: Envelope) -> None:
+    """One meeting a block: a rank publishes its slice of this block, folded, and its part of the next, together.
+
+    The law of this function: **a rank writes results only to its own slice of its slot, and parts only to the others'
+    slices**, which are at the same place in every block. So its part of the block after next can be put down while the
+    others still read the result of this one.
+    """
     rank, n = board.rank, board.world_size
-    block = BLOCK // flat.itemsize
+    count = -(-flat.nbytes // SLOT)
+    block = -(-flat.size // count)  # all alike, so that every rank has its share of the last one too
+    edges = [block * r // n for r in range(n + 1)]
     turns = board.slots(folding.dtype, block)
-    for start in range(0, flat.size, block):
-        own = flat[start : start + block]
-        slots = turns[board.next_turn()]
-        bounds = [own.size * r // n for r in range(n + 1)]
+
+    def put(start: int) -> tuple[Array, tuple[Array, ...], list[int]]:
+        own, slots = flat[start : start + block], turns[board.next_turn()]
+        bounds = [min(edge, own.size) for edge in edges]
         low, high = bounds[rank], bounds[rank + 1]
         slots[rank][:low] = own[:low]
         slots[rank][high : own.size] = own[high:]
-        board.publish()
-        _wait(board, start, envelope)
+        return own, slots, bounds
+
+    ahead = put(0)
+    board.publish()
+    board.wait_signed(envelope)
+    for start in range(0, flat.size, block):
+        own, slots, bounds = ahead
+        low, high = bounds[rank], bounds[rank + 1]
         result = slots[rank][low:high]
         folding([own[low:high] if r == rank else slots[r][low:high] for r in range(n)], result)
+        if start + block < flat.size:
+            ahead = put(start + block)
         board.publish()
         own[low:high] = result
         board.wait(envelope)
