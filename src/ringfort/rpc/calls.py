@@ -70,6 +70,7 @@ class Calls:
         self._max_in_flight = max_in_flight
         self._cancel = cancel
         self._lock = threading.Lock()
+        self._soonest = float("inf")  # no call ends earlier by its deadline
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -88,6 +89,7 @@ class Calls:
                 )
             self._in_flight[peer] = have + 1
             self._calls[number] = call
+            self._soonest = min(self._soonest, call.deadline)
         return call
 
     def take(self, number: int, peer: int | None = None) -> Call | None:
@@ -114,17 +116,18 @@ class Calls:
         return True
 
     def expire(self, now: float) -> float | None:
-        """Ends calls whose time is over; when the next one's is."""
+        """Ends calls whose time is over; when to look again. Most calls end before, so most often nothing is done."""
         with self._lock:
+            if now < self._soonest:
+                return None if self._soonest == float("inf") else self._soonest
             calls = list(self._calls.values())
-        soonest: float | None = None
+            self._soonest = min((call.deadline for call in calls if call.deadline > now), default=float("inf"))
+            soonest = self._soonest
         for call in calls:
-            if call.deadline > now:
-                soonest = call.deadline if soonest is None else min(soonest, call.deadline)
-            elif self.take(call.number) is not None:
+            if call.deadline <= now and self.take(call.number) is not None:
                 self._cancel(call)
                 call.future.set_exception(RpcTimeoutError(call.what, call.timeout, peer=call.peer))
-        return soonest
+        return None if soonest == float("inf") else soonest
 
     def fail(self, peer: int | None, error: Callable[[Call], RpcError]) -> None:
         """Ends all calls to `peer`, or to anybody."""

@@ -7,6 +7,7 @@ request always finds one.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -15,6 +16,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
+
+_log = logging.getLogger(__name__)
 
 
 class Task(Protocol):
@@ -42,7 +45,7 @@ class Pool:
         self._name = name
         self._most = workers
         self._max_queued = max_queued
-        self._run = run
+        self._run_it = run
         self._lock = threading.Lock()
         self._queue: deque[Task] = deque()
         self._idle: list[_Worker] = []
@@ -104,6 +107,12 @@ class Pool:
                 return True
             if self._is_over or self._most:
                 return False
+
+    def _run(self, task: Task) -> None:
+        try:
+            self._run_it(task)
+        except Exception:  # a fault of ours, for those of functions are results: the worker goes on
+            _log.exception("a fault in the RPC agent")
 
     def _start(self, task: Task) -> None:
         worker = _Worker()
