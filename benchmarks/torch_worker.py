@@ -25,7 +25,7 @@ WAYS: dict[str, dict[str, str]] = {"ringfort": {}, "tcp": {"RINGFORT_SHM": "off"
 """The groups and what is set while they form: as it comes, over encrypted TCP, and Gloo."""
 LAYERS, WIDTH = 8, 512
 """Eight layers of a transformer: 25.2 million parameters."""
-TOKENS = 8
+TOKENS = 4
 """One sequence of so many a step: a small batch, so that the gradients are most of the work."""
 FLOATS = 1024
 """Of a call: 4 KiB."""
