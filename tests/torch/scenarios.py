@@ -481,6 +481,7 @@ def works(rank: int, world_size: int) -> None:
         assert isinstance(error, ringfort.OperationTimeoutError), error
         assert not late.is_completed()
         assert not late.is_success()
+        dist.barrier()  # nobody sends before all have given up
         dist.send(torch.ones(1), (rank - 1) % world_size, tag=3)
         late.wait()
         pg.set_timeout(timedelta(seconds=0.2))
