@@ -52,6 +52,8 @@ LONG_ENOUGH: Final = 0.1
 _SAMPLE: Final = 256 * KIB
 """Elements that a codec is timed on: 1 MiB."""
 _SMALL: Final = 8
+_REMEMBERED: Final = 1024
+"""Choices kept of each group: programs repeat a few buckets for ever."""
 
 logger = logging.getLogger("ringfort.compression")
 
@@ -117,6 +119,8 @@ def choose(
     key = asked, tuple(shapes)
     found = known.get(key)
     if found is None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
         found = known[key] = explain(backend, asked, shapes, envelope)
         logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
     return found.strategy

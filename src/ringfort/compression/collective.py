@@ -58,7 +58,7 @@ def all_reduce(
     infinite or not a number; then nothing has changed.
     """
     compressor = compressor_of(compression)
-    if compressor.strategy == CompressionStrategy.NONE and not compressor.names:
+    if compressor.strategy == CompressionStrategy.NONE and not isinstance(compression, GradientCompressor):
         return reductions.all_reduce(backend, x, op, timeout=timeout)
     view = as_view(x, "x", writable=True)
     check_floats(view, "x")
@@ -110,10 +110,10 @@ def _plain(
 ) -> Any:
     """Without compression, but with what was kept while there was some."""
     if any(compressor.residual(piece.name) is not None for piece in pieces):
-        factor, divisor = _scales(op, view, backend.world_size)
+        factor, _ = _scales(op, view, backend.world_size)
         draft = compressor.draft(view, pieces, factor, backend.rank)
         narrow(draft.work, view)
-        op = ReduceOp.SUM if divisor == 1 else ReduceOp.MEAN
+        op = ReduceOp.premul_sum(1) if isinstance(op, PremulSum) else op  # the factor is in already
     result = reductions.all_reduce(backend, view, op, timeout=timeout).run()
     for piece in pieces:
         compressor.forget(piece.name)

@@ -1,0 +1,86 @@
+"""`compression="auto"` between real processes: on for a slow wire, off on one host."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.namespaces import lan, needs_namespaces
+
+WORKER = (sys.executable, "-m", "tests.compression_worker")
+
+
+def variables(rank: int, address: str, home: Path, port: int = 29_555) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RINGFORT_HOME": str(home),
+        "RINGFORT_TIMEOUT": "60",
+    }
+
+
+def answers(running: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for process in running:
+        out, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+        found.append(json.loads(out))
+    return found
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("asked", "expected"), [("auto", "int4"), ("auto(0.05)", "int8")])
+def test_auto_compresses_on_a_slow_wire_and_says_why(tmp_path: Path, asked: str, expected: str) -> None:
+    with lan(2) as net:
+        for host in net.hosts:
+            net.limit(host, 50)
+        running = [
+            host.start(
+                *WORKER,
+                asked,
+                variables=variables(rank, net.hosts[0].address(), tmp_path),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, host in enumerate(net.hosts)
+        ]
+        one, other = answers(running)
+    assert one == other
+    assert one["chosen"] == [expected]
+    assert one["said"][0].startswith(f"auto: {expected} for 500000 elements: at ")
+    assert "where none takes" in one["said"][0]
+
+
+@pytest.mark.parametrize(("shared", "words"), [("on", "share memory"), ("off", "are on one host")])
+def test_auto_is_off_on_one_host(tmp_path: Path, shared: str, words: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(2):
+            environment = {**os.environ, **variables(rank, "127.0.0.1", tmp_path, port), "RINGFORT_SHM": shared}
+            running.append(
+                subprocess.Popen(
+                    [*WORKER, "auto"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+        one, other = answers(running)
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    assert one == other
+    assert one["chosen"] == ["none"]
+    assert words in one["said"][0]
