@@ -32,6 +32,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     number: int
     value: bytes = b""
     amount: int = 0
+    refusal: str = ""
+    """Why it was not done."""
 
 
 class Shelf:
@@ -77,7 +79,10 @@ class Shelf:
             case "get":
                 return Answer(number, values[key])
             case "add":
-                total = int(values.get(key, b"0")) + request.amount
+                try:
+                    total = int(values.get(key, b"0")) + request.amount
+                except ValueError:
+                    return Answer(number, refusal="there is no number to add to")
                 values[key] = str(total).encode()
                 return Answer(number, amount=total)
             case "swap":

@@ -64,7 +64,10 @@ class ClusterStore(dist.Store):
 
     def add(self, key: str, amount: int) -> int:
         """Adds to the number under `key`, which is 0 before; returns the sum."""
-        return self._ask("add", [key], amount=amount).amount
+        answer = self._ask("add", [key], amount=amount)
+        if answer.refusal:
+            raise InvalidArgumentError("key", key, answer.refusal)
+        return answer.amount
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Puts `desired` under `key` if `expected` is there; returns what is there then."""

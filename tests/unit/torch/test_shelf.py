@@ -41,6 +41,15 @@ def test_numbers_are_added_and_kept_as_text() -> None:
     assert shelf.ask("a", Request(3, "get", ("n",))) == [("a", Answer(3, b"-2"))]
 
 
+def test_adding_to_what_is_no_number_is_refused_in_words_and_changes_nothing() -> None:
+    shelf = Shelf()
+    shelf.ask("a", Request(1, "set", ("n",), b"seven"))
+    assert shelf.ask("a", Request(2, "add", ("n",), amount=1)) == [
+        ("a", Answer(2, refusal="there is no number to add to"))
+    ]
+    assert shelf.ask("a", Request(3, "get", ("n",))) == [("a", Answer(3, b"seven"))]
+
+
 def test_a_swap_happens_only_where_the_expected_value_is() -> None:
     shelf = Shelf()
     assert shelf.ask("a", Request(1, "swap", ("k",), b"old", b"new")) == [("a", Answer(1, b"old"))]  # there is none
