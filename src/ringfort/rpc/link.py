@@ -162,6 +162,11 @@ class Link:
         return self._stream.has_pending or (timeout > 0 and bool(self._readable.poll(timeout * 1000)))
 
     @property
+    def is_readable(self) -> bool:
+        """Whether there is something to read now."""
+        return self._stream.has_pending or bool(self._readable.poll(0))
+
+    @property
     def has_pending(self) -> bool:
         """Something can be read that the selector knows nothing of."""
         return self._stream.has_pending

@@ -7,6 +7,7 @@ looks away meanwhile. That saves a hand-over between threads, which costs more t
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import threading
@@ -18,6 +19,7 @@ from contextlib import suppress
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.inbound import Event
 from ringfort.rpc.link import Link
+from ringfort.transport.spin import LONGEST, Spin
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Poller:
         self._interests = threading.Lock()
         self._is_running = is_running
         self._leaders: set[RpcFuture] = set()
+        self._spin = Spin()
         self._actions: deque[Callable[[], None]] = deque()
         self._is_awake = True  # a wake-up is on its way, or not needed
         self._sleeps_until = 0.0
@@ -109,7 +112,7 @@ class Poller:
             link.is_led = True
             self._watch(link)
             while not future.done() and link.is_open:
-                if not link.wait_readable(future.deadline - time.monotonic()):
+                if not self._spins(link) and not link.wait_readable(future.deadline - time.monotonic()):
                     return
                 self._read(link)
             while link.has_pending and link.is_open:  # nobody would be told of it
@@ -121,6 +124,21 @@ class Poller:
             self._watch(link)
             if link.broken is not None:
                 self.stuck(link)
+
+    def _spins(self, link: Link) -> bool:
+        """Tries for a moment before the sleep, as the engine does (transport/spin.py), unless others want to work."""
+        if link.is_stuck or self._is_running():
+            return False
+        until = time.monotonic() + LONGEST
+        for _ in range(self._spin.budget):
+            os.sched_yield()
+            if link.is_readable:
+                self._spin.tell(paid=True)
+                return True
+            if time.monotonic() > until:
+                break
+        self._spin.tell(paid=False)
+        return False
 
     def stop(self) -> None:
         """Ends the thread and closes all links."""
