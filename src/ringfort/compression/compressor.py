@@ -110,9 +110,10 @@ class GradientCompressor:
         draft.commit({name: factor} if factor is not None else {})
         return data.tobytes()
 
-    def decompress(self, data: bytes | bytearray | memoryview) -> Array:
-        """The elements in a row, float32. Raises `ProtocolError` for bytes that `compress` has not made."""
-        return messages.read(np.frombuffer(data, np.uint8))
+    def decompress(self, data: bytes | bytearray | memoryview, count: int | None = None) -> Array:
+        """The elements in a row, float32. Raises `ProtocolError` for bytes that `compress` has not made, and for other
+        than `count` elements where you know how many there should be."""
+        return messages.read(np.frombuffer(data, np.uint8), count)
 
     # --- what is kept ---------------------------------------------------------------------------------------------
 

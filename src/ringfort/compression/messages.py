@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from ringfort.compression import lowrank, wire
@@ -13,6 +15,10 @@ from ringfort.compression.strategy import CompressionStrategy, Method, Quantizat
 from ringfort.compression.wire import Head
 from ringfort.errors import ProtocolError
 from ringfort.transport.fold import Array
+
+MOST_PER_BYTE: Final = 65536
+"""Elements that a byte may stand for where nobody says how many there should be. Top-k has at most 16384; beyond this
+random-k sends a few of a million. What a message claims must not size an allocation alone."""
 
 
 def write(
@@ -40,9 +46,14 @@ def write(
     return data, None if low is None else low.factor
 
 
-def read(data: Array) -> Array:
-    """The elements. Raises `ProtocolError` for what `write` has not written; nothing is allocated for it."""
+def read(data: Array, count: int | None = None) -> Array:
+    """The elements, `count` of them if that is given. Raises `ProtocolError` for what `write` has not written; nothing
+    is allocated for it."""
     head = Head.read(data)
+    if count is not None and head.elements != count:
+        raise ProtocolError(f"a message of {head.elements} elements, where {count} were due")
+    if count is None and head.elements > MOST_PER_BYTE * data.size:
+        raise ProtocolError(f"{data.size} bytes claim to be {head.elements} elements; say how many were due: count=")
     wire.strategy_of(head)
     if head.nonfinite:
         raise ProtocolError(f"the message says that {head.nonfinite} of its elements cannot be used")

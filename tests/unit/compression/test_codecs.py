@@ -210,6 +210,15 @@ def test_a_place_outside_the_array_is_refused() -> None:
         messages.read(message)
 
 
+def test_a_claim_of_very_many_elements_takes_no_memory() -> None:
+    message, _ = messages.write(parse("randomk(0.2)"), np.ones(100, np.float32), (100,), None, 0, False)
+    message[8:16].view(np.uint64)[...] = 1 << 40
+    with pytest.raises(ProtocolError, match="claim to be 1099511627776 elements"):
+        messages.read(message)
+    with pytest.raises(ProtocolError, match="where 100 were due"):
+        messages.read(message, 100)
+
+
 def test_another_version_is_named() -> None:
     message, _ = messages.write(parse("int8"), np.ones(3, np.float32), (3,), None, 0, False)
     message[0] = 9
