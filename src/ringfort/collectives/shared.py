@@ -14,12 +14,15 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from ringfort.config import KIB
-from ringfort.transport.board import SLOT, Board
+from ringfort.transport.board import Board
 from ringfort.transport.fold import Array, Fold
 from ringfort.transport.messages import Envelope
 
 SMALL_BYTES = 64 * KIB
 """Up to here every rank folds all: one step less is worth more than the bytes that are read and added twice."""
+
+BLOCK = 512 * KIB
+"""Bytes that are copied at a time where nothing is folded: they stay in the cache."""
 
 
 class Combine(Protocol):
@@ -71,7 +74,7 @@ def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: En
     others still read the result of this one.
     """
     rank, n = board.rank, board.world_size
-    count = -(-flat.nbytes // SLOT)
+    count = -(-flat.nbytes // board.slot)
     block = -(-flat.size // count)  # all alike, so that every rank has its share of the last one too
     edges = [block * r // n for r in range(n + 1)]
     turns = board.slots(folding.dtype, block)
@@ -105,8 +108,8 @@ def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: En
 def broadcast(board: Board, flat: Array, root: int, envelope: Envelope) -> None:
     """Every rank's `flat` becomes the root's, in place."""
     board.sign(envelope)
-    turns = board.slots(flat.dtype, SLOT // flat.itemsize)
-    for start, part in _blocks(flat):
+    turns = board.slots(flat.dtype, board.slot // flat.itemsize)
+    for start, part in _blocks(board, flat):
         slot = turns[board.next_turn()][root]
         if board.rank == root:
             slot[: part.size] = part
@@ -119,8 +122,8 @@ def broadcast(board: Board, flat: Array, root: int, envelope: Envelope) -> None:
 def all_gather(board: Board, flat: Array, parts: Sequence[Array], envelope: Envelope) -> None:
     """`parts[r]` becomes rank r's `flat`."""
     board.sign(envelope)
-    turns = board.slots(flat.dtype, SLOT // flat.itemsize)
-    for start, own in _blocks(flat):
+    turns = board.slots(flat.dtype, board.slot // flat.itemsize)
+    for start, own in _blocks(board, flat):
         slots = turns[board.next_turn()]
         slots[board.rank][: own.size] = own
         board.publish()
@@ -129,9 +132,9 @@ def all_gather(board: Board, flat: Array, parts: Sequence[Array], envelope: Enve
             part[start : start + own.size] = slot[: own.size]
 
 
-def _blocks(flat: Array) -> Iterator[tuple[int, Array]]:
+def _blocks(board: Board, flat: Array) -> Iterator[tuple[int, Array]]:
     """Where each block begins, and the block; an array without elements has one of none."""
-    size = SLOT // flat.itemsize
+    size = min(BLOCK, board.slot) // flat.itemsize
     for start in range(0, max(flat.size, 1), size):
         yield start, flat[start : start + size]
 

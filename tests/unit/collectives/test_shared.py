@@ -11,12 +11,12 @@ import pytest
 
 from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp
 from ringfort.collectives import quick
-from ringfort.collectives.shared import SMALL_BYTES
+from ringfort.collectives.shared import BLOCK, SMALL_BYTES
 from ringfort.errors import AbortedError, ChannelClosedError, CollectiveMismatchError, UnsupportedArrayError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import tcp_group
 from ringfort.testing.ranks import results
-from ringfort.transport.board import SLOT
+from ringfort.transport.board import slot_bytes
 
 CONFIG = DistributedConfig(timeout=20)
 
@@ -34,18 +34,21 @@ def on_ranks(world_size: int, program: Callable[[DistributedContext], Any]) -> S
         return results(run_ranks(backends, run))
 
 
-SIZES = [
-    nbytes + extra
-    for nbytes in (0, SMALL_BYTES, SLOT, 2 * SLOT, 3 * SLOT)
-    for extra in (-4, 0, 4)
-    if nbytes + extra >= 0
-]
+def sizes(world_size: int) -> list[int]:
+    """Around those at which the way changes."""
+    slot = slot_bytes(world_size)
+    return [
+        nbytes + extra
+        for nbytes in (0, SMALL_BYTES, BLOCK, slot, 2 * slot, 3 * slot)
+        for extra in (-4, 0, 4)
+        if nbytes + extra >= 0
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_size_is_reduced_broadcast_and_gathered_whole(world_size: int) -> None:
     def program(context: DistributedContext) -> None:
-        for nbytes in SIZES:
+        for nbytes in sizes(world_size):
             parts = [
                 np.random.default_rng((nbytes, r)).integers(0, 1000, nbytes // 4, np.int32) for r in range(world_size)
             ]
@@ -63,7 +66,7 @@ def test_every_size_is_reduced_broadcast_and_gathered_whole(world_size: int) -> 
 def test_all_ranks_end_with_the_same_bits_at_every_way(op: Any, dtype: Any) -> None:
     def program(context: DistributedContext) -> list[bytes]:
         found: list[bytes] = []
-        for size in (7, SMALL_BYTES, SLOT):
+        for size in (7, SMALL_BYTES, slot_bytes(context.world_size)):
             own = np.random.default_rng((size, context.rank)).standard_normal(size).astype(dtype)
             own[0] = np.nan if context.rank else np.inf
             found.extend(context.all_reduce(own.copy(), op).tobytes() for _ in range(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringfort.errors import AbortedError
-from ringfort.transport.board import EAGER, ONE_PROCESS, SLOT, Board, Patience, board_bytes
+from ringfort.transport.board import EAGER, ONE_PROCESS, Board, Patience, board_bytes, slot_bytes
 from ringfort.transport.messages import Envelope
 from ringfort.transport.segment import Segment
 
@@ -26,6 +26,7 @@ class FakeSleeper:
     has_trouble = False
 
     def __init__(self) -> None:
+        self.engine = self
         self.nudged: list[int] = []
         self.slept_for: list[int] = []
         self.is_abandoned = False
@@ -172,7 +173,7 @@ def test_a_rank_may_be_one_operation_ahead(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", [3], indirect=True)
 def test_slots_are_everybodys_and_do_not_overlap(scene: Scene) -> None:
-    size = SLOT // 8
+    size = slot_bytes(3) // 8
     views = [board.slots(np.dtype(np.int64), size) for board in scene.boards]
     for turn in (0, 1):
         for rank in range(3):
