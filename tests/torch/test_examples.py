@@ -111,11 +111,12 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> No
     assert_same(list(losses.values()), curve("fsdp2")[int(resumed[1]) :])
 
 
+@pytest.mark.timeout(300)  # two agents start twice: 20 seconds of processor time before the first step
 def test_under_torchrun_a_killed_worker_costs_a_pause(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2"]
     command += ["--rdzv-backend=ringfort", "--rdzv-id=example", "--rdzv-conf=join_timeout=60"]
     command += [str(EXAMPLES / "torchrun.py"), "--snapshot", str(tmp_path / "snapshot.pt")]
-    command += ["--save-every", "2", "--steps", "60"]
+    command += ["--save-every", "2", "--steps", "30"]
     variables = {**os.environ, "RINGFORT_INTERFACES": "127.0.0.1"}
     said: list[list[str]] = [[], []]
 
@@ -143,7 +144,7 @@ def test_under_torchrun_a_killed_worker_costs_a_pause(tmp_path: Path) -> None:
     resumed = re.findall(r"resumed after step (\d+)", words)
     assert len(resumed) == 1, words
     losses = curve_in(words.partition("resumed")[2])
-    assert list(losses) == list(range(int(resumed[0]) + 1, 61)), words
+    assert list(losses) == list(range(int(resumed[0]) + 1, 31)), words
     reference = dict(enumerate(curve("ddp"), start=1))
     both = sorted(losses.keys() & reference.keys())
     assert_same([losses[step] for step in both], [reference[step] for step in both])
