@@ -50,7 +50,7 @@ def play(table: np.ndarray, chance: np.random.Generator) -> Episode:
     return episode
 
 
-def learn_from_others(agent: ringfort.RpcAgent, episodes: int) -> None:
+def learn_from_others(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent, episodes: int) -> None:
     """Rank 0: the learner."""
     table, lock = np.zeros((LENGTH, 2)), threading.Lock()
     seen, recent = 0, 0.0
@@ -76,12 +76,14 @@ def learn_from_others(agent: ringfort.RpcAgent, episodes: int) -> None:
             if seen % 100 == 0:
                 print(f"episode {seen} return {recent:.4f}", flush=True)
 
+    ctx.barrier()  # now there is something to call
     agent.join()
 
 
-def act(agent: ringfort.RpcAgent) -> None:
+def act(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent) -> None:
     """Every other rank: an actor. It tells of a game while it plays the next."""
     chance, told = np.random.default_rng(agent.rank), None
+    ctx.barrier()  # the learner has registered its functions
     while (table := agent.rpc_sync("learner", "policy")) is not None:
         episode = play(table, chance)
         if told is not None:
@@ -100,9 +102,9 @@ def main() -> None:
         ringfort.RpcAgent(ctx, name="learner" if ctx.rank == 0 else f"actor{ctx.rank}") as agent,
     ):
         if ctx.rank == 0:
-            learn_from_others(agent, episodes)
+            learn_from_others(ctx, agent, episodes)
         else:
-            act(agent)
+            act(ctx, agent)
 
 
 if __name__ == "__main__":

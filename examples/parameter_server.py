@@ -52,7 +52,7 @@ def loss_and_gradients(weights: Weights, x: np.ndarray, labels: np.ndarray) -> t
     return loss, [x.T @ back, back.sum(0), hidden.T @ chances, chances.sum(0)]
 
 
-def serve(agent: ringfort.RpcAgent) -> None:
+def serve(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent) -> None:
     """Rank 0: gives out weights and takes gradients, in whatever order they come."""
     weights, lock, pushes = start(), threading.Lock(), 0
     test = spirals(1000, seed=12345)
@@ -72,15 +72,17 @@ def serve(agent: ringfort.RpcAgent) -> None:
             if pushes % 50 == 1:
                 print(f"step {pushes} loss {loss_and_gradients(weights, *test)[0]:.6f}", flush=True)
 
+    ctx.barrier()  # now there is something to call
     agent.join()  # until the workers have closed their agents
     print(f"end {pushes} loss {loss_and_gradients(weights, *test)[0]:.6f}", flush=True)
 
 
-def work(agent: ringfort.RpcAgent, steps: int) -> None:
+def work(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent, steps: int) -> None:
     """Every other rank: pull, compute, push, and on while the push is under way."""
     x, labels = spirals(2000, seed=agent.rank)
     chance = np.random.default_rng(agent.rank)
     pushed = None
+    ctx.barrier()  # the server has registered its functions
     for _ in range(steps):
         weights = agent.rpc_sync("server", "pull")
         batch = chance.integers(0, len(x), BATCH)
@@ -101,9 +103,9 @@ def main() -> None:
         ringfort.RpcAgent(ctx, name="server" if ctx.rank == 0 else f"worker{ctx.rank}") as agent,
     ):
         if ctx.rank == 0:
-            serve(agent)
+            serve(ctx, agent)
         else:
-            work(agent, steps)
+            work(ctx, agent, steps)
 
 
 if __name__ == "__main__":

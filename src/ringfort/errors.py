@@ -359,7 +359,8 @@ class FunctionNotFoundError(RpcError, LookupError):
 
     def __init__(self, name: str, known: Sequence[str], *, peer: int | str | None = None) -> None:
         have = ", ".join(sorted(known)) if known else "none at all"
-        super().__init__(f"rank {peer} has no function {name!r}; it has {have}", peer=peer)
+        hint = "" if known else " (yet? A barrier after registering makes sure)"
+        super().__init__(f"rank {peer} has no function {name!r}; it has {have}{hint}", peer=peer)
         self.name = name
         self.known = tuple(known)
 
