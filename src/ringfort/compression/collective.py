@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import kernels, reductions
+from ringfort.collectives import kernels, movements, reductions
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
@@ -18,7 +18,7 @@ from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
 from ringfort.compression.compressor import Draft, GradientCompressor, Piece, check_floats
 from ringfort.compression.exchange import BasisError, Exchange
-from ringfort.compression.floats import narrow
+from ringfort.compression.floats import count_nonfinite, narrow, widen
 from ringfort.compression.noise import mix
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK, drawn
@@ -108,10 +108,18 @@ def _plain(
     timeout: float | None,
     metrics: DistributedMetrics | None,
 ) -> Any:
-    """Without compression, but with what was kept while there was some."""
-    if any(compressor.residual(piece.name) is not None for piece in pieces):
+    """Without compression, but with what was kept while there was some, and as strict with infinities and NaNs: what a
+    program is told of them must not depend on what its links are worth."""
+    is_odd = count_nonfinite(widen(view, 1.0, copy=False) if view.kind.name == "bfloat16" else view.flat) > 0
+    draft = None
+    if is_odd or any(compressor.residual(piece.name) is not None for piece in pieces):
         factor, _ = _scales(op, view, backend.world_size)
         draft = compressor.draft(view, pieces, factor, backend.rank)
+    refused = np.array([0 if draft is None else draft.refused])
+    counts = movements.all_gather(backend, refused, timeout=timeout).run().reshape(-1).tolist()
+    if any(counts):
+        raise NonFiniteError(_named(pieces), {rank: count for rank, count in enumerate(counts) if count})
+    if draft is not None:
         narrow(draft.work, view)
         op = ReduceOp.premul_sum(1) if isinstance(op, PremulSum) else op  # the factor is in already
     result = reductions.all_reduce(backend, view, op, timeout=timeout).run()
@@ -120,8 +128,12 @@ def _plain(
     if metrics is not None:
         n = backend.world_size
         moved = 2 * (n - 1) * view.flat.nbytes // n
-        metrics.record_compression("none", nbytes=moved, sent=moved)
+        metrics.record_compression("none", nbytes=moved, sent=moved, nonfinite=0 if draft is None else draft.nonfinite)
     return result
+
+
+def _named(pieces: Sequence[Piece]) -> str:
+    return ", ".join(piece.name for piece in pieces)
 
 
 def _scales(op: Op, view: ArrayView, world_size: int) -> tuple[float, int]:
@@ -144,8 +156,7 @@ def _run(
     divisor: int,
     metrics: DistributedMetrics | None,
 ) -> None:
-    name = draft.pieces[0].name if len(draft.pieces) == 1 else ", ".join(piece.name for piece in draft.pieces)
-    exchange = Exchange(backend, envelope, name, draft.refused)
+    exchange = Exchange(backend, envelope, _named(draft.pieces), draft.refused)
     in_place = view.flat.dtype == np.float32
     out = view.flat if in_place else np.empty(view.flat.size, np.float32)
     way = {Method.TOP_K: _top_k, Method.RANDOM_K: _random_k, Method.POWER_SGD: _power_sgd}.get(

@@ -164,6 +164,26 @@ def test_a_nan_at_one_rank_is_an_error_at_all_and_the_group_goes_on(name: str, n
     assert all(np.array_equal(x, outcomes[0][1]) for _, x, _ in outcomes)
 
 
+@pytest.mark.parametrize(("name", "n"), [("auto", 2), ("auto", 1), ("int8", 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_nan_is_an_error_also_where_nothing_is_compressed(name: str, n: int, dtype: str) -> None:
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+
+    def program(ctx: DistributedContext) -> tuple[Array, dict[int, int], int]:
+        x = np.ones(5, kind)
+        x[2:4] = np.nan if ctx.rank == n - 1 else 1
+        with pytest.raises(NonFiniteError) as caught:
+            ctx.all_reduce(x, compression=name)
+        assert np.isnan(x.astype(np.float32)).sum() == (2 if ctx.rank == n - 1 else 0), "it has changed"
+        ctx.all_reduce(x, compression=GradientCompressor(name, on_nonfinite="skip"), name="w")
+        return x, caught.value.found, ctx.metrics_snapshot().compression["none"].nonfinite
+
+    outcomes = results(on_all(group(n), program))
+    assert [found for _, found, _ in outcomes] == [{n - 1: 2}] * n
+    assert all(x.tolist() == [n, n, n - 1, n - 1, n] for x, _, _ in outcomes)
+    assert [skipped for _, _, skipped in outcomes] == [0] * (n - 1) + [2]
+
+
 def test_a_nan_that_is_skipped_is_counted() -> None:
     def program(ctx: DistributedContext) -> tuple[Array, int]:
         x = np.array([1.0, np.inf if ctx.rank else 2.0], np.float32)
