@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -147,6 +147,18 @@ def _scales(op: Op, view: ArrayView, world_size: int) -> tuple[float, int]:
     return 1.0, world_size if op is ReduceOp.MEAN else 1
 
 
+class _Step(NamedTuple):
+    """What each way of compressing needs; it returns the factors that it wants to go on from, if it has any."""
+
+    exchange: Exchange
+    strategy: CompressionStrategy
+    draft: Draft
+    out: Array
+    divisor: int
+    lot: int
+    """The same number at every rank, another one in every call."""
+
+
 def _run(
     backend: Backend,
     envelope: Envelope,
@@ -162,7 +174,7 @@ def _run(
     way = {Method.TOP_K: _top_k, Method.RANDOM_K: _random_k, Method.POWER_SGD: _power_sgd}.get(
         strategy.method, _quantized
     )
-    factors = way(exchange, backend, strategy, draft, out, divisor, envelope.operation)
+    factors = way(_Step(exchange, strategy, draft, out, divisor, envelope.operation))
     if not in_place:
         narrow(out, view)
     if draft.keeps or factors:
@@ -179,29 +191,15 @@ def _run(
         )
 
 
-def _quantized(
-    exchange: Exchange,
-    backend: Backend,
-    strategy: CompressionStrategy,
-    draft: Draft,
-    out: Array,
-    divisor: int,
-    lot: int,
-) -> dict[str, Array]:
+def _quantized(step: _Step) -> dict[str, Array]:
+    exchange, strategy, draft, out, divisor, _ = step
     codec = codec_of(strategy.values)
     exchange.reduce(draft.work, out, codec, strategy, draft.seed, keep_error=draft.keeps, divisor=divisor)
     return {}
 
 
-def _top_k(
-    exchange: Exchange,
-    backend: Backend,
-    strategy: CompressionStrategy,
-    draft: Draft,
-    out: Array,
-    divisor: int,
-    lot: int,
-) -> dict[str, Array]:
+def _top_k(step: _Step) -> dict[str, Array]:
+    exchange, strategy, draft, out, divisor, _ = step
     k = strategy.kept(out.size)
     codec = TopK(k, codec_of(strategy.values))
     messages = exchange.gather(
@@ -217,16 +215,9 @@ def _top_k(
     return {}
 
 
-def _random_k(
-    exchange: Exchange,
-    backend: Backend,
-    strategy: CompressionStrategy,
-    draft: Draft,
-    out: Array,
-    divisor: int,
-    lot: int,
-) -> dict[str, Array]:
+def _random_k(step: _Step) -> dict[str, Array]:
     """All ranks draw the same places, by the number of the operation; so only values travel, and they can be added."""
+    exchange, strategy, draft, out, divisor, lot = step
     places, lengths = drawn(out.size, strategy.kept(out.size), mix(lot))
     values = draft.work[places]
     if not draft.keeps:
@@ -241,16 +232,9 @@ def _random_k(
     return {}
 
 
-def _power_sgd(
-    exchange: Exchange,
-    backend: Backend,
-    strategy: CompressionStrategy,
-    draft: Draft,
-    out: Array,
-    divisor: int,
-    lot: int,
-) -> dict[str, Array]:
+def _power_sgd(step: _Step) -> dict[str, Array]:
     """Two all-reduces of thin matrices, and in the first also the tensors that are no matrices."""
+    exchange, strategy, draft, out, divisor, _ = step
     matrices: dict[str, tuple[Array, Array]] = {}
     vectors: list[Piece] = []
     for piece in draft.pieces:
