@@ -10,7 +10,8 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
     training/     average_gradients, for any framework
     rpc/          RpcAgent: functions of one rank that others call; inbound, outbound (pure), exchange, serving
-    context.py    DistributedContext: any backend + collectives + metrics; init(), join()
+    forming.py    init() and join(): how a process gets its context
+    context.py    DistributedContext: any backend + collectives + metrics
     cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
                   backend.py (AutoDiscoveryBackend)
     compression/  codecs (pure: tensor to bytes and back), error feedback, the compressed all-reduce, auto
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
         ReduceStrategy,
         RpcConfig,
     )
-    from ringfort.context import DistributedContext, init, join
+    from ringfort.context import DistributedContext
     from ringfort.errors import (
         AbortedError,
         BackendUnavailableError,
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
         WorldSizeMismatchError,
     )
+    from ringfort.forming import init, join
     from ringfort.identity.keypair import NodeIdentity
     from ringfort.identity.namespace import NetworkNamespace
     from ringfort.observe.metrics import DistributedMetrics, MetricsSnapshot
@@ -140,11 +142,7 @@ _HOMES = {
         "ReduceStrategy",
         "RpcConfig",
     ),
-    "context": (
-        "DistributedContext",
-        "init",
-        "join",
-    ),
+    "context": ("DistributedContext",),
     "errors": (
         "AbortedError",
         "BackendUnavailableError",
@@ -190,6 +188,7 @@ _HOMES = {
         "VersionMismatchError",
         "WorldSizeMismatchError",
     ),
+    "forming": ("init", "join"),
     "identity.keypair": ("NodeIdentity",),
     "identity.namespace": ("NetworkNamespace",),
     "observe.metrics": (

@@ -1,12 +1,10 @@
-"""`DistributedContext`: any backend, with collectives and metrics, in one handle; `init` and `join` make one."""
+"""`DistributedContext`: any backend, with collectives and metrics, in one handle. `forming.py` makes one."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
-from importlib import import_module
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.backends.ring import RingBackend
 from ringfort.backends.sub import SubBackend
 from ringfort.collectives import movements, objects, reductions
 from ringfort.collectives.arrays import as_view
@@ -24,18 +21,9 @@ from ringfort.collectives.quick import REMEMBERED
 from ringfort.collectives.work import Runner, Work
 from ringfort.compression import collective as compressed
 from ringfort.compression.collective import Compression
-from ringfort.config import (
-    AllReduceStrategy,
-    AutoDiscoveryConfig,
-    BroadcastStrategy,
-    DistributedConfig,
-    Environment,
-    ReduceStrategy,
-    format_address,
-)
-from ringfort.errors import ConfigError, InvalidArgumentError
+from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
+from ringfort.errors import InvalidArgumentError
 from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
-from ringfort.transport import tcp
 from ringfort.transport.fold import Array
 
 if TYPE_CHECKING:
@@ -361,127 +349,3 @@ class DistributedContext:
             raise
         self._metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes)
         return result
-
-
-_adopted: set[int] = set()
-"""Sockets of the launcher's that this process has used: they are closed when a group has formed. For a second group
-rank 0 listens anew at the same address."""
-
-
-def init(
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    master: str | None = None,
-    nodes: Sequence[str | Sequence[str]] | None = None,
-    timeout: float | None = None,
-    encryption: str | None = None,
-    shared_memory: str | None = None,
-    config: DistributedConfig | None = None,
-    backend: str | None = None,
-) -> DistributedContext:
-    """Joins a group and returns this rank's handle on it.
-
-    With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
-    the others at rank 0's address, or what `backend` or `RINGFORT_BACKEND` names: `gloo`, `hybrid`, `mpi` (whose ranks
-    `mpiexec` has numbered, so nothing else is needed), `nccl`, `tcp`. What is not given comes from the environment, as
-    torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two:
-    `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` in seconds; `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. With none of them
-    this is a world of one. Raises as the backends do; `BackendUnavailableError` says how to get an engine.
-    """
-    told = Environment.from_mapping()
-    rank = told.rank if rank is None else rank
-    world_size = told.world_size if world_size is None else world_size
-    timeout = told.timeout if timeout is None else timeout
-    encryption = told.encryption if encryption is None else encryption
-    config = config or DistributedConfig()
-    if timeout is not None:
-        config = replace(config, timeout=timeout)
-    if encryption is not None:
-        config = replace(config, encryption=encryption)  # pyright: ignore[reportArgumentType]  # it is checked there
-    shared_memory = told.shared_memory if shared_memory is None else shared_memory
-    if shared_memory is not None:
-        config = replace(config, shared_memory=shared_memory)  # pyright: ignore[reportArgumentType]
-    backend = _check_backend(told.backend if backend is None else backend)
-    if backend == "mpi":
-        return DistributedContext(_made("mpi")(config=config))
-    if nodes is not None or config.nodes:
-        if backend != "tcp":
-            raise ConfigError("nodes", list(nodes or config.nodes), f"are for backend='tcp', not {backend!r}")
-        listed = config.nodes if nodes is None else nodes
-        if world_size not in (None, len(listed)):
-            raise ConfigError("world_size", world_size, f"but nodes names {len(listed)} ranks")
-        return DistributedContext(
-            RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
-        )
-    if rank is None and world_size is None:
-        rank, world_size = 0, 1
-    elif rank is None or world_size is None:
-        missing = "rank" if rank is None else "world_size"
-        raise ConfigError(missing, None, f"was given neither as a keyword nor as {missing.upper()} in the environment")
-    if master is None and backend != "gloo":  # whose store has MASTER_PORT
-        master = told.master
-    if master is None and told.master_addr is not None and told.master_port is not None:
-        master = format_address(told.master_addr, told.master_port)
-    if backend == "gloo":
-        return DistributedContext(_made("gloo")(rank, world_size, master, config=config))
-    listener = None
-    if rank == 0 and master and told.listen_fd is not None and told.listen_fd not in _adopted:
-        _adopted.add(told.listen_fd)
-        listener = tcp.adopt_listener(told.listen_fd)
-    return DistributedContext(_made(backend)(rank, world_size, master, config=config, listener=listener))
-
-
-_BACKENDS = {
-    "gloo": "GlooBackend",
-    "hybrid": "HybridBackend",
-    "mpi": "MpiBackend",
-    "nccl": "NcclBackend",
-    "tcp": "TcpBackend",
-}
-"""What `init` may be asked for. Each is imported when it is: most need an engine that is not installed everywhere."""
-
-
-def _check_backend(name: str | None) -> str:
-    if name is None:
-        return "tcp"
-    if name not in _BACKENDS:
-        raise ConfigError("backend", name, f"must be one of: {', '.join(_BACKENDS)}")
-    return name
-
-
-def _made(name: str) -> Any:
-    return getattr(import_module(f"ringfort.backends.{name}"), _BACKENDS[name])
-
-
-def join(
-    min_peers: int = 1, timeout: float = 30.0, *, group: DistributedConfig | None = None, **settings: Any
-) -> DistributedContext:
-    """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
-
-    Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
-    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. In a
-    program that `ringfort run` started this is `init`: the launchers have found each other already.
-
-    Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
-    """
-    told = Environment.from_mapping()
-    if told.master is not None and told.world_size is not None:
-        if told.world_size <= min_peers:
-            raise ConfigError("min_peers", min_peers, f"but `ringfort run` made a world of {told.world_size}")
-        return init(config=group)
-    from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
-
-    known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
-    for name, value in settings.items():
-        if name not in known:
-            raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
-    deadline = time.monotonic() + timeout
-    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group)
-    try:
-        backend.wait_for_peers(min_peers, timeout)
-        backend.establish_ring(max(0.01, deadline - time.monotonic()))
-    except BaseException:
-        backend.close()
-        raise
-    return DistributedContext(backend)

@@ -23,6 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compression",
         "cluster",
         "context",
+        "forming",
         "rpc",
         "training",
         "torch testing",
