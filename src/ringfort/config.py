@@ -348,6 +348,8 @@ class Environment:
     """Addresses of peers, `host` or `host:port`, with commas between them."""
     backend: str | None = None
     """What `init` makes: `tcp` if it is not said."""
+    cuda_wait: str | None = None
+    """Who waits for a collective of CUDA tensors: the `host` (as with Gloo; the default) or the `stream` (as NCCL)."""
     gloo_interface: str | None = None
     """The network interface that Gloo listens on, by name, where the person knows better than we."""
 
@@ -368,6 +370,7 @@ class Environment:
         "interfaces": ("RINGFORT_INTERFACES",),
         "peers": ("RINGFORT_PEERS",),
         "backend": ("RINGFORT_BACKEND",),
+        "cuda_wait": ("RINGFORT_CUDA_WAIT",),
         "gloo_interface": ("GLOO_SOCKET_IFNAME",),
     }
 
@@ -375,6 +378,8 @@ class Environment:
         for name in ("encryption", "shared_memory"):
             if getattr(self, name) not in (None, "on", "off"):
                 raise ConfigError(self.SOURCES[name][0], getattr(self, name), "must be on or off")
+        if self.cuda_wait not in (None, "host", "stream"):
+            raise ConfigError("RINGFORT_CUDA_WAIT", self.cuda_wait, "must be host or stream")
 
     @property
     def home_folder(self) -> Path:

@@ -54,6 +54,22 @@ class Stream:
             action()
 
 
+class Gate:
+    """Lets a stream through once more each time it is opened."""
+
+    def __init__(self) -> None:
+        self._semaphore = threading.Semaphore(0)
+
+    def hold(self, stream: Stream) -> None:
+        stream.put(self._wait)
+
+    def open(self) -> None:
+        self._semaphore.release()
+
+    def _wait(self) -> None:
+        assert self._semaphore.acquire(timeout=30), "a gate was never opened"
+
+
 class PretendDevice:
     """What `CudaDevice` is, without CUDA. Tensors of the CPU are on it, as far as it is concerned."""
 
@@ -78,6 +94,12 @@ class PretendDevice:
         self.streams.append(Stream())
         return self.streams[-1]
 
+    def gated(self) -> tuple[Stream, Stream, Gate]:
+        return self.stream(), self.stream(), Gate()
+
+    def give_back(self, *streams: Stream) -> None:
+        pass
+
     def record(self, stream: Stream) -> Event:
         event = Event()
         stream.put(event.set)
@@ -94,6 +116,10 @@ class PretendDevice:
 
     def future(self) -> Any:
         return torch.futures.Future()
+
+    def complete(self, future: Any, result: Any, stream: Stream) -> None:
+        self.current().wait_event(self.record(stream))
+        future.set_result(result)
 
     def synchronize(self) -> None:
         """Waits for the current stream, as `torch.cuda.synchronize` would."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -94,6 +94,18 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
 
 
+@pytest.fixture(params=["host", "stream"])
+def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who waits for the network."""
+    monkeypatch.setenv("RINGFORT_CUDA_WAIT", request.param)
+    return request.param
+
+
+@pytest.fixture
+def _the_stream_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGFORT_CUDA_WAIT", "stream")
+
+
 def opts(kind: str, **settings: Any) -> Any:
     made = getattr(torch._C._distributed_c10d, f"{kind}Options")()
     for name, value in settings.items():
@@ -104,6 +116,7 @@ def opts(kind: str, **settings: Any) -> Any:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("wait")
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_every_collective_gives_what_it_must(is_whole: bool) -> None:
     def program(me: Rank) -> None:
@@ -146,6 +159,7 @@ def test_every_collective_gives_what_it_must(is_whole: bool) -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_parts_of_any_sizes_are_exchanged() -> None:
     def program(me: Rank) -> None:
         n, rank = me.world_size, me.rank
@@ -159,6 +173,7 @@ def test_parts_of_any_sizes_are_exchanged() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_what_is_not_contiguous_or_not_known_is_moved_all_the_same() -> None:
     def program(me: Rank) -> None:
         whole = torch.zeros(40, 100)
@@ -175,6 +190,7 @@ def test_what_is_not_contiguous_or_not_known_is_moved_all_the_same() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_messages_cross_between_devices_and_hosts() -> None:
     def program(me: Rank) -> None:
         engine, count = me.engine, 9000
@@ -199,6 +215,7 @@ def test_messages_cross_between_devices_and_hosts() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_whole_tensors_are_exchanged_with_ranks_that_have_them_in_the_hosts_memory() -> None:
     def program(me: Rank) -> None:
         x = torch.full((30_000,), me.rank + 1.0)
@@ -236,6 +253,28 @@ def test_a_call_returns_at_once_and_its_wait_when_the_others_have_come() -> None
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("_the_stream_waits")
+def test_where_the_stream_waits_the_host_goes_on_before_the_others_have_come() -> None:
+    """Rank 1 comes only when rank 0 has waited for everything, and gone on."""
+    gone_on = threading.Event()
+
+    def program(me: Rank) -> None:
+        if me.rank == 1:
+            assert gone_on.wait(20)
+        tensors = [torch.full((6000 * (turn + 1),), float(turn)) for turn in range(4)]
+        seen = [torch.empty_like(x) for x in tensors]
+        for x, into in zip(tensors, seen, strict=True):
+            me.engine.allreduce([x], opts("Allreduce", asyncOp=False))
+            me.device.current().put(lambda x=x, into=into: into.copy_(x))
+        if me.rank == 0:
+            gone_on.set()
+        me.device.synchronize()
+        assert [into.unique().tolist() for into in seen] == [[2.0 * turn] for turn in range(4)]
+
+    with ranks(2) as group:
+        on_all(group, program)
+
+
 def test_what_the_caller_does_after_a_call_does_not_hold_it_up() -> None:
     """Nor what it does before another call: else a kernel that waits for other ranks could wait for this one."""
 
@@ -257,6 +296,7 @@ def test_what_the_caller_does_after_a_call_does_not_hold_it_up() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_other_streams_than_the_first_are_waited_for_and_wait() -> None:
     def program(me: Rank) -> None:
         for turn in range(5):
@@ -271,6 +311,7 @@ def test_other_streams_than_the_first_are_waited_for_and_wait() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_many_calls_are_under_way_at_once() -> None:
     def program(me: Rank) -> None:
         tensors = [torch.full((5000,), float(turn)) for turn in range(20)]
@@ -287,6 +328,7 @@ def test_many_calls_are_under_way_at_once() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_memory_is_kept_for_both_streams_and_a_future_gives_the_tensors() -> None:
     def program(me: Rank) -> None:
         x = torch.ones(5000)
@@ -362,6 +404,62 @@ def test_after_an_error_nothing_is_written_behind_the_callers_back() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("_the_stream_waits")
+def test_a_lost_peer_opens_the_gates_and_every_later_call_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing is left that looks like a result."""
+
+    def program(me: Rank) -> None:
+        x, y = torch.ones(30_000), torch.ones(3)
+        me.engine.allreduce([x]).wait()
+        me.device.synchronize()
+        if me.rank == 1:
+            me.backend.kill()
+            return
+        works = [me.engine.allreduce([one]) for one in (x, y)]
+        for work in works:
+            with suppress(PeerLostError):  # if it is known by now
+                work.wait()
+        assert me.read(x).isnan().all()
+        assert me.read(y).isnan().all()
+        for work in works:
+            with pytest.raises(PeerLostError, match="lost rank 1"):
+                work._work.wait()
+            assert not work.is_success()
+        (stage,) = me.engine._stages.values()
+        stage._is_told = False
+        stage.close()
+        for call in (works[0].wait, works[0].get_future, me.engine.check, lambda: me.engine.allreduce([x])):
+            with pytest.raises(PeerLostError, match="lost rank 1"):
+                call()
+
+    with ranks(2) as group:
+        on_all(group, program)
+    assert "its result is not valid: lost rank 1" in caplog.text
+
+
+@pytest.mark.usefixtures("_the_stream_waits")
+@pytest.mark.parametrize("copies", [3, 6, 9])
+def test_a_device_that_refuses_in_the_middle_leaves_no_gate_shut(copies: int) -> None:
+    def program(me: Rank) -> None:
+        x = torch.ones(10_000)
+        copy, left = me.device.copy, [copies]
+
+        def copy_some(stream: Any, into: torch.Tensor, source: torch.Tensor) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("out of memory")
+            copy(stream, into, source)
+
+        me.device.copy = copy_some
+        with pytest.raises(RuntimeError, match="out of memory"):
+            me.engine.allreduce([x])
+        for stream in me.device.streams:
+            me.device.record(stream).synchronize()
+
+    with ranks(2) as group:
+        on_all(group, program)
+
+
 def test_a_peer_that_does_not_come_ends_with_the_groups_timeout() -> None:
     def program(me: Rank) -> None:
         if me.rank == 0:
@@ -372,6 +470,7 @@ def test_a_peer_that_does_not_come_ends_with_the_groups_timeout() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_a_wait_may_give_up_earlier_and_try_again() -> None:
     waited = threading.Event()
 
@@ -432,6 +531,7 @@ def test_a_device_that_refuses_is_heard_by_whoever_waits() -> None:
         on_all(group, program)
 
 
+@pytest.mark.usefixtures("wait")
 def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on() -> None:
     def program(me: Rank) -> None:
         engine, x = me.engine, torch.ones(4)

@@ -8,6 +8,8 @@ from typing import Any
 
 from ringfort.collectives.ops import Op
 from ringfort.collectives.work import Work
+from ringfort.config import Environment
+from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.arguments import only, only_list, op_of, options_of, pairs_of, root_of
 from ringfort.torch.staged_messages import StagedMessages
@@ -22,16 +24,28 @@ class CudaWork(RingfortWork):
     """A call whose result is there after an event of the device."""
 
     def __init__(
-        self, device: Any, tensors: Sequence[Any], work: Work, ended: Callable[[], Any], source: int | None = None
+        self,
+        device: Any,
+        tensors: Sequence[Any],
+        work: Work,
+        ended: Callable[[], Any],
+        source: int | None = None,
+        *,
+        held_by: Stage | None = None,
     ) -> None:
-        """`ended` gives the event after which nothing touches the tensors any more: None while the work is under way.
-        `source` is who sent it."""
+        """`ended` gives the event after which nothing touches the tensors any more: None while the work is under way,
+        unless the stream waits for it, `held_by` a stage. `source` is who sent it."""
         super().__init__(tensors, work, source)
-        self._device, self._ended = device, ended
+        self._device, self._ended, self._held_by = device, ended, held_by
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until the network has done its part, as with Gloo; raises what it raised. Then the current stream
-        waits for the rest."""
+        waits for the rest. If streams wait for the network the host does not, unless it is told for how long."""
+        if self._held_by is not None:
+            self._held_by.check()
+            if not to_seconds(timeout, 0.0):
+                self._device.current().wait_event(self._ended())
+                return True
         try:
             return super().wait(timeout)
         finally:
@@ -47,15 +61,29 @@ class CudaWork(RingfortWork):
         """`wait`, by the name of what it does."""
         self.wait()
 
+    def get_future(self) -> Any:
+        """One that knows about streams: who waits for it makes the current one wait. If streams wait for the network it
+        is done at once, as NCCL's is, and knows of no error."""
+        if self._future is None and self._held_by is not None:
+            self._held_by.check()
+            self._future = self._new_future()
+            self._device.complete(self._future, list(self._tensors), self._held_by.up)
+        return super().get_future()
+
     def _new_future(self) -> Any:
-        """One that knows about streams: who waits for it makes the current one wait."""
         return self._device.future()
 
 
 def begin(stage: Stage, transfer: Transfer, seconds: float) -> CudaWork:
     """Begins `transfer`; raises what is wrong with it."""
     work, call = stage.issue(transfer, seconds)
-    return CudaWork(stage.device, transfer.result, work, lambda: call.ended)
+    return CudaWork(stage.device, transfer.result, work, lambda: call.ended, held_by=stage if stage.is_held else None)
+
+
+def new_stage(context: DistributedContext, device: Any, *, is_whole: bool = False) -> Stage:
+    """A stage as the environment wants it."""
+    is_held = Environment.from_mapping().cuda_wait == "stream"
+    return Stage(context, device, is_held=is_held, is_whole=is_whole)
 
 
 class CudaEngine:
@@ -185,10 +213,18 @@ class CudaEngine:
 
     # --- how things run -------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raises what a collective has failed with for which the stream waits, so that nobody was told."""
+        for stage in self._stages.values():
+            stage.check()
+
     def shutdown(self) -> None:
-        """Lets go of the pinned memory."""
+        """Lets go of the pinned memory, and warns of what failed and nobody was told."""
+        stages = list(self._stages.values())
         self._stages.clear()
         self._mails.clear()
+        for stage in stages:
+            stage.close()
 
     def _issue(self, opts: Any, transfers: Sequence[Transfer]) -> RingfortWork:
         """Begins the transfers of one call; waits where torch does not do so itself."""
@@ -196,15 +232,21 @@ class CudaEngine:
             raise InvalidArgumentError("tensors", "empty list", "must have at least one")
         self._group._sequence += 1
         seconds = to_seconds(getattr(opts, "timeout", None), self._group._timeout)
-        works = [begin(self._stage(transfer.example.device), transfer, seconds) for transfer in transfers]
+        stages = [self._stage(transfer.example.device) for transfer in transfers]
+        is_async = self._group._coalesced is not None or getattr(opts, "asyncOp", True)
+        if not is_async and not stages[0].is_held:
+            for stage, transfer in zip(stages, transfers, strict=True):
+                stage.run(transfer, seconds)
+            return RingfortWork([tensor for transfer in transfers for tensor in transfer.result])
+        works = [begin(stage, transfer, seconds) for stage, transfer in zip(stages, transfers, strict=True)]
         work = works[0] if len(works) == 1 else Several(works)
-        if not getattr(opts, "asyncOp", True) and self._group._coalesced is None:
+        if not is_async:
             work.wait()
         return self._group._keep(work)
 
     def _stage(self, device: Any) -> Stage:
         if device not in self._stages:
-            self._stages[device] = Stage(self._group.context, self._make(device), is_whole=self._is_whole)
+            self._stages[device] = new_stage(self._group.context, self._make(device), is_whole=self._is_whole)
         return self._stages[device]
 
     def _mail(self, device: Any) -> StagedMessages:

@@ -11,7 +11,7 @@ from ringfort.collectives.operation import Operation, check_root
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.context import DistributedContext
 from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
-from ringfort.torch.cuda import begin
+from ringfort.torch.cuda import begin, new_stage
 from ringfort.torch.names import torch
 from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import HOW, CudaDevice
@@ -31,7 +31,8 @@ def gpu_all_reduce(
     """Every rank's `tensor` becomes the reduction of all of them, in place; returns it, or with `async_op` a work.
 
     All ranks pass a tensor on a GPU. This, or the work's `wait`, blocks until the network has done its part; the
-    current stream waits for the copy that is left. Raises `BackendUnavailableError` without CUDA.
+    current stream waits for the copy that is left. (With `RINGFORT_CUDA_WAIT=stream` it waits for all, and the host for
+    nothing.) Raises `BackendUnavailableError` without CUDA.
     """
     _check(ctx, tensor, timeout)
     by_engine = native.all_reduce(ctx.backend, tensor, op, None, timeout) if _has_nccl(ctx) else None
@@ -78,9 +79,12 @@ def _issue(
     stages = _stages.setdefault(ctx, {})
     if tensor.device not in stages:
         # Not the context itself, which would then never end.
-        stages[tensor.device] = Stage(proxy(ctx), CudaDevice(tensor.device))
-    work = begin(stages[tensor.device], transfer, ctx.config.timeout if timeout is None else timeout)
+        stages[tensor.device] = new_stage(proxy(ctx), CudaDevice(tensor.device))
+    stage, seconds = stages[tensor.device], ctx.config.timeout if timeout is None else timeout
     if async_op:
-        return work
-    work.wait()
+        return begin(stage, transfer, seconds)
+    if stage.is_held:
+        begin(stage, transfer, seconds).wait()
+    else:
+        stage.run(transfer, seconds)
     return tensor

@@ -17,6 +17,7 @@ from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
 from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
 from ringfort.torch.messages import Messages
 from ringfort.torch.monitored import monitored_barrier
@@ -315,6 +316,9 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def _issue(self, tensors: Any, opts: Any, prepare: Callable[[float], Iterable[Operation]]) -> RingfortWork:
         """Runs the operations of one call: at once where torch says that it waits, else in their turn."""
         self._sequence += 1
+        for engine in self._engines.values():
+            if isinstance(engine, CudaEngine):
+                engine.check()
         operations = list(prepare(to_seconds(getattr(opts, "timeout", None), self._timeout)))
         is_async = self._coalesced is not None or getattr(opts, "asyncOp", True)
         if not is_async:

@@ -1,25 +1,34 @@
 """`Stage`: collectives of tensors on one GPU, through pinned memory of the host, chunk by chunk.
 
 While chunk k is on the network, the next ones are copied down and chunk k - 1 up, on two streams beside the caller's.
-They wait for what the caller's stream had before the call, and the caller's stream waits for them.
+They wait for what the caller's stream had before the call, and the caller's stream waits for them. Who waits for the
+network is a setting:
 
-The law of this module: **nothing in a stream ever waits for the host.** A copy up is put into its stream when the
-network has done that chunk, so who waits for a call waits on the host for the network, and only then lets the stream
-wait for the copies. A stream that waited for the network by itself could hold up any call of the driver that waits for
-the device (a copy to the host, a `cudaMalloc`), and with it the very thread that serves the network.
+**The host** (`Call`): a copy up is put into its stream when the network has done that chunk, by whoever runs the call.
+The law: nothing in a stream ever waits for the host. So no call of the driver waits for the network.
+
+**The stream** (`HeldCall`): all copies are put into the streams by the caller, at once, each copy up behind a gate that
+is opened when the network has done that chunk. `gates.py` has the laws. A gate is opened by Python: who waits for the
+device and keeps the interpreter's lock (`torch.compile` launches kernels so) keeps it shut. So this is not the default.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.work import Work
 from ringfort.context import DistributedContext
+
+_log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 8 << 20
 """Of a chunk: its copies take 0.2 ms each at PCIe's speed, far longer than starting them; the first and the last of
@@ -28,6 +37,8 @@ BUFFERS: Final = 4
 """Chunks on their way at once: two down, one on the network, one up. With their size, what a group pins."""
 _AHEAD: Final = BUFFERS - 2
 """Chunks that are on their way down while one is on the network."""
+_SPOILT: Final = 255
+"""The bytes of what never came: NaN in every floating-point type."""
 _ALIGNED: Final = 256
 """Bytes: every part of a chunk begins at a multiple."""
 _LEAST: Final = 0.001
@@ -102,10 +113,11 @@ class Buffer:
 
 
 class _Chunk:
-    """Some elements of all tensors of a transfer, and the buffer that they pass through."""
+    """Some elements of all tensors of a transfer, the buffer that they pass through, and the streams down and up."""
 
-    def __init__(self, stage: Stage, transfer: Transfer, buffer: Buffer, span: Span) -> None:
-        self._stage, self._transfer, self._buffer = stage, transfer, buffer
+    def __init__(self, device: Any, streams: tuple[Any, Any], transfer: Transfer, buffer: Buffer, span: Span) -> None:
+        self._device, self._transfer, self._buffer = device, transfer, buffer
+        self._down, self._up = streams
         self._span = slice(*span) if transfer.sizes is None else slice(None)
         dtype = transfer.example.dtype
         self.parts = [buffer.memory[start:stop].view(dtype) for start, stop in transfer.layout(span)]
@@ -113,92 +125,236 @@ class _Chunk:
 
     def down(self) -> None:
         """Copies to the host, once the buffer is free."""
-        stage = self._stage
         if self._buffer.free is not None:
-            stage.down.wait_event(self._buffer.free)
+            self._down.wait_event(self._buffer.free)
         for flat, part in self._transfer.reads:
-            stage.device.copy(stage.down, self.parts[part], flat[self._span])
-        self._landed = stage.device.record(stage.down)
+            self._device.copy(self._down, self.parts[part], flat[self._span])
+        self._landed = self._device.record(self._down)
 
     def wait(self) -> None:
         """Until it is in the host's memory."""
         self._landed.synchronize()
 
+    def spoil(self) -> None:
+        """Makes it something that cannot be taken for a result."""
+        with suppress(RuntimeError):  # of a device that has failed
+            self.wait()
+            self._buffer.memory.fill_(_SPOILT)
+
     def up(self) -> None:
         """Copies to the device."""
-        stage = self._stage
         for flat, part in self._transfer.writes:
-            stage.device.copy(stage.up, flat[self._span], self.parts[part])
-        self._buffer.free = stage.device.record(stage.up)
+            self._device.copy(self._up, flat[self._span], self.parts[part])
+        self._buffer.free = self._device.record(self._up)
 
 
 class Call:
-    """One collective, from when it was issued until its last copy is in the streams."""
+    """One collective, from when it was issued until its last copy is in the streams. The host waits."""
 
-    def __init__(self, stage: Stage, transfer: Transfer, seconds: float) -> None:
-        """Raises what is wrong with the call; nothing is begun yet."""
+    def __init__(self, stage: Stage, transfer: Transfer, seconds: float, *, is_alone: bool = False) -> None:
+        """Raises what is wrong with the call; nothing is begun yet. `is_alone` if the caller does nothing before it has
+        ended: then a single chunk is copied in its own stream, for there is nothing to overlap with."""
         device = stage.device
         device.check()
         self._stage, self._transfer, self._seconds = stage, transfer, seconds
+        self._spans = stage.spans(transfer)
+        self.ended: Any = None
+        """The event after which nothing touches the caller's tensors any more, once this has run or failed. None if all
+        was done in the caller's own stream."""
+        current = device.current()
+        self._begun: Any = None
+        self._streams = (current, current)
+        if is_alone and len(self._spans) == 1:
+            return
         transfer.make([transfer.example.new_empty(0, device="cpu")] * transfer.shares, seconds)
-        self._begun = device.record(device.current())
-        for stream in (stage.down, stage.up):
+        self._streams = (stage.down, stage.up)
+        self._begun = device.record(current)
+        for stream in self._streams:
             for tensor in transfer.tensors:
                 device.keep(tensor, stream)
-        self.ended: Any = None
-        """The event after which nothing touches the caller's tensors any more, once this has run or failed."""
 
     def run(self) -> None:
         """All of it, copies and network. The calls of a group run one at a time, in the order in which they were
         issued."""
-        stage, transfer = self._stage, self._transfer
         # Now and not when it was issued: what the caller did before this call is nothing to the copies of the last one.
-        for stream in (stage.down, stage.up):
-            stream.wait_event(self._begun)
+        self._begin()
         try:
             self._pass_through()
-            for into, source in transfer.finish:
-                stage.device.copy(stage.up, into, source)
+            self._finish()
         finally:
-            self.ended = stage.device.record(stage.up)
+            if self._begun is not None:
+                self.ended = self._stage.device.record(self._streams[1])
+
+    def _begin(self) -> None:
+        if self._begun is not None:
+            for stream in self._streams:
+                stream.wait_event(self._begun)
 
     def _pass_through(self) -> None:
-        transfer, deadline = self._transfer, time.monotonic() + self._seconds
-        spans = self._stage.spans(transfer)
-        coming = deque(self._down(index, span) for index, span in enumerate(spans[:_AHEAD]))
-        if len(spans) > 1:
-            transfer.agree(transfer.example.numel(), self._seconds)
-        for index in range(_AHEAD, _AHEAD + len(spans)):
-            if index < len(spans):
-                coming.append(self._down(index, spans[index]))
+        deadline = time.monotonic() + self._seconds
+        coming = deque(self._down(index) for index in range(min(_AHEAD, len(self._spans))))
+        self._agree()
+        for index in range(_AHEAD, _AHEAD + len(self._spans)):
+            if index < len(self._spans):
+                coming.append(self._down(index))
             chunk = coming.popleft()
-            operation = transfer.make(chunk.parts, max(_LEAST, deadline - time.monotonic()))
-            chunk.wait()
-            operation.run()
+            self._exchange(chunk, deadline)
             chunk.up()
 
-    def _down(self, index: int, span: Span) -> _Chunk:
+    def _agree(self) -> None:
+        if len(self._spans) > 1:
+            self._transfer.agree(self._transfer.example.numel(), self._seconds)
+
+    def _exchange(self, chunk: _Chunk, deadline: float) -> None:
+        operation = self._transfer.make(chunk.parts, max(_LEAST, deadline - time.monotonic()))
+        chunk.wait()
+        operation.run()
+
+    def _finish(self) -> None:
+        for into, source in self._transfer.finish:
+            self._stage.device.copy(self._streams[1], into, source)
+
+    def _down(self, index: int) -> _Chunk:
+        span = self._spans[index]
         buffer = self._stage.buffer(index, self._transfer, span)
-        chunk = _Chunk(self._stage, self._transfer, buffer, span)
+        chunk = _Chunk(self._stage.device, self._streams, self._transfer, buffer, span)
         chunk.down()
         return chunk
 
 
-class Stage:
-    """What one group does with tensors of one GPU. With `is_whole`, a tensor is one chunk, as it is to ranks that have
-    it in the host's memory."""
+class HeldCall(Call):
+    """One collective for which the stream waits: `enqueue` is the caller's part, `run` the network's."""
 
-    def __init__(self, context: DistributedContext, device: Any, *, is_whole: bool = False) -> None:
+    def __init__(self, stage: Stage, transfer: Transfer, seconds: float) -> None:
+        super().__init__(stage, transfer, seconds)
+        self._chunks: list[_Chunk] = []
+        self._coming: SimpleQueue[_Chunk | None] = SimpleQueue()
+
+    def enqueue(self, gate: Any, issue: Callable[[Callable[[], None]], Work]) -> Work:
+        """Puts all copies into the streams; `issue` begins the network's part. That is before the first gate: another
+        thread may wait for the device at any moment, and with it this one until the gates that are there open."""
+        self._begin()
+        for index in range(min(BUFFERS, len(self._spans))):
+            self._come(index)
+        work = issue(self.run)
+        try:
+            for index, chunk in enumerate(self._chunks):  # to which `_come` adds
+                gate.hold(self._streams[1])
+                chunk.up()
+                if index + BUFFERS < len(self._spans):
+                    self._come(index + BUFFERS)
+            self._finish()
+            self.ended = self._stage.device.record(self._streams[1])
+        except BaseException as exc:
+            self._stage.failure = exc
+            self._coming.put(None)
+            raise
+        return work
+
+    def run(self) -> None:
+        """The network's part, without a call of the driver. Every gate is opened, whatever happens."""
+        stage, deadline = self._stage, time.monotonic() + self._seconds
+        agreed = False
+        for _ in self._spans:
+            chunk = self._coming.get()
+            if chunk is None:
+                break
+            try:
+                if stage.failure is None:
+                    if not agreed:
+                        self._agree()
+                        agreed = True
+                    self._exchange(chunk, deadline)
+            except BaseException as exc:  # belongs to whoever asks next
+                stage.failure = exc
+            if stage.failure is not None:
+                chunk.spoil()
+            stage.open()
+        if stage.failure is not None:
+            raise stage.failure
+
+    def forget(self) -> None:
+        """Lets go of what is on the device, in a thread that may call the driver: to free an event or a tensor can be a
+        call of it."""
+        self._chunks.clear()
+        del self._transfer
+
+    def _come(self, index: int) -> None:
+        chunk = self._down(index)
+        self._chunks.append(chunk)
+        self._coming.put(chunk)
+
+
+class Stage:
+    """What one group does with tensors of one GPU. With `is_held` the stream waits and not the host, where the device
+    can do that. With `is_whole`, a tensor is one chunk, as it is to ranks that have it in the host's memory."""
+
+    def __init__(
+        self, context: DistributedContext, device: Any, *, is_held: bool = False, is_whole: bool = False
+    ) -> None:
         self.device = device
-        self.down, self.up = device.stream(), device.stream()
+        gated = device.gated() if is_held else None
+        self.down, self.up, self._gate = gated or (device.stream(), device.stream(), None)
         self._context = context
         self._is_whole = is_whole
         self._ring: list[Buffer] = []
+        # Copies are in the streams, and calls take their turns, in one and the same order.
+        self._lock = threading.Lock()
+        self._under_way: deque[tuple[Work, HeldCall]] = deque()
+        self.failure: BaseException | None = None
+        """What a held call has failed with; after that there is no other."""
+        self._is_told = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the stream waits, and not the host."""
+        return self._gate is not None
 
     def issue(self, transfer: Transfer, seconds: float) -> tuple[Work, Call]:
-        """Begins a collective; raises what is wrong with it."""
-        call = Call(self, transfer, seconds)
-        return self._context.issue(Operation(transfer.name, transfer.nbytes, call.run), True), call
+        """Begins a collective; raises what is wrong with it, and what a held one before it has failed with."""
+
+        def begin(run: Callable[[], None]) -> Work:
+            return self._context.issue(Operation(transfer.name, transfer.nbytes, run), True)
+
+        if self._gate is None:
+            call = Call(self, transfer, seconds)
+            return begin(call.run), call
+        self.check()
+        with self._lock:
+            held = HeldCall(self, transfer, seconds)
+            work = held.enqueue(self._gate, begin)
+            self._under_way.append((work, held))
+        return work, held
+
+    def run(self, transfer: Transfer, seconds: float) -> None:
+        """A collective for which the host waits, in the caller's thread unless others are under way."""
+        call = Call(self, transfer, seconds, is_alone=True)
+        try:
+            self._context.issue(Operation(transfer.name, transfer.nbytes, call.run), False)
+        finally:
+            if call.ended is not None:
+                self.device.current().wait_event(call.ended)
+
+    def check(self) -> None:
+        """Raises what a held call has failed with; and lets go of those that are over."""
+        while self._under_way and self._under_way[0][0].is_completed():
+            with suppress(IndexError):  # another thread was first
+                self._under_way.popleft()[1].forget()
+        if self.failure is not None:
+            self._is_told = True
+            raise self.failure
+
+    def open(self) -> None:
+        """Lets the next chunk up: the stream has them in the order of their turns."""
+        assert self._gate is not None  # there is one where anything is held
+        self._gate.open()
+
+    def close(self) -> None:
+        """Gives the streams back, and warns of what failed and nobody was told: who leaves must not be kept."""
+        if self._gate is not None:
+            self.device.give_back(self.down, self.up)
+        if self.failure is not None and not self._is_told:
+            _log.warning("a collective of CUDA tensors has failed and its result is not valid: %s", self.failure)
 
     def spans(self, transfer: Transfer) -> list[Span]:
         """The elements of each chunk; one of none where there are none."""

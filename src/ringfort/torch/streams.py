@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
+from ringfort.torch import gates
 from ringfort.torch.names import torch
 
 HOW: Final = (
@@ -26,7 +27,7 @@ class CudaDevice:
 
     def current(self) -> Any:
         """The caller's stream."""
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self.device.index)  # torch takes microseconds to read a device
 
     def check(self) -> None:
         """Raises `InvalidArgumentError` while the caller records a CUDA graph, into which no network fits."""
@@ -37,6 +38,16 @@ class CudaDevice:
     def stream(self) -> Any:
         """A stream beside the caller's."""
         return torch.cuda.Stream(self.device)
+
+    def gated(self) -> tuple[Any, Any, gates.Gate] | None:
+        """Two streams that nobody else has and a gate to hold them; None if this device's streams cannot wait so."""
+        if not gates.can_hold(self.device):
+            return None
+        return gates.new_stream(self.device), gates.new_stream(self.device), gates.Gate(self.device)
+
+    def give_back(self, *streams: Any) -> None:
+        """Lets others have streams of `gated`."""
+        gates.give_back(self.device, *streams)
 
     def record(self, stream: Any) -> Any:
         """An event that is over when all is done that is in `stream` now. Who waits for it on the host sleeps."""
@@ -51,6 +62,9 @@ class CudaDevice:
 
     def copy(self, stream: Any, into: Any, source: Any) -> None:
         """Copies in `stream`."""
+        if stream == self.current():
+            into.copy_(source, non_blocking=True)
+            return
         with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
 
@@ -62,3 +76,8 @@ class CudaDevice:
     def future(self) -> Any:
         """One of torch's that knows about streams."""
         return torch.futures.Future(devices=[self.device])
+
+    def complete(self, future: Any, result: Any, stream: Any) -> None:
+        """Gives `future` its result: who waits for it waits for what is in `stream` now."""
+        with torch.cuda.stream(stream):
+            future.set_result(result)
