@@ -85,7 +85,11 @@ def gpu_part(result: Mapping[str, Any]) -> Iterable[str]:
     yield from table(["over", "in the host's memory", "on the GPU"], rows)
 
 
-_NAMES = {"ringfort": "shared memory, as it comes (8 MiB chunks)", "gloo": "Gloo"}
+_NAMES = {
+    "ringfort": "shared memory, as it comes (8 MiB chunks)",
+    "the stream waits": "the same, the stream waits and not the host",
+    "gloo": "Gloo",
+}
 
 
 def main() -> int:

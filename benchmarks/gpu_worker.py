@@ -41,6 +41,7 @@ class Way(NamedTuple):
 
 WAYS = {
     "ringfort": Way("ringfort", {}),
+    "the stream waits": Way("ringfort", {"RINGFORT_CUDA_WAIT": "stream"}),
     "2 MiB chunks": Way("ringfort", {}, 2 << 20),
     "4 MiB chunks": Way("ringfort", {}, 4 << 20),
     "16 MiB chunks": Way("ringfort", {}, 16 << 20),
@@ -100,7 +101,7 @@ def main(mib: int, rounds: int, folder: str) -> None:
             whole = median[name, "device"]
             ratio = max(down + up, base) / whole
             report(kind="ways", way=name, host_ms=own, device_ms=whole, call_ms=median[name, "call"], ratio=ratio)
-        for name in ("ringfort", "encrypted TCP", "gloo"):
+        for name in ("ringfort", "the stream waits", "encrypted TCP", "gloo"):
             with used(WAYS[name]):
                 report(kind="small", way=name, **small(ways[name]))
 

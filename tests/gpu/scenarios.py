@@ -89,6 +89,98 @@ def late_peer(rank: int, world_size: int) -> list[float]:
         return [called, waited]
 
 
+def patient_driver(rank: int, world_size: int) -> None:
+    """The stream waits for the network, and the other rank is late: calls in which the driver waits for the device, and
+    keeps others from it, end when the other rank has come."""
+    with group(rank, world_size):
+        x, y = torch.ones(12_000_000, device="cuda"), torch.ones(1000, device="cuda")
+        dist.all_reduce(x)
+        torch.cuda.synchronize()
+        for action in (
+            x[:5].tolist,
+            x.cpu,
+            lambda: x[:5].sum().item(),
+            lambda: x.copy_(torch.ones(12_000_000)),
+            lambda: [torch.cuda.empty_cache(), x.add_(0)],
+            lambda: torch.empty(200 << 20, dtype=torch.uint8, pin_memory=True),
+            lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"),
+            lambda: torch.linalg.svd(torch.rand(64, 64, device="cuda")),  # a library is loaded
+            lambda: [x[:10].add_(0) for _ in range(3000)],  # more than a stream holds
+            lambda: [dist.all_reduce(y.zero_()) for _ in range(600)],  # more than the side streams hold
+            torch.cuda.synchronize,
+        ):
+            ballast = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+            del ballast
+            x.fill_(1.0)
+            torch.cuda.synchronize()
+            dist.barrier()
+            if rank == 1:
+                time.sleep(0.2)
+            start = time.monotonic()
+            dist.all_reduce(x)
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            assert time.monotonic() - start < 0.15, "the host has waited"
+            x.add_(1.0)
+            action()
+            seen = x.unique().tolist()
+            assert seen in ([world_size**2 + 1.0], [1.0]), seen
+
+
+def gated_at_the_end(rank: int, world_size: int) -> float:
+    """Rank 1 never calls; rank 0 leaves with what waits for it in the streams. Returns the seconds that took."""
+    with group(rank, world_size):
+        x = torch.ones(12_000_000, device="cuda")
+        dist.all_reduce(x)
+        torch.cuda.synchronize()
+        dist.barrier()
+        if rank == 0:
+            dist.all_reduce(x)
+            x.add_(1.0)
+        else:
+            time.sleep(0.5)
+        start = time.monotonic()
+    torch.cuda.synchronize()
+    assert rank == 1 or bool(x.isnan().any())
+    return time.monotonic() - start
+
+
+def two_groups(rank: int, world_size: int) -> None:
+    """Collectives of two groups and of the CPU, one after the other, all on each other's results; nobody waits."""
+    with group(rank, world_size):
+        groups = [dist.new_group(list(range(world_size))) for _ in range(2)]
+        side = torch.cuda.Stream()
+        x, host = torch.ones(5_000_000, device="cuda"), torch.ones(1000)
+        for turn in range(30):
+            works = []
+            for one in groups:
+                works.append(dist.all_reduce(x, group=one, async_op=True))
+                works[-1].wait()
+                x.mul_(0.5)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(LONG // 100)
+                dist.all_reduce(x, group=groups[turn % 2])
+                x.mul_(0.5)
+            torch.cuda.current_stream().wait_stream(side)
+            dist.all_reduce(host)
+        assert x.unique().tolist() == [1.0]
+        assert host[0] == 2.0**30
+
+
+def by_futures(rank: int, world_size: int) -> None:
+    """What hangs on a future, as hooks of DDP do, sees the result, in whatever stream it runs."""
+    with group(rank, world_size):
+        seen = []
+        for turn in range(20):
+            x = torch.empty(3_000_000, device="cuda")
+            torch.cuda._sleep(LONG // 20)
+            x.fill_(turn + rank)
+            future = dist.all_reduce(x, async_op=True).get_future().then(lambda done: done.value()[0] / world_size)
+            seen.append((turn, future.wait().unique()))
+        assert all(value.tolist() == [turn + 0.5] for turn, value in seen), seen
+
+
 def held_up(rank: int, world_size: int) -> list[float]:
     """Two calls with a long kernel between. Returns how long rank 0 waited for the first, and for both."""
     with group(rank, world_size):
@@ -192,14 +284,22 @@ def killed(rank: int, world_size: int) -> tuple[float, str] | None:
     """Rank 1 is killed; rank 0 gets an error that names it, and hangs neither then nor in the end."""
     with group(rank, world_size):
         x = torch.ones(20_000_000, device="cuda")
+        start = time.monotonic()
         for turn in range(100):
             if rank == 1 and turn == 5:
+                torch.cuda.synchronize()
                 os.kill(os.getpid(), signal.SIGKILL)
-            start = time.monotonic()
+            if turn == 5:
+                torch.cuda.synchronize()
+                start = time.monotonic()
             try:
                 dist.all_reduce(x)
+                torch.cuda.synchronize()  # ends, if it is the stream that waits
             except ringfort.PeerLostError as exc:
                 torch.cuda.synchronize()
+                if os.environ.get("RINGFORT_CUDA_WAIT") == "stream":
+                    assert x.isnan().any(), "what never came looks like a result"
+                    assert isinstance(raised(dist.barrier), ringfort.PeerLostError)
                 return time.monotonic() - start, str(exc)
     raise AssertionError("nothing was raised")
 
@@ -210,7 +310,13 @@ def late(rank: int, world_size: int) -> str:
         if rank == 1:
             time.sleep(4)
             return ""
-        error = raised(lambda: dist.all_reduce(torch.ones(100, device="cuda")))
+
+        def call() -> None:
+            dist.all_reduce(torch.ones(100, device="cuda"))
+            torch.cuda.synchronize()  # ends, if it is the stream that waits, and says nothing
+            dist.barrier()
+
+        error = raised(call)
         assert isinstance(error, ringfort.OperationTimeoutError), error
         return str(error)
 
@@ -219,8 +325,22 @@ def mismatch(rank: int, world_size: int) -> str:
     """Ranks with other sizes; of which the first chunks are the same."""
     with group(rank, world_size):
         x = torch.ones(5_000_000 + rank * 1_000_000, device="cuda")
-        error = raised(lambda: dist.all_reduce(x))
+        work = None
+
+        def call() -> None:
+            nonlocal work
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            torch.cuda.synchronize()
+            work.wait()
+
+        error = raised(call)
         assert isinstance(error, ringfort.CollectiveMismatchError), error
+        assert work is not None
+        torch.cuda.synchronize()
+        while not work.is_completed():
+            time.sleep(0.001)
+        assert not work.is_success()
         return str(error)
 
 
