@@ -407,15 +407,18 @@ def test_after_an_error_nothing_is_written_behind_the_callers_back() -> None:
 @pytest.mark.usefixtures("_the_stream_waits")
 def test_a_lost_peer_opens_the_gates_and_every_later_call_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing is left that looks like a result."""
+    issued = threading.Event()
 
     def program(me: Rank) -> None:
         x, y = torch.ones(30_000), torch.ones(3)
         me.engine.allreduce([x]).wait()
         me.device.synchronize()
         if me.rank == 1:
+            assert issued.wait(20)
             me.backend.kill()
             return
         works = [me.engine.allreduce([one]) for one in (x, y)]
+        issued.set()
         for work in works:
             with suppress(PeerLostError):  # if it is known by now
                 work.wait()
@@ -456,7 +459,7 @@ def test_a_device_that_refuses_in_the_middle_leaves_no_gate_shut(copies: int) ->
         for stream in me.device.streams:
             me.device.record(stream).synchronize()
 
-    with ranks(2) as group:
+    with ranks(2, timeout=0.5) as group:
         on_all(group, program)
 
 

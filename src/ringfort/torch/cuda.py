@@ -41,13 +41,11 @@ class CudaWork(RingfortWork):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until the network has done its part, as with Gloo; raises what it raised. Then the current stream
         waits for the rest. If streams wait for the network the host does not, unless it is told for how long."""
-        if self._held_by is not None:
-            self._held_by.check()
-            if not to_seconds(timeout, 0.0):
-                self._device.current().wait_event(self._ended())
-                return True
         try:
-            return super().wait(timeout)
+            if self._held_by is None or to_seconds(timeout, 0.0):
+                return super().wait(timeout)
+            self._held_by.check()
+            return True
         finally:
             ended = self._ended()
             if ended is not None:
