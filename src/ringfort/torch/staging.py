@@ -206,7 +206,9 @@ class Call:
             self._transfer.agree(self._transfer.example.numel(), self._seconds)
 
     def _exchange(self, chunk: _Chunk, deadline: float) -> None:
-        operation = self._transfer.make(chunk.parts, max(_LEAST, deadline - time.monotonic()))
+        # One that is alone has all the time: the usual timeout, if it is that, for which things are kept ready.
+        left = self._seconds if len(self._spans) == 1 else max(_LEAST, deadline - time.monotonic())
+        operation = self._transfer.make(chunk.parts, left)
         chunk.wait()
         operation.run()
 
