@@ -204,6 +204,83 @@ def test_a_call_that_is_given_up_stops_there_and_in_what_it_called(three: list[R
     assert not done.cancel()
 
 
+def test_a_call_that_is_given_up_while_it_waits_for_a_worker_is_forgotten_at_once() -> None:
+    with agents(2, config=RpcConfig(workers=1)) as (caller, server):
+        begun, gate = threading.Event(), threading.Event()
+        server.register("work", lambda _: (begun.set(), gate.wait(20))[1])
+        first = caller.rpc_async(1, "work", b"")
+        assert begun.wait(20)
+        waiting = caller.rpc_async(1, "work", bytes(100_000))
+        until(lambda: server.stats().queued == 1, "it has not come")
+        assert waiting.cancel()
+        until(lambda: server.stats().serving == 1, "it is still served")
+        assert server.stats().held_bytes < 1000
+        gate.set()
+        assert first.result(20)
+
+
+def test_what_runs_for_a_rank_that_is_lost_is_told_so(three: list[RpcAgent]) -> None:
+    caller, server, _ = three
+    begun, hangs, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    @server.rpc
+    def loop() -> None:
+        call = server.current_call()
+        assert call is not None
+        begun.set()
+        while not call.is_cancelled:
+            time.sleep(0.001)
+        ended.release()
+
+    @server.rpc
+    async def hang() -> None:
+        hangs.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.release()
+
+    for name, is_there in (("loop", begun), ("hang", hangs)):
+        caller.rpc_async(1, name, timeout=600)
+        assert is_there.wait(20)
+    caller.drop()
+    for _ in range(2):
+        assert ended.acquire(timeout=20)
+
+
+def test_a_call_that_is_made_for_another_has_no_more_time_than_that(three: list[RpcAgent]) -> None:
+    @three[2].rpc
+    def left() -> float:
+        call = three[2].current_call()
+        assert call is not None
+        return call.time_left
+
+    three[1].register("through", lambda: three[1].rpc_sync(2, "left", timeout=600))
+    assert 0 < three[0].rpc_sync(1, "through", timeout=15) <= 15
+
+
+def test_nothing_more_is_called_for_a_call_that_was_given_up(three: list[RpcAgent]) -> None:
+    begun, ended = threading.Event(), Future[Any]()
+    three[2].register("hit", lambda: "hit")
+
+    @three[1].rpc
+    def late() -> None:
+        call = three[1].current_call()
+        assert call is not None
+        begun.set()
+        while not call.is_cancelled:
+            time.sleep(0.001)
+        try:
+            ended.set_result(three[1].rpc_sync(2, "hit"))
+        except CancelledError as exc:
+            ended.set_result(exc)
+
+    future = three[0].rpc_async(1, "late")
+    assert begun.wait(20)
+    future.cancel()
+    assert isinstance(ended.result(20), CancelledError)
+
+
 def test_futures_can_be_awaited(three: list[RpcAgent]) -> None:
     async def main() -> Any:
         results = await asyncio.gather(*(three[0].rpc_async(1, "add", n) for n in range(5)))
@@ -454,7 +531,7 @@ def test_sizes_are_bounded_on_both_sides_and_for_all_together() -> None:
         server.register("make", lambda n: np.zeros(n, np.uint8))
         with pytest.raises(InvalidMessageError, match="max_message_bytes"):
             caller.rpc_sync(1, "size", bytes(100_100))
-        with pytest.raises(InvalidMessageError, match="max_message_bytes"):
+        with pytest.raises(InvalidMessageError, match=r"refused by rank 1: the result has .* max_message_bytes"):
             caller.rpc_sync(1, "make", 100_100)
         first = caller.rpc_async(1, "size", np.zeros(90_000, np.uint8))
         until(lambda: server.stats().held_bytes > 90_000, "it has not come")

@@ -72,6 +72,8 @@ def test_a_death_counts_only_where_the_witness_is_of_that_epoch_and_comes_along(
     assert is_lawful("bx", epoch(1, "ab"), seen_by["b"], "majority")
     assert not is_lawful("bx", epoch(1, "ab"), seen_by["x"], "majority")
     assert not is_lawful("bx", epoch(1, "ab"), seen_by["c"], "majority")
+    assert is_lawful("bcx", epoch(1, "abcde"), seen_by["c"], "majority")
+    assert not is_lawful("bx", epoch(1, "abc"), seen_by["c"], "majority"), "c may still join something older"
 
 
 def test_nobody_can_be_split_from_a_peer_alone() -> None:
@@ -132,6 +134,12 @@ def test_what_may_never_have_been_committed_hands_down_no_line() -> None:
 def test_a_doubt_is_none_when_the_leader_who_alone_could_commit_it_answers() -> None:
     standing = Standing(5, epoch(3, "abc"), (epoch(5, "ab"),))
     assert basis_of([standing], "a").doubts == ()
+
+
+def test_what_one_peer_doubts_and_another_knows_to_be_committed_is_no_doubt() -> None:
+    ended, ending, last = epoch(1, "ab"), epoch(2, "cd", "c", ("y#2",), ("x#1",)), epoch(3, "cd", "c", ("y#2",))
+    knowing = [Standing(1, ended), Standing(2, ending), Standing(3, last)]
+    assert basis_of([*knowing, Standing(1, None, (ended,))], "").doubts == ()
 
 
 def test_who_holds_what_the_group_has_no_majority_of_must_wait() -> None:

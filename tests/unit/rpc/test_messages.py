@@ -241,6 +241,14 @@ def test_a_call_that_begins_twice_is_refused() -> None:
         feed(Inbound(lambda _: True), data + data)
 
 
+def test_a_frame_that_continues_another_kind_of_message_is_refused() -> None:
+    inbound = Inbound(lambda _: True)
+    feed(inbound, header(Kind.RESPONSE, 1, 1, 0, 0, 8 + 1) + (9).to_bytes(8, "little") + b"1")
+    for kind in (Kind.ERROR, Kind.REQUEST):
+        with pytest.raises(ProtocolError):
+            feed(inbound, header(kind, 0, 0, 0, 0, 1) + b"2")
+
+
 def test_a_claim_takes_no_memory() -> None:
     inbound = Inbound(lambda head: head.size <= 1000)
     feed(inbound, header(Kind.REQUEST, 1, 1, 0, 0, 8) + (1 << 62).to_bytes(8, "little"))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ringfort.rpc.pool import Pool
+from tests.agents import until
 
 
 class Task:
@@ -62,6 +63,7 @@ def test_a_worker_that_waits_runs_what_is_deeper_and_nothing_else() -> None:
         first = Task(outer, depth=1)
         assert made.submit(first)
         assert waits.wait(20)
+        until(lambda: bool(made._helping), "it does not help")
         shallow = Task(lambda: order.append("shallow"), depth=1)
         deep = Task(lambda: order.append("deep"), depth=2)
         assert made.submit(shallow)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfort.rpc.inbound import Inbound
 from ringfort.rpc.messages import Count, Reference
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.references import References, RRef
+from ringfort.rpc.wire import Failed
 
 RANKS = 3
 
@@ -25,9 +26,11 @@ class Wire:
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.frames: deque[bytes] = deque()
+        self.sent = self.arrived = 0
 
     def control(self, frame: bytes) -> None:
         self.frames.append(frame)
+        self.sent += 1
 
     def post(self, outgoing: Outgoing) -> None:
         raise AssertionError("only counts are sent")
@@ -44,7 +47,8 @@ class World:
             for rank in range(RANKS)
         ]
         self.held: list[list[RRef]] = [[] for _ in range(RANKS)]
-        self.messages: list[tuple[int, Reference]] = []
+        self.messages: list[tuple[int, int, Reference, int]] = []
+        """From whom, to whom, what, and how many counts went before it on its link."""
         self.owned: list[tuple[int, Reference]] = []
         self.ever: set[Reference] = set()  # what its owner has heard of once
 
@@ -58,11 +62,13 @@ class World:
             rref = self.held[giver][which % len(self.held[giver])]
             name = self.ranks[giver].giver(to)(rref)
             assert name is not None
-            self.messages.append((to, name))
+            self.messages.append((giver, to, name, self.wires[giver, to].sent))
 
     def arrive(self, which: int) -> None:
         if self.messages:
-            to, name = self.messages.pop(which % len(self.messages))
+            giver, to, name, behind = self.messages.pop(which % len(self.messages))
+            while self.wires[giver, to].arrived < behind:
+                self.deliver(giver, to)
             self.held[to].append(self.ranks[to].taken(name))
 
     def drop(self, rank: int, which: int) -> None:
@@ -78,6 +84,7 @@ class World:
         """One count, on one wire."""
         if self.wires[a, b].frames:
             frame = self.wires[a, b].frames.popleft()
+            self.wires[a, b].arrived += 1
             inbound = Inbound(lambda _: True)
             inbound.want()[: len(frame)] = frame
             inbound.took(len(frame))
@@ -97,7 +104,7 @@ class World:
         heard = {name for _, name in self.owned if name in self.ranks[name.owner]._entries}
         for _, name in self.owned:
             holders = [rref for held in self.held for rref in held if rref._name == name]
-            if (holders or any(one == name for _, one in self.messages)) and name in self.ever:
+            if (holders or any(one == name for _, _, one, _ in self.messages)) and name in self.ever:
                 assert name in heard, name
         self.ever |= heard
 
@@ -115,6 +122,9 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=60))
+@example(
+    [("create", 2, 1), ("give", 2, 1, 0), ("arrive", 0), ("give", 1, 1, 0), ("drop", 1, 0), ("work", 1)]
+)  # on one link a message does not overtake the counts before it
 def test_a_value_is_kept_while_anybody_holds_it_and_freed_when_nobody_does(history: list[tuple[Any, ...]]) -> None:
     world = World()
     for name, *arguments in history:
@@ -131,3 +141,54 @@ def test_a_value_is_kept_while_anybody_holds_it_and_freed_when_nobody_does(histo
         held.clear()
     world.settle()
     assert [len(references) for references in world.ranks] == [0] * RANKS
+
+
+def test_a_rank_that_is_lost_holds_nothing_and_never_will_again() -> None:
+    world = World()
+    owner = world.ranks[1]
+    world.create(0, 1)
+    world.give(0, 2, 0)
+    world.settle()
+    world.drop(0, 0)
+    world.settle()
+    assert len(owner) == 1  # rank 2 has it
+    owner.lost(2)
+    assert len(owner) == 0
+    world.create(0, 1)
+    world.give(0, 2, 0)  # rank 0 has not heard of the death
+    world.settle()
+    assert len(owner) == 1
+    world.drop(0, 0)
+    world.settle()
+    assert len(owner) == 0
+
+
+def test_who_asks_for_what_a_lost_rank_was_about_to_ask_for_is_not_kept_waiting() -> None:
+    owner = World().ranks[1]
+    before, after = Reference(1, 0, 5), Reference(1, 0, 6)
+    outcome = owner.outcome(before)
+    assert not outcome.done()
+    owner.lost(0)
+    for asked in (outcome, owner.outcome(after)):
+        assert isinstance(asked.result(0), Failed)
+    assert len(owner) == 0
+
+
+def test_who_gives_up_asking_leaves_nothing_behind_and_takes_nothing_from_those_who_hold() -> None:
+    world = World()
+    owner, unknown = world.ranks[1], Reference(1, 0, 99)
+    owner.outcome(unknown)
+    owner.forget(unknown)
+    assert len(owner) == 0
+    world.create(0, 1)
+    world.settle()
+    (name,) = owner._entries
+    owner.outcome(name)
+    owner.forget(name)
+    assert len(owner) == 1
+
+
+def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
+    world = World()
+    world.ranks[1].count(Count(Reference(2, 0, 1), 0, 1))
+    assert len(world.ranks[1]) == 0
