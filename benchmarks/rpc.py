@@ -36,7 +36,7 @@ WORKERS = 8
 SECONDS = 120
 
 ENGINES = {
-    "ringfort": "this library: encrypted (AEGIS-128L) TCP",
+    "ringfort": "this library: encrypted (AEGIS) TCP",
     "plain": 'the same, `encryption="off"`',
     "grpc": "gRPC for Python, synchronous, plaintext; tensors as `bytes`",
     "grpc-tls": "the same over TLS",

@@ -19,10 +19,10 @@ from ringfort.errors import (
     TamperedError,
     VersionMismatchError,
 )
-from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES
+from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES, NoiseHandshake
 from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import greeting
-from ringfort.transport.ciphers import Aegis, AesGcm, preferred
+from ringfort.transport.ciphers import CIPHERS, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Meet, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening, sealed
@@ -93,15 +93,19 @@ def test_with_encryption_off_on_both_sides_there_is_only_the_purpose(
     assert initiator.opening.identity == responder.opening.identity == b""
 
 
-@pytest.mark.parametrize("weak", [None, "initiator", "responder", "both"])
-def test_both_sides_use_the_fast_cipher_only_if_both_prefer_it(weak: str | None) -> None:
-    if preferred() != (2, 1):
-        pytest.skip("AEGIS needs PyNaCl and a processor with AES instructions")
-    initiator = Side(Opening(ALICE, PURPOSE, ciphers=(1,) if weak in ("initiator", "both") else (2, 1)))
-    responder = Side(Opening(BOB, ciphers=(1,) if weak in ("responder", "both") else (2, 1)))
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [((3, 2, 1), (3, 2, 1), 3), ((3, 2, 1), (2, 1), 2), ((2, 1), (3, 2, 1), 2), ((1,), (3, 2, 1), 1), ((1,), (1,), 1)],
+)
+def test_the_sides_use_the_best_cipher_that_both_have(
+    first: tuple[int, ...], second: tuple[int, ...], both: int
+) -> None:
+    if both not in preferred():
+        pytest.skip("AEGIS needs a processor with AES instructions, and the packages pynacl and aeg")
+    initiator, responder = Side(Opening(ALICE, PURPOSE, ciphers=first)), Side(Opening(BOB, ciphers=second))
     converse(initiator, responder)
     halves = [half for side in (initiator, responder) for half in (side.opening.sealer, side.opening.opener)]
-    assert [half.cipher for half in halves if half] == [AesGcm if weak else Aegis] * 4
+    assert [half.cipher for half in halves if half] == [CIPHERS[both]] * 4
 
 
 def test_a_cipher_that_was_not_offered_is_no_choice() -> None:
@@ -109,6 +113,28 @@ def test_a_cipher_that_was_not_offered_is_no_choice() -> None:
     converse(initiator, responder)
     assert isinstance(initiator.error, HandshakeError)
     assert initiator.opening.sealer is None
+
+
+@pytest.mark.parametrize("liar", ["initiator", "responder"])
+def test_a_member_that_claims_the_identity_of_another_is_refused(liar: str) -> None:
+    thief = member()
+    thief.identity.public_key = member().identity.public_key
+    initiator = Side(Opening(thief if liar == "initiator" else ALICE, PURPOSE))
+    responder = Side(Opening(thief if liar == "responder" else BOB))
+    converse(initiator, responder)
+    honest = responder if liar == "initiator" else initiator
+    assert isinstance(honest.error, HandshakeError)
+    assert not honest.opening.is_open
+    assert honest.opening.identity == b""
+
+
+def test_the_handshake_is_bound_to_what_was_said_in_the_clear() -> None:
+    preamble = bytes(Opening(ALICE, PURPOSE).outgoing[: PREAMBLE.size])
+    for prologue, fits in ((preamble, True), (b"", False), (preamble[:-1], False)):
+        noise = NoiseHandshake(initiator=True, static=ALICE.static, psk=CLUSTER.handshake_key, prologue=prologue)
+        responder = Side(Opening(BOB))
+        responder.listen(preamble + noise.write())
+        assert (responder.error is None) is fits
 
 
 # --- those who differ -------------------------------------------------------------------------------------------------
