@@ -73,10 +73,11 @@ def gpu_part(result: Mapping[str, Any]) -> Iterable[str]:
             "-" if way["host_ms"] is None else f"{way['host_ms']:.1f} ms",
             f"{way['device_ms']:.1f} ms",
             f"{way['ratio']:.2f}",
+            f"{way['call_ms']:.1f} ms",
         ]
         for way in result["ways"]
     ]
-    yield from table(["over", "in the host's memory", "on the GPU", "share"], rows)
+    yield from table(["over", "in the host's memory", "on the GPU", "share", "the host was busy with the call"], rows)
     yield "Of 4 KiB:\n"
     rows = [
         [_NAMES.get(one["way"], one["way"]), f"{one['host_us']:.0f} us", f"{one['device_us']:.0f} us"]

@@ -5,8 +5,9 @@ at the word, no kernel spins and no thread sleeps. CUDA knows nothing of what a 
 
 **Who opens a gate makes no call of the driver on the way, except to wait for an event.** A call that waits for the
 device (a copy to or from memory that is not pinned, as in `.tolist()`; `cudaFree`; a launch into a full queue) holds a
-lock which every other thread needs that puts something into a stream. If such a call waits behind a gate, whoever
-would first have to copy something to open it waits for ever.
+lock which every other thread needs that puts something into a stream, or frees an event. If such a call waits behind a
+gate, whoever would first have to copy something to open it waits for ever. (What the garbage collector frees of the
+program's own in that thread is beyond us.)
 
 **What opens a gate is in the streams before it.** The GPU has few queues (8 for kernels and copies up, fewer for copies
 down, whatever the streams' priorities): once as many streams wait at gates, nothing that comes later gets through.
