@@ -170,9 +170,9 @@ class Agreement:
                 return ()
             case Offer() if peer == self.epoch.peers[0]:
                 return self._answer(peer, message)
-            case Ready() if peer in self.silent:
+            case Ready(title=self.title) if peer in self.silent:
                 self.silent.discard(peer)
-                return self._go_if_all_are_ready() if message.title == self.title else ()
+                return self._go_if_all_are_ready()
             case Go() if peer == self.epoch.peers[0] and self._offer is not None:
                 return self._start(self._offer)
             case _:

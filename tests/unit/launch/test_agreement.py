@@ -155,6 +155,16 @@ def test_only_the_first_may_offer_and_say_go() -> None:
     assert second.received("a.1", Go(epoch.key)) == ()
 
 
+def test_one_that_would_start_another_program_is_not_ready() -> None:
+    first = launcher("a.1")
+    epoch = epoch_of(*NAMES)
+    first.epoch_started(0.0, epoch)
+    assert first.received("b.1", Ready(epoch.key, "other.py")) == ()
+    assert first.received("c.1", Ready(epoch.key, "train.py")) == ()
+    assert first.silent == {"b.1"}
+    assert kinds(first.received("b.1", Ready(epoch.key, "train.py"))) == [Tell, Start]
+
+
 def test_machines_that_run_different_programs_all_say_so() -> None:
     run = Run(titles={"c.1": "other.py"})
     run.start(epoch_of(*NAMES))
@@ -217,8 +227,31 @@ def test_who_was_lost_is_a_better_reason_than_that_an_epoch_ended() -> None:
 
 def test_newcomers_and_new_epochs_change_nothing_after_the_start() -> None:
     one = started("a.1")
-    assert one.epoch_started(9.0, epoch_of("a.1", number=9)) == ()
-    assert one.tick(1e6) == ()
+    for names in (NAMES, ("a.1",)):
+        assert one.epoch_started(9.0, epoch_of(*names, number=9)) == ()
+        assert one.epoch == epoch_of(*NAMES)
+        assert one.tick(1e6) == ()
+
+
+def test_after_a_failure_nothing_starts_or_finishes_and_who_goes_is_not_blamed() -> None:
+    one = started("b.1")
+    one.received("a.1", Failed(Failure("a", 1)))
+    assert one.lost("a.1", "host-a", "it left") == ()
+    for peer in ("a.1", "c.1"):
+        assert one.received(peer, Done(epoch_of(*NAMES).key)) == ()
+    assert kinds(one.done()) == [Tell]
+    assert one.failures == [Failure("a", 1)]
+    first = launcher("a.1")
+    first.epoch_started(0.0, epoch_of(*NAMES))
+    first.received("b.1", Failed(Failure("b", 1)))
+    assert first.epoch_started(1.0, epoch_of(*NAMES, number=6)) == ()
+    assert not first.has_started
+
+
+def test_what_a_stranger_to_the_epoch_says_is_ignored() -> None:
+    one = started("b.1")
+    assert one.received("stranger.1", Failed(Failure("x", 1))) == ()
+    assert one.failures == []
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81\xa4type\xa2no", encode(Go((1, "a"))) + b"\0"])

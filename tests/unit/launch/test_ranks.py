@@ -1,13 +1,18 @@
-"""What each rank is told."""
+"""What each rank is told, who of them is blamed, and how they are stopped."""
 
 from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ringfort.config import Environment
+from ringfort.launch import ranks as ranks_module
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.messages import Place
-from ringfort.launch.ranks import rank_variables
+from ringfort.launch.ranks import BLAME_AFAR_SECONDS, BLAME_SECONDS, STOP_SECONDS, MachineRanks, rank_variables
 
 WISHES = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -58,3 +63,102 @@ def test_what_a_person_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     for name in WISHES:
         monkeypatch.setenv(name, "mine")
     assert not set(WISHES) & rank_variables(assignment(), 0, "eth1").keys()
+
+
+# --- their end --------------------------------------------------------------------------------------------------------
+
+
+class Pretended:
+    """The processes of a machine, which end when the test says so; and the time, which passes when it says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, machines: int = 1) -> None:
+        self.now = 100.0
+        self.children: list[Any] = []
+        self.failed: list[Any] = []
+        self.signals: list[int] = []
+        monkeypatch.setattr(ranks_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.ranks = MachineRanks(self, "here")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        place = Place("10.0.0.1", 1234, 1235)
+        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), ["program"], "", None)
+
+    def start(self, number: int, *_: object, **__: object) -> None:
+        self.children.append(SimpleNamespace(number=number, exit_code=None, tail=()))
+
+    def end(self, number: int, exit_code: int, *tail: str) -> None:
+        child = self.children[number]
+        child.exit_code, child.tail = exit_code, tail
+        if exit_code:
+            self.failed.append(child)
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    def poll(self) -> list[Any]:
+        return []
+
+    @property
+    def is_over(self) -> bool:
+        return all(child.exit_code is not None for child in self.children)
+
+    def blamed(self) -> int | None:
+        failure = self.ranks.failure()
+        return None if failure is None else failure.rank
+
+
+LOST_ANOTHER = "ringfort.errors.PeerLostError: rank 1 is lost"
+
+
+def test_a_rank_that_fails_by_itself_is_blamed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Pretended(monkeypatch)
+    assert run.blamed() is None
+    run.end(1, 3, "ValueError: no")
+    assert run.blamed() == 1
+
+
+@pytest.mark.parametrize(("machines", "patience"), [(1, BLAME_SECONDS), (2, BLAME_AFAR_SECONDS)])
+def test_the_one_that_a_victim_lost_is_waited_for(
+    machines: int, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Pretended(monkeypatch, machines)
+    run.end(0, 1, LOST_ANOTHER)
+    assert run.blamed() is None
+    run.now += patience - 0.1
+    assert run.blamed() is None
+    run.end(1, -9)
+    assert run.blamed() == 1
+
+
+def test_a_victim_is_blamed_where_nobody_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Pretended(monkeypatch)
+    run.end(0, 1, LOST_ANOTHER)
+    assert run.blamed() is None
+    run.now += BLAME_SECONDS
+    assert run.blamed() == 0
+
+
+def test_when_all_of_the_only_machine_have_ended_nobody_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machines, blamed in ((1, 0), (2, None)):
+        run = Pretended(monkeypatch, machines)
+        for number in range(3):
+            run.end(number, 1, LOST_ANOTHER)
+        assert run.blamed() == blamed
+
+
+def test_how_ranks_end_that_were_stopped_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Pretended(monkeypatch)
+    run.ranks.stop(signal.SIGINT)
+    run.end(0, 1, "KeyboardInterrupt")
+    assert run.blamed() is None
+    assert run.signals == [signal.SIGINT]
+
+
+def test_what_does_not_stop_is_killed_in_time_however_often_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Pretended(monkeypatch)
+    run.ranks.stop()
+    run.now += STOP_SECONDS - 0.1
+    run.ranks.stop()
+    run.ranks.poll()
+    assert run.signals == [signal.SIGTERM] * 2
+    run.now += 0.1
+    run.ranks.poll()
+    assert run.signals[2:] == [signal.SIGKILL]

@@ -1,0 +1,48 @@
+"""Signals and events come to one place, in order, and wake who waits."""
+
+from __future__ import annotations
+
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from ringfort.launch.inbox import SIGNALS, Inbox, Signalled, signals_to
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_signals_come_to_the_inbox_and_wake_who_waits() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    with closing(Inbox()) as inbox:
+        assert select.select([inbox.reader], [], [], 0)[0] == []
+        with signals_to(inbox):
+            for number in SIGNALS:
+                signal.raise_signal(number)
+        assert select.select([inbox.reader], [], [], 0)[0] == [inbox.reader]
+        assert list(inbox.items()) == [Signalled(number) for number in SIGNALS]
+        assert select.select([inbox.reader], [], [], 0)[0] == []
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_what_was_ignored_stays_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with closing(Inbox()) as inbox, signals_to(inbox):
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert list(inbox.items()) == []
+
+
+def test_more_than_a_pipe_holds_waits_in_order() -> None:
+    with closing(Inbox()) as inbox:
+        for number in range(1, 100_000):
+            inbox.put(Signalled(number))
+        assert [item.number for item in inbox.items() if isinstance(item, Signalled)] == list(range(1, 100_000))
