@@ -6,16 +6,20 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from ringfort import DistributedConfig, TcpBackend
+from ringfort.backends import rendezvous
+from ringfort.backends.rendezvous import Terms, accept_higher, knock
 from ringfort.config import format_address, parse_address
 from ringfort.errors import (
     ConfigError,
     DistributedError,
     InvalidRankError,
     InvalidWorldSizeError,
+    ProtocolError,
     RankTakenError,
     RefusedError,
     RendezvousTimeoutError,
@@ -26,8 +30,11 @@ from ringfort.identity.credentials import Credentials
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import reserved_addresses, tcp_group
 from ringfort.transport.channel import Channel
+from ringfort.transport.door import Door
 from ringfort.transport.greeting import Greeting, Join, Meet, Ready, Welcome
+from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening
+from ringfort.transport.tcp import listen
 from tests.openings import impostor, member
 from tests.unit.transport.background import Background
 
@@ -344,3 +351,143 @@ def test_a_world_of_one_needs_no_address_and_opens_nothing() -> None:
 def test_a_timeout_may_be_longer_than_any_clock_counts() -> None:
     with tcp_group(2, DistributedConfig(timeout=1e300)) as backends:
         assert run_ranks(backends, talk_to_all) == [None, None]
+
+
+# --- what members say out of turn -------------------------------------------------------------------------------------
+
+
+def test_a_welcome_to_another_number_of_ranks_is_none() -> None:
+    door = Door(listen("127.0.0.1", 0), Credentials.load())
+    deadline = time.monotonic() + 20
+    joining = Background(TcpBackend, 1, 3, format_address(*door.address), config=LONG)
+    while not (arrivals := door.wait(deadline)[0]):
+        assert time.monotonic() < deadline
+    arrivals[0].channel.say(Welcome(b"token", [("", 0), ("127.0.0.1", 1)]), deadline)
+    with pytest.raises(ProtocolError, match="something else than a welcome"):
+        joining.result()
+    with pytest.raises(RefusedError, match="something else than a welcome"):  # it has said so
+        arrivals[0].channel.hear("rank 1", deadline)
+    arrivals[0].channel.close()
+    door.close()
+
+
+@pytest.mark.parametrize("forming", [2], indirect=True)
+def test_a_rank_that_is_not_ready_fails_the_group(forming: Forming) -> None:
+    channel = forming.greet(Join(1, 2, "127.0.0.1", 1))
+    assert isinstance(channel.hear("rank 0", time.monotonic() + 20), Welcome)
+    channel.say(Join(1, 2, "127.0.0.1", 1), time.monotonic() + 20)
+    with pytest.raises(ProtocolError, match="rank 1 did not say that it is ready"):
+        forming.host()
+    with pytest.raises(RefusedError, match="rank 1 did not say that it is ready"):
+        channel.hear("rank 0", time.monotonic() + 20)
+    channel.close()
+
+
+# --- at the doors of the other ranks ----------------------------------------------------------------------------------
+
+TOKEN = bytes(16)
+
+
+class Meeting:
+    """Rank 1 of four, which lets in those above."""
+
+    def __init__(self) -> None:
+        self.door = Door(listen("127.0.0.1", 0), member())
+        self.channels: dict[int, Channel] = {}
+        self.terms = Terms.begin(20, member(), Machine())
+        self._stack = ExitStack()
+        self.accepting = Background(accept_higher, self.door, Meet(1, 4, TOKEN), self.channels, self.terms)
+
+    def knock(self, rank: int) -> Channel:
+        """A rank that is let in."""
+        return self._keep(knock(1, [self.door.address], Meet(rank, 4, TOKEN), self.terms))
+
+    def greet(self, purpose: Greeting) -> Channel:
+        """A member that comes for `purpose`."""
+        sock = self._stack.enter_context(socket.create_connection(self.door.address))
+        return self._keep(Channel.open(sock, member(), purpose, "rank 1", self.terms.deadline))
+
+    def _keep(self, channel: Channel) -> Channel:
+        self._stack.callback(channel.close)
+        return channel
+
+    def close(self) -> None:
+        self._stack.close()
+        for channel in self.channels.values():
+            channel.close()
+        self.door.close()
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    meeting = Meeting()
+    yield meeting
+    meeting.close()
+
+
+@pytest.mark.parametrize(
+    ("purpose", "kind", "saying"),
+    [
+        (Join(3, 4, "", 1), RefusedError, "joined at rank 0"),
+        (Meet(3, 5, TOKEN), WorldSizeMismatchError, "rank 3 knows 5 ranks, rank 1 4"),
+        (Meet(3, 4, bytes(15) + b"x"), RefusedError, "belongs to another group"),
+        (Meet(0, 4, TOKEN), RefusedError, "rank 0 does not connect to rank 1"),
+        (Meet(1, 4, TOKEN), RefusedError, "rank 1 does not connect to rank 1"),
+        (Meet(4, 4, TOKEN), RefusedError, "rank 4 does not connect to rank 1"),
+        (Meet(2, 4, TOKEN), RankTakenError, "rank 2 is taken"),
+    ],
+    ids=["joins", "world size", "token", "lower", "itself", "out of range", "taken"],
+)
+def test_who_does_not_belong_is_told_why_by_every_rank(
+    meeting: Meeting, purpose: Greeting, kind: type[RefusedError], saying: str
+) -> None:
+    meeting.knock(2)
+    with pytest.raises(kind, match=saying):
+        meeting.greet(purpose).hear("rank 1", meeting.terms.deadline)
+    meeting.knock(3)
+    meeting.accepting.result()
+    assert sorted(meeting.channels) == [2, 3]
+
+
+def test_a_rank_that_dies_before_all_are_there_may_come_again(meeting: Meeting) -> None:
+    for _ in range(3):
+        meeting.knock(2).close()
+    meeting.knock(2)
+    meeting.knock(3)
+    meeting.accepting.result()
+    assert sorted(meeting.channels) == [2, 3]
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "listens"),
+    [
+        ("server", "10.0.0.2", "10.0.0.2"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("::1", "::1", "::1"),
+        ("server", "127.0.1.1", ""),  # as Debian resolves a machine's own name
+    ],
+)
+def test_a_rank_listens_on_the_interface_that_leads_to_rank_0(master: str, local: str, listens: str) -> None:
+    assert rendezvous._listening_host(master, local) == listens
+
+
+@pytest.mark.parametrize(
+    ("told", "mine", "found"),
+    [
+        ("10.0.0.3", ("10.0.0.2", 1), "10.0.0.3"),
+        ("127.0.0.1", ("10.0.0.2", 1), "rank-0"),  # of rank 0's machine
+        ("127.0.0.1", ("127.0.0.1", 1), "127.0.0.1"),
+        ("fe80::9", ("fe80::2", 1, 0, 3), "fe80::9%3"),
+        ("FE80::9", ("fe80::2", 1, 0, 3), "FE80::9%3"),
+        ("fe80::9%eth7", ("fe80::2", 1, 0, 3), "fe80::9%eth7"),
+        ("fe80::9", ("10.0.0.2", 1), "fe80::9"),
+        ("::1", ("fe80::2", 1, 0, 3), "rank-0"),
+    ],
+)
+def test_an_address_is_used_as_it_is_seen_from_here(told: str, mine: tuple[object, ...], found: str) -> None:
+    master = SimpleNamespace(getsockname=lambda: mine, getpeername=lambda: ("rank-0", 1))
+    assert rendezvous._reachable((told, 5), master) == (found, 5)  # type: ignore[arg-type]
