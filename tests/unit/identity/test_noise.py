@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
@@ -369,6 +370,22 @@ def test_after_a_fault_nothing_works_any_more() -> None:
     assert not responder.is_finished
 
 
+def test_what_was_known_before_a_fault_is_not_given_out_after_it() -> None:
+    initiator, responder = pair()
+    responder.read(initiator.write())
+    initiator.read(responder.write())
+    assert initiator.binding == responder.binding
+    with pytest.raises(HandshakeError):
+        responder.read(bytes(MESSAGE_3_OVERHEAD))
+    initiator.write()
+    with pytest.raises(HandshakeError):
+        initiator.write()
+    for handshake in (initiator, responder):
+        for name in ("remote_static", "binding", "handshake_hash"):
+            with pytest.raises(HandshakeError):
+                getattr(handshake, name)
+
+
 def test_nothing_is_given_out_before_its_time() -> None:
     initiator, responder = pair()
     for handshake in (initiator, responder):
@@ -400,6 +417,13 @@ def test_a_counter_that_has_run_out_seals_nothing_more() -> None:
     cipher.nonce = 2**64 - 1
     with pytest.raises(ValueError, match="run out"):
         cipher.encrypt_with_ad(b"", b"")
+
+
+def test_what_does_not_open_does_not_count() -> None:
+    sender, receiver = CipherState(PSK), CipherState(PSK)
+    with pytest.raises(InvalidTag):
+        receiver.decrypt_with_ad(b"", bytes(40))
+    assert receiver.decrypt_with_ad(b"", sender.encrypt_with_ad(b"", b"hello")) == b"hello"
 
 
 # --- anything at all --------------------------------------------------------------------------------------------------

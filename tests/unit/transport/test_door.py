@@ -257,6 +257,13 @@ def test_a_client_that_drips_is_dropped_as_soon_as_a_silent_one(
     assert ends(sock)
 
 
+def test_who_has_no_room_for_what_it_is_told_is_dropped(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = socket.socket.send
+    monkeypatch.setattr(socket.socket, "send", lambda sock, data: send(sock, data[:1]))
+    street.call(bytes(Opening(member(), JOIN).outgoing))
+    assert "it does not read what it is told" in street.turned_away()
+
+
 def test_the_oldest_stranger_makes_room_for_a_new_one(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "MAX_WAITING", 3)
     strangers = [street.call() for _ in range(3)]

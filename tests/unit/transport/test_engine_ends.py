@@ -22,8 +22,10 @@ from ringfort.errors import (
     SizeMismatchError,
 )
 from ringfort.testing import VirtualClock, run_ranks
+from ringfort.transport import notices
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import (
+    ABORT,
     DATA,
     GO,
     GOODBYE,
@@ -31,6 +33,7 @@ from ringfort.transport.frames import (
     WAITING,
     pack,
 )
+from ringfort.transport.notices import Aborted
 from tests.unit.transport.background import Background
 from tests.unit.transport.scene import FOREVER, Scene, scene_with
 
@@ -95,6 +98,36 @@ def test_a_peer_that_said_goodbye_has_closed(scene: Scene) -> None:
     into = bytearray(10)
     scene.me.recv(into, 1, tag=3)
     assert into == b"last words"
+
+
+def test_what_a_peer_said_before_its_end_is_heard_also_by_one_who_only_sends(scene: Scene) -> None:
+    why = notices.encode(Aborted(1, "no room on the disk"))
+    scene.peers[1].write(pack(ABORT, length=len(why)), why)
+    scene.peers[1].end()
+    with pytest.raises(AbortedError, match="no room on the disk"):
+        scene.me.send(b"x", 1, timeout=5)
+
+
+def test_a_collective_that_needs_one_who_has_closed_is_told_to_the_others(wide: Scene) -> None:
+    wide.peers[1].write(pack(GOODBYE))
+    wide.peers[1].end()
+    with pytest.raises(ChannelClosedError):
+        wide.me.recv(bytearray(1), 1)
+    wide.peers[2].frames()
+    with pytest.raises(ChannelClosedError):
+        wide.me.barrier(timeout=5)
+    assert ABORT in wide.peers[2].kinds()
+
+
+def test_a_peer_that_cannot_be_told_of_an_abort_sees_its_link_end(scene: Scene) -> None:
+    call = Background(scene.me.send, bytes(MIB), 1, timeout=FOREVER)  # more than the pipe holds, and nobody reads
+    scene.clock.wait_for_sleepers(1)
+    abort = Background(scene.me.abort, "enough")
+    abort.wait(scene.clock).result()
+    with pytest.raises(AbortedError):
+        call.wait(scene.clock).result()
+    while scene.peers[1]._stream.recv_into(memoryview(bytearray(MIB))):
+        pass
 
 
 def test_a_wrong_size_is_still_told_apart_when_the_peer_has_closed(scene: Scene) -> None:
