@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
+from ringfort.identity.namespace import NetworkNamespace
 from tests.namespaces import Host, lan, needs_namespaces
 from tests.nodes import nodes_on
 
@@ -76,7 +77,9 @@ def test_peers_that_are_there_are_met_and_their_versions_are_compared(home: Path
     with lan(2) as net, nodes_on([net.hosts[1]]) as ((node,),):
         node.start()
         code, found = report(net.hosts[0], home, key=node.key)
+        _, elsewhere = report(net.hosts[0], home, key=NetworkNamespace.generate("other").join_code())
     assert code == 0
+    assert elsewhere["multicast"][-1]["what"] == "0 other peers of this cluster are heard, and 1 of other clusters"
     assert found["peers"][0]["what"].startswith("met: ")
     assert found["multicast"][-1]["what"] == "1 other peers of this cluster are heard"
     assert found["version"][0]["what"].endswith("as 1 others have")

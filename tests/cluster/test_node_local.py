@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -16,15 +17,21 @@ import pytest
 
 import ringfort
 from ringfort.cluster.backend import AutoDiscoveryBackend
+from ringfort.cluster.control import Control as Inside
+from ringfort.cluster.discovery.directory import Source
+from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
 from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
 from ringfort.cluster.host import clock
+from ringfort.cluster.instructions import Instruction
+from ringfort.cluster.line import Line
 from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
 from ringfort.cluster.node import ClusterNode
+from ringfort.cluster.probing import MAX_PROBES
 from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.topology import STALE_AFTER
-from ringfort.cluster.wire import dial
-from ringfort.config import AutoDiscoveryConfig, ElectionConfig
+from ringfort.cluster.wire import ControlLink, dial
+from ringfort.config import AutoDiscoveryConfig, ElectionConfig, Environment
 from ringfort.context import DistributedContext
 from ringfort.errors import (
     ChannelClosedError,
@@ -37,13 +44,17 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.transport.greeting import Control, Join
+from ringfort.transport.greeting import Control, Join, Probe
 from ringfort.transport.opening import Opening, sealed
+from tests.agents import until
 
 PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""
 LOCAL = AutoDiscoveryConfig(interfaces=["127.0.0.1"], settle=0.15, election=ElectionConfig(settle=0.1))
 """Processes of one machine hear of each other in milliseconds: no need to wait for more."""
+
+ELSEWHERE = "127.77.77.77:9"
+"""Where nobody is."""
 
 
 class Cluster:
@@ -80,7 +91,7 @@ class Cluster:
             seen.append(str(event))
 
     def dial(
-        self, node: ClusterNode, purpose: Control | Join, credentials: Credentials | None = None
+        self, node: ClusterNode, purpose: Control | Join | Probe, credentials: Credentials | None = None
     ) -> tuple[socket.socket, Opening]:
         """A connection of a member that is no node."""
         host, _, port = node.addresses[0].rpartition(":")
@@ -496,6 +507,121 @@ def test_strangers_who_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
     finally:
         for sock in crowd:
             sock.close()
+
+
+def test_no_more_are_measured_at_a_time_than_there_is_room_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringfort.cluster.probing.PROBE_TIMEOUT", 10 * PATIENCE)
+    node = cluster.start()
+    probes = [cluster.dial(node, Probe())[0] for _ in range(MAX_PROBES + 1)]
+    assert probes[-1].recv(1) == b""
+    assert select.select(probes[:-1], [], [], 0)[0] == []
+    for sock in probes:
+        sock.close()
+
+
+def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster: Cluster) -> None:
+    node = cluster.start()
+    sock, _ = cluster.dial(node, Control())
+    control = node._control
+    assert control is not None
+    until(lambda: bool(control.lines), "it has not come")
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    with sock, suppress(ConnectionResetError):  # which is an end too
+        while sock.recv(1 << 16):
+            pass
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+
+
+def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.start()
+    control, ticked, failed = node._control, threading.Event(), threading.Event()
+    assert control is not None
+    tick = control.core.tick
+
+    def faulty(now: float) -> Sequence[Instruction]:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("a fault")
+        ticked.set()
+        return tick(now)
+
+    control.core.tick = faulty  # type: ignore[method-assign]
+    assert ticked.wait(PATIENCE)
+    assert "the control thread failed; it goes on" in caplog.text
+
+
+def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.start()
+    control, looked = node._control, queue.Queue[str]()
+    assert control is not None
+    assert node._loop is not None
+    monkeypatch.setattr(control, "_vouch", lambda: looked.put("looked"))
+    sibling = f"{node.peer_id.rpartition('.')[0]}.sibling"
+    for peer in ("elsewhere.1", sibling):
+        node._loop.call_soon_threadsafe(control._happened, PeerLost(peer, "silent", died=False))
+        cluster.wait_for(node, lambda event, peer=peer: isinstance(event, PeerLost) and event.peer == peer)
+        assert looked.empty() is (peer != sibling)
+
+
+def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
+    """Does something with a node's inside, in its own thread."""
+
+    async def act() -> None:
+        assert node._control is not None
+        action(node._control)
+
+    assert node._loop is not None
+    asyncio.run_coroutine_threadsafe(act(), node._loop).result(PATIENCE)
+
+
+def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:
+    def meet(control: Inside) -> None:
+        directory, line = control.finder.directory, Line(ControlLink(Opening(None), print, print), ELSEWHERE, "")
+        directory.learn([ELSEWHERE], Source.STATIC, clock())
+        control._met(line, Hello(control.core.me))
+        directory.learn([ELSEWHERE], Source.STATIC, clock())
+        assert ELSEWHERE not in directory
+
+    in_loop(cluster.start(), meet)
+
+
+def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
+    def meet(control: Inside) -> None:
+        directory, line = control.finder.directory, Line(ControlLink(Opening(None), print, print), ELSEWHERE, "")
+        directory.learn([ELSEWHERE], Source.STATIC, clock())
+        control._met(line, Hello(Member("refused.1", "host")))
+        assert directory.troubles() == [(ELSEWHERE, "it was refused")]
+
+    in_loop(cluster.start(), meet)
+
+
+def test_a_node_does_not_move_to_interfaces_that_are_no_longer_the_current_ones(cluster: Cluster) -> None:
+    node = cluster.start()
+    addresses = node.addresses
+    in_loop(node, lambda control: control._moved(Choice(())))
+    assert node.addresses == addresses != ()
+
+
+def test_what_was_promised_to_others_outlives_a_process_and_what_concerns_nobody_does_not(cluster: Cluster) -> None:
+    folder = Environment.from_mapping().home_folder / "standings"
+    one, two = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    one.close()
+    assert list(folder.glob(f"*{one.peer_id}"))
+    cluster.namespace = NetworkNamespace.generate("alone")
+    alone = cluster.start()
+    assert list(folder.glob(f"*{alone.peer_id}"))
+    alone.close()
+    assert not list(folder.glob(f"*{alone.peer_id}"))
 
 
 def test_who_comes_for_a_group_with_fixed_ranks_is_told_that_this_is_none(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -30,7 +31,7 @@ from ringfort.identity.credentials import Credentials
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import reserved_addresses, tcp_group
 from ringfort.transport.channel import Channel
-from ringfort.transport.door import Door
+from ringfort.transport.door import Arrival, Door
 from ringfort.transport.greeting import Greeting, Join, Meet, Ready, Welcome
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening
@@ -456,6 +457,43 @@ def test_a_rank_that_dies_before_all_are_there_may_come_again(meeting: Meeting) 
     meeting.knock(3)
     meeting.accepting.result()
     assert sorted(meeting.channels) == [2, 3]
+
+
+class Behind:
+    """A door whose first visitor is told of only after it has gone."""
+
+    def __init__(self, door: Door, gone: Arrival) -> None:
+        self._door = door
+        self._gone = [gone]
+
+    def wait(self, deadline: float) -> tuple[list[Arrival], list[socket.socket]]:
+        if self._gone:
+            return [self._gone.pop()], []
+        return self._door.wait(deadline)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._door, name)
+
+
+def test_a_rank_that_is_gone_before_it_is_answered_may_come_again() -> None:
+    door = Door(listen("127.0.0.1", 0), member())
+    terms = Terms.begin(20, member(), Machine())
+    sock = socket.create_connection(door.address)
+    opening = Background(Channel.open, sock, member(), Meet(2, 4, TOKEN), "rank 1", terms.deadline)
+    while not (arrivals := door.wait(terms.deadline)[0]):
+        assert not terms.is_over
+    opening.result()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()  # with a reset: what is written now fails
+    channels: dict[int, Channel] = {}
+    behind = Behind(door, arrivals[0])
+    accepting = Background(accept_higher, behind, Meet(1, 4, TOKEN), channels, terms)
+    ranks = [knock(1, [door.address], Meet(rank, 4, TOKEN), terms) for rank in (3, 2)]
+    accepting.result()
+    assert sorted(channels) == [2, 3]
+    for channel in (*ranks, *channels.values()):
+        channel.close()
+    door.close()
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

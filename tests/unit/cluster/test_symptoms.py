@@ -1,0 +1,36 @@
+"""What the doctor asks of a machine's own tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringfort.cluster import symptoms
+
+
+def test_only_tools_that_are_here_and_answer_this_user_are_heard(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tools = {
+        "answers": ("echo", "all is open"),
+        "refuses": ("sh", "-c", "echo you must be root; exit 1"),
+        "is not here": (str(tmp_path / "nothing"),),
+        "hangs": ("sleep", "60"),
+    }
+    monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", tools)
+    monkeypatch.setattr(symptoms, "_TOOL_TIMEOUT", 0.5)
+    monkeypatch.setattr(symptoms, "_UFW_SETTINGS", tmp_path / "ufw.conf")
+    assert symptoms._firewall() == {"answers": "all is open\n"}
+
+
+def test_ufw_is_asked_by_its_settings_where_it_answers_root_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = tmp_path / "ufw.conf"
+    settings.write_text("ENABLED=yes\n", encoding="utf-8")
+    monkeypatch.setattr(symptoms, "_UFW_SETTINGS", settings)
+    monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", {"ufw": ("false",)})
+    assert symptoms._firewall() == {"ufw": "ENABLED=yes\n"}
+    monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", {"ufw": ("echo", "Status: active")})
+    assert symptoms._firewall() == {"ufw": "Status: active\n"}
