@@ -95,7 +95,14 @@ def test_with_encryption_off_on_both_sides_there_is_only_the_purpose(
 
 @pytest.mark.parametrize(
     ("first", "second", "both"),
-    [((3, 2, 1), (3, 2, 1), 3), ((3, 2, 1), (2, 1), 2), ((2, 1), (3, 2, 1), 2), ((1,), (3, 2, 1), 1), ((1,), (1,), 1)],
+    [
+        ((4, 3, 2, 1), (4, 3, 2, 1), 4),
+        ((3, 2, 1), (3, 4, 2, 1), 3),
+        ((3, 2, 1), (2, 1), 2),
+        ((2, 1), (3, 2, 1), 2),
+        ((1,), (3, 2, 1), 1),
+        ((1,), (1,), 1),
+    ],
 )
 def test_the_sides_use_the_best_cipher_that_both_have(
     first: tuple[int, ...], second: tuple[int, ...], both: int
