@@ -610,6 +610,15 @@ def test_a_node_does_not_move_to_interfaces_that_are_no_longer_the_current_ones(
     assert node.addresses == addresses != ()
 
 
+def test_what_is_reported_again_and_again_does_not_push_out_the_rest(cluster: Cluster) -> None:
+    def report(control: Inside) -> None:
+        for peer in ("one.1", *["two.1"] * 100):
+            control._happened(Misbehaved(peer, "it floods"))
+        assert list(control.events) == ["one.1 was refused: it floods", "two.1 was refused: it floods"]
+
+    in_loop(cluster.start(), report)
+
+
 def test_what_was_promised_to_others_outlives_a_process_and_what_concerns_nobody_does_not(cluster: Cluster) -> None:
     folder = Environment.from_mapping().home_folder / "standings"
     one, two = cluster.start(), cluster.start()

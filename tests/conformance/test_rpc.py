@@ -219,6 +219,43 @@ def test_a_call_that_is_given_up_while_it_waits_for_a_worker_is_forgotten_at_onc
         assert first.result(20)
 
 
+def test_an_async_function_that_is_given_up_before_it_begins_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with agents(2) as (caller, server):
+        serving = server._exchange.serving
+        begun, gate, ran, spawned = threading.Event(), threading.Event(), threading.Event(), threading.Semaphore(0)
+        spawn = serving._spawn
+
+        def told(*arguments: Any) -> None:
+            spawn(*arguments)
+            spawned.release()
+
+        monkeypatch.setattr(serving, "_spawn", told)
+
+        @server.rpc
+        async def block() -> None:
+            begun.set()
+            gate.wait(20)  # nothing else in that loop goes on
+
+        @server.rpc
+        async def never() -> None:
+            ran.set()
+
+        server.register("one", lambda: 1)
+        first = caller.rpc_async(1, "block")
+        assert begun.wait(20)
+        second = caller.rpc_async(1, "never")
+        for _ in range(2):
+            assert spawned.acquire(timeout=20)
+        assert second.cancel()
+        assert caller.rpc_sync(1, "one") == 1  # the other side has heard of it by now
+        gate.set()
+        first.result(20)
+        until(lambda: not server.stats().serving, "it has not ended")
+        assert not ran.is_set()
+
+
 def test_what_runs_for_a_rank_that_is_lost_is_told_so(three: list[RpcAgent]) -> None:
     caller, server, _ = three
     begun, hangs, ended = threading.Event(), threading.Event(), threading.Semaphore(0)

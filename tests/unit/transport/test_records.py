@@ -116,6 +116,15 @@ def test_any_flipped_bit_of_a_record_is_noticed() -> None:
             assert read_until_caught([padded[: LENGTH.size + min(claimed, MAX_RECORD)]]) == []
 
 
+def test_the_length_is_vouched_for_with_what_it_is_the_length_of() -> None:
+    (record,) = sealed_all([b"hello"])
+    for place in range(LENGTH.size):
+        changed = bytearray(record)
+        changed[place] ^= 1
+        with pytest.raises(TamperedError, match="was changed"):
+            Opener(KEY, in_use).open(changed, memoryview(bytearray(5)))
+
+
 def test_what_does_not_open_leaves_nothing_of_it_behind() -> None:
     [record] = sealed_all([b"words that an attacker may have chosen"])
     into = bytearray(b"\x55" * (len(record) - overhead()))

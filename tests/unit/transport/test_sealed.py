@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -174,6 +176,33 @@ def test_records_that_were_read_together_are_pending_until_the_last_is_opened() 
         for number in range(5):
             assert read(other, 4096) == bytes([number]) * 10
             assert other.has_pending is (number < 4)
+
+
+def test_a_record_that_begins_late_in_the_buffer_is_read_to_its_end() -> None:
+    plain = [b"h" * 64, os.urandom(MAX_PLAIN)] * 4
+    sealer = Sealer(THERE, CIPHER)
+    wire = b"".join(record_of(sealer, data) for data in plain)
+    into = memoryview(bytearray(MAX_PLAIN))
+    with raw_and_stream() as (raw, stream):
+        writer = threading.Thread(target=raw.sendall, args=(wire,))
+        writer.start()  # always ahead, so that every read takes something of the next record too
+        found: list[bytes] = []
+        while len(found) < len(plain):
+            try:
+                count = stream.recv_into(into)
+            except BlockingIOError:
+                assert select.select([stream._sock], [], [], 20)[0], "nothing comes"
+                continue
+            if not count:
+                break
+            found.append(bytes(into[:count]))
+        stream.shut_down()
+        stream.close()  # so that the writer ends in any case
+        with suppress(OSError):
+            raw.shutdown(socket.SHUT_RDWR)
+        writer.join(20)
+    assert list(map(len, found)) == list(map(len, plain))
+    assert found == plain
 
 
 def test_half_a_record_is_not_pending() -> None:
