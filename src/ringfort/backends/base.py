@@ -162,7 +162,9 @@ class Backend(ABC):
         for leg in legs:
             self.exchange(leg.out, dst, leg.into, src, reduce=leg.reduce, tag=tag, timeout=timeout)
 
-    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
+    def swap(
+        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
+    ) -> None:
         """An `exchange` with one peer, in a collective, of messages of one small size: `take` is given what came, which
         is there only until it returns."""
         into = bytearray(len(data))

@@ -152,7 +152,9 @@ class SubBackend(Backend):
         self.check_peer(src, "src")
         self._outermost.relay(legs, self._members[dst], self._members[src], tag=self.check_tag(tag), timeout=timeout)
 
-    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> None:
+    def swap(
+        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
+    ) -> None:
         self._outermost.swap(data, self._members[peer], envelope, take)
 
     def abort(self, reason: str) -> None:

@@ -26,7 +26,7 @@ BLOCK = 512 * KIB
 
 
 class Combine(Protocol):
-    """Does `out = a <op> b`; `out` may be `a`. For one thread at a time."""
+    """Does `out = a <op> b`; `out` may be `a` or `b`. For one thread at a time."""
 
     def __call__(self, a: Array, b: Array, /, *, out: Array) -> object: ...
 
@@ -155,6 +155,7 @@ def _combiner(fold: Fold) -> Combine:
 
         def fold_apart(a: Array, b: Array, /, *, out: Array) -> None:
             if out is not a:
+                b = b.copy() if out is b else b
                 out[...] = a
             fold.apply(out, b)
 

@@ -77,7 +77,9 @@ class Engine(ShortWay):
                     # shared memory, would stay until the garbage collector comes.
                     half.error = None
 
-    def swap(self, data: bytes, peer: int, envelope: Envelope, take: Callable[[memoryview], object]) -> bool:
+    def swap(
+        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
+    ) -> bool:
         """Sends a small message of a collective to `peer` and gives `take` the one of the same size that comes back;
         or does nothing and returns False, if anything is out of the ordinary."""
         if not self._lead.acquire(blocking=False):

@@ -59,14 +59,14 @@ def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
     return True
 
 
-def swap(link: Link, data: bytes, envelope: Envelope, epoch: int, spin: Spin) -> memoryview | Job:
+def swap(link: Link, data: bytes | memoryview, envelope: Envelope, epoch: int, spin: Spin) -> memoryview | Job:
     """Sends `data` on an idle link and receives as much. Returns what came, or what is left to do for the ordinary way.
     Raises `OSError`."""
     size = len(data)
     head = _head(envelope, size, epoch)
-    frame = head + data
-    sent = _push(link, frame)
-    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < len(frame) else None
+    # Behind its header, where it is little: else the kernel gathers the two.
+    sent = _push(link, head + data) if isinstance(data, bytes) else _push_both(link, memoryview(head), data)
+    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < HEADER_BYTES + size else None
     if left is None:
         link.outbound.count(size)
         found = _pull(link, head, size, spin)
@@ -76,7 +76,7 @@ def swap(link: Link, data: bytes, envelope: Envelope, epoch: int, spin: Spin) ->
         left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
     else:
         left.send, left.send_link = Send(memoryview(data), envelope, wants_go=False), link
-        link.outbound.went(left.send, frame, sent)
+        link.outbound.went(left.send, head + data, sent)
     left.receive, left.receive_link = Receive(memoryview(bytearray(size)), envelope, None), link
     return left
 
@@ -84,6 +84,13 @@ def swap(link: Link, data: bytes, envelope: Envelope, epoch: int, spin: Spin) ->
 def _push(link: Link, frame: bytes) -> int:
     try:
         return link.stream.send(memoryview(frame))
+    except BlockingIOError:
+        return 0
+
+
+def _push_both(link: Link, head: memoryview, data: memoryview) -> int:
+    try:
+        return link.stream.sendmsg((head, data))
     except BlockingIOError:
         return 0
 
@@ -152,7 +159,7 @@ class ShortWay(Vigil):
         self._after_read(into)
         return is_done
 
-    def _quick_swap(self, data: bytes, link: Link, envelope: Envelope) -> memoryview | Job:
+    def _quick_swap(self, data: bytes | memoryview, link: Link, envelope: Envelope) -> memoryview | Job:
         try:
             found = swap(link, data, envelope, self._epoch, self._spin)
         except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
