@@ -14,9 +14,9 @@ from ringfort.transport.fold import Array, Fold
 from ringfort.transport.frames import NO_CALL, Key
 
 CHUNK = 256 * KIB
-"""Bytes received at once for folding, where a stream does not ask for more (`Stream.chunk`): they stay in the cache until
-they are added. Whole slices received first and added later were measured 2 to 8 times slower on large arrays. What is
-not folded goes straight to its place."""
+"""Bytes received at once for folding, where a stream does not ask for more (`Stream.chunk`): they stay in the cache
+until they are added. Whole slices received first and added later were measured 2 to 8 times slower on large arrays.
+What is not folded goes straight to its place."""
 
 LEAST_RELAYED = 64 * KIB
 """Bytes that are worth a frame of their own, when a message is passed on while it arrives."""
