@@ -65,7 +65,7 @@ def swap(link: Link, data: bytes | memoryview, envelope: Envelope, epoch: int, s
     size = len(data)
     head = _head(envelope, size, epoch)
     # Behind its header, where it is little: else the kernel gathers the two.
-    sent = _push(link, head + data) if isinstance(data, bytes) else _push_both(link, memoryview(head), data)
+    sent = _push(link, head + data) if isinstance(data, bytes) else _push(link, head, data)
     left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < HEADER_BYTES + size else None
     if left is None:
         link.outbound.count(size)
@@ -81,16 +81,11 @@ def swap(link: Link, data: bytes | memoryview, envelope: Envelope, epoch: int, s
     return left
 
 
-def _push(link: Link, frame: bytes) -> int:
+def _push(link: Link, frame: bytes, body: memoryview | None = None) -> int:
     try:
-        return link.stream.send(memoryview(frame))
-    except BlockingIOError:
-        return 0
-
-
-def _push_both(link: Link, head: memoryview, data: memoryview) -> int:
-    try:
-        return link.stream.sendmsg((head, data))
+        if body is None:
+            return link.stream.send(memoryview(frame))
+        return link.stream.sendmsg((memoryview(frame), body))
     except BlockingIOError:
         return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -150,17 +150,41 @@ def test_the_end_of_the_link_has_its_name(rank: Rank) -> None:
     assert caught.value.peer == 1
 
 
+class Narrow(SocketStream):
+    """Of what it is given at once, the kernel takes little."""
+
+    def __init__(self, of: SocketStream) -> None:
+        super().__init__(of._sock)
+        self.send = lambda data: self._sock.send(data[:10])  # type: ignore[method-assign,assignment]
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
+        return self._sock.send(b"".join(buffers)[: HEADER_BYTES + 10])
+
+
+def narrowed(rank: Rank) -> None:
+    assert isinstance(rank.link.stream, SocketStream)
+    rank.link.stream = Narrow(rank.link.stream)
+
+
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_a_swap_sends_the_same_bytes_from_a_copy_and_from_the_array_itself(
+    rank: Rank, kind: type[bytes] | type[memoryview], *, is_narrow: bool
+) -> None:
+    if is_narrow:
+        narrowed(rank)
+    theirs, ours, found = b"y" * 300, bytes(index & 255 for index in range(300)), bytearray()
+    for rank.operation in (1, 2):
+        rank.peer.sendall(rank.frame(theirs, operation=rank.operation))
+        assert rank.engine.swap(kind(ours), 1, rank.envelope(), found.extend)
+    assert rank.heard() == rank.frame(ours) + rank.frame(ours, operation=2)
+    assert found == theirs * 2
+    assert rank.engine.traffic() == (2, 600, 2, 600)
+
+
 def test_a_frame_that_the_kernel_takes_in_part_goes_out_whole(rank: Rank) -> None:
     """Before the call ends: nobody may come to write the rest later."""
-
-    class Narrow(SocketStream):
-        def send(self, data: memoryview, /) -> int:  # type: ignore[override]
-            return self._sock.send(data[:10])
-
-    narrow = Narrow.__new__(Narrow)
-    narrow._sock = rank.link.stream._sock  # type: ignore[attr-defined]
-    narrow.recv_into = narrow._sock.recv_into
-    rank.link.stream = narrow
+    narrowed(rank)
     into = bytearray(20)
     rank.peer.sendall(rank.frame(b"y" * 20))
     rank.engine.run(rank.exchange(b"x" * 20, into))
