@@ -26,8 +26,8 @@ LENGTH = Struct("<I")
 MAX_PLAIN = MIB
 """Bytes sealed at once: a whole frame's payload. With 256 KiB, which would stay in the cache, 16 and 64 MiB took 1.3 to
 1.8 times as long, even where many were sealed and sent in one go: twice the time in the kernel, where the two sides get
-into each other's way. Only for the last frame of a message smaller records paid, so that one is opened while the next
-is sealed, as long as the cipher was AES-256-GCM."""
+into each other's way. Cutting only the last frame of a message, so that one record is opened while the next is sealed,
+once made 1 MiB take 0.7 of the time; since the ciphers are faster, 1.04 to 1.11."""
 MAX_OVERHEAD = LENGTH.size + LARGEST_TAG
 MAX_RECORD = MAX_PLAIN + MAX_OVERHEAD
 ROLL_OVER = 1 << 18

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
+from types import SimpleNamespace
+
 import pytest
 from cryptography.exceptions import InvalidTag
 
+from ringfort.transport import ciphers
 from ringfort.transport.ciphers import (
     CIPHERS,
     LARGEST_TAG,
@@ -66,6 +70,34 @@ def test_what_was_sealed_opens_with_the_same_key_count_and_head_and_with_no_othe
         with pytest.raises(InvalidTag):
             kind(other).open(count, body, vouched, into)
     assert kind.tag_bytes <= LARGEST_TAG
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HERE if kind is not AesGcm])
+def test_every_cipher_has_a_key_of_its_own(kind: type[Cipher]) -> None:
+    """HKDF-Expand, of which a key this short takes one block."""
+    key = bytes(range(32))
+    block = hmac.digest(key, b"ringfort records " + kind.name.encode() + b"\x01", "sha256")
+    assert kind(key)._key == block[:16]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("order", [(4, 3, 2), (2, 3, 4), (3, 4, 2)])
+def test_a_machine_likes_best_what_it_seals_fastest_with(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(HERE) < len(CIPHERS):
+        pytest.skip("AEGIS needs a processor with AES instructions, and the packages pynacl and aeg")
+    monkeypatch.setattr(ciphers, "_seconds", order.index)
+    assert preferred.__wrapped__() == (*order, 1)
+    monkeypatch.setattr(ciphers, "_libaegis", None)
+    assert preferred.__wrapped__() == (2, 1)
+
+
+def test_aegis_is_for_processors_with_aes_instructions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = SimpleNamespace(crypto_aead_aes256gcm_is_available=lambda: 0)
+    monkeypatch.setattr(ciphers, "_sodium", SimpleNamespace(lib=lib))
+    assert preferred.__wrapped__() == (1,)
+    monkeypatch.setattr(ciphers, "_sodium", None)
+    assert preferred.__wrapped__() == (1,)
 
 
 def test_sides_agree_on_what_both_like_best_and_else_on_what_all_can_do() -> None:
