@@ -162,14 +162,9 @@ class Backend(ABC):
         for leg in legs:
             self.exchange(leg.out, dst, leg.into, src, reduce=leg.reduce, tag=tag, timeout=timeout)
 
-    def swap(
-        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
-    ) -> None:
-        """An `exchange` with one peer, in a collective, of messages of one small size: `take` is given what came, which
-        is there only until it returns."""
-        into = bytearray(len(data))
+    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
+        """An `exchange` with one peer, in a collective, of messages that are a frame each."""
         self.exchange(data, peer, into, peer, tag=envelope)
-        take(memoryview(into))
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Returns when every rank of the group has called it. Rounds of empty messages at doubling distances."""

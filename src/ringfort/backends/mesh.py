@@ -113,11 +113,9 @@ class MeshBackend(Backend):
         job.before = tuple(before)
         self._engine.run(job)
 
-    def swap(
-        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
-    ) -> None:
-        if not self._engine.swap(data, peer, envelope, take):
-            super().swap(data, peer, envelope, take)
+    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
+        if not self._engine.swap(data, into, peer, envelope):
+            super().swap(data, into, peer, envelope)
 
     @property
     def hosts(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -152,10 +152,8 @@ class SubBackend(Backend):
         self.check_peer(src, "src")
         self._outermost.relay(legs, self._members[dst], self._members[src], tag=self.check_tag(tag), timeout=timeout)
 
-    def swap(
-        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
-    ) -> None:
-        self._outermost.swap(data, self._members[peer], envelope, take)
+    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
+        self._outermost.swap(data, into, self._members[peer], envelope)
 
     def abort(self, reason: str) -> None:
         """Aborts the whole process's group: a rank that gives up cannot serve its other groups either."""

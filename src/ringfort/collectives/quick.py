@@ -3,18 +3,23 @@ what the ordinary ones do, message for message, in as few instructions as it tak
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ringfort.backends.base import Backend
 from ringfort.collectives import plan, shared
+from ringfort.collectives.auto import BLOCK_BYTES, DOUBLING_BYTES
 from ringfort.collectives.ops import ReduceOp
-from ringfort.collectives.shared import Folding
+from ringfort.collectives.plan import Span
+from ringfort.collectives.shared import Combine, Folding
 from ringfort.config import KIB, AllReduceStrategy, Shape
 from ringfort.errors import DistributedError
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Array
+from ringfort.transport.frames import MAX_FRAGMENT
 
 _VIEWED: Final = 32 * KIB
 """Bytes from which a view of them is quicker than two copies: one of them, and one behind their header."""
@@ -74,40 +79,83 @@ class OverBoard:
             raise
 
 
+class _Swap(NamedTuple):
+    """An exchange with a partner: it gets one part of the array, and what it sends is folded into another or takes its
+    place."""
+
+    partner: int
+    out: Span
+    into: Span
+    combine: Combine | None
+    is_first: bool = True
+    """Where they are folded, our elements come before the partner's."""
+
+
+_landings: WeakKeyDictionary[Backend, Array] = WeakKeyDictionary()
+"""Where a partner's elements wait until they are folded: a group is in one collective at a time."""
+
+
 class OverLinks:
-    """For ranks that exchange all they have with one partner after the other."""
+    """For ranks that have one partner after the other."""
 
     __slots__ = ("_backend", "_call", "_steps")
 
-    def __init__(self, backend: Backend, call: bytes, partners: tuple[int, ...], folding: Folding) -> None:
+    def __init__(self, backend: Backend, call: bytes, steps: Sequence[_Swap], flat: Array) -> None:
         self._backend = backend
         self._call = call
-        combine = [folding.plain] * (len(partners) - 1) + [folding.closing]
-        self._steps = tuple(zip(partners, combine, strict=True))
+        landing = _landings.setdefault(backend, np.empty(MAX_FRAGMENT, np.uint8))
+        places = [landing[: (step.into[1] - step.into[0]) * flat.itemsize] for step in steps]
+        arrived = [(place.view(flat.dtype), memoryview(place)) for place in places]
+        self._steps = tuple(zip(steps, arrived, strict=True))
 
     @classmethod
-    def suited(cls, backend: Backend, strategy: AllReduceStrategy, call: bytes, folding: Folding) -> OverLinks | None:
-        """If the ordinary way of `strategy`, for a small array, is a chain of such exchanges."""
-        rank, n = backend.rank, backend.world_size
-        if strategy.shape is Shape.DIRECT and n == 2:
-            return cls(backend, call, (1 - rank,), folding)
-        if strategy.shape is Shape.HALVING_DOUBLING and n & (n - 1) == 0:
-            return cls(backend, call, plan.doubling_all_reduce(rank, n)[1], folding)
-        return None
+    def suited(
+        cls, backend: Backend, strategy: AllReduceStrategy, call: bytes, flat: Array, folding: Folding
+    ) -> OverLinks | None:
+        """If the ordinary way of `strategy` is a chain of exchanges with one partner each, of a frame each way."""
+        steps = _chain(backend, strategy, flat, folding)
+        largest = max((stop - start for step in steps for start, stop in step[1:3]), default=0)
+        if not steps or largest * flat.itemsize > MAX_FRAGMENT:
+            return None
+        return cls(backend, call, steps, flat)
 
     def __call__(self, flat: Array) -> None:
         """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
-        backend, dtype = self._backend, flat.dtype
+        backend = self._backend
         envelope = backend.envelope_of(backend.next_operation(), self._call)
-        rank = backend.rank
-        for partner, combine in self._steps:
+        for (partner, out, into, combine, is_first), (theirs, landing) in self._steps:
+            part, own = flat[out[0] : out[1]], flat[into[0] : into[1]]
+            data = part.tobytes() if part.nbytes < _VIEWED else memoryview(part.view(np.uint8))
+            if combine is None:
+                backend.swap(data, memoryview(own.view(np.uint8)), partner, envelope)
+                continue
+            backend.swap(data, landing, partner, envelope)
+            if is_first:
+                combine(own, theirs, out=own)
+            else:
+                combine(theirs, own, out=own)
 
-            def take(theirs: memoryview) -> None:
-                # The lower rank's elements come first, so that both get the same bits.
-                if rank < partner:  # noqa: B023  # called before the next turn
-                    combine(flat, np.frombuffer(theirs, dtype), out=flat)  # noqa: B023
-                else:
-                    combine(np.frombuffer(theirs, dtype), flat, out=flat)  # noqa: B023
 
-            data = flat.tobytes() if flat.nbytes < _VIEWED else memoryview(flat.view(np.uint8))
-            backend.swap(data, partner, envelope, take)
+def _chain(backend: Backend, strategy: AllReduceStrategy, flat: Array, folding: Folding) -> list[_Swap]:
+    """The exchanges that `strategy` makes, if each is with one partner; else none."""
+    rank, n = backend.rank, backend.world_size
+    if strategy.shape is Shape.DIRECT and n == 2 and flat.nbytes <= BLOCK_BYTES:
+        partners: tuple[int, ...] = (1 - rank,)
+    elif strategy.shape is Shape.HALVING_DOUBLING and n & (n - 1) == 0:
+        if flat.nbytes > DOUBLING_BYTES:
+            return [_swap_of(step, folding) for step in plan.halving_doubling_all_reduce(rank, n, flat.size)]
+        partners = plan.doubling_all_reduce(rank, n)[1]
+    else:
+        return []
+    whole = 0, flat.size
+    folds = [folding.plain] * (len(partners) - 1) + [folding.closing]
+    # The lower rank's elements come first, so that both get the same bits.
+    return [_Swap(partner, whole, whole, fold, rank < partner) for partner, fold in zip(partners, folds, strict=True)]
+
+
+def _swap_of(step: plan.Step, folding: Folding) -> _Swap:
+    assert step.dst is not None
+    assert step.out is not None
+    assert step.into is not None
+    combine = folding.plain if step.finish is None else folding.closing
+    return _Swap(step.dst, step.out, step.into, combine if step.fold else None)

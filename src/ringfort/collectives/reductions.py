@@ -15,7 +15,7 @@ from ringfort.collectives.kernels import ElementType
 from ringfort.collectives.operation import Memory, Operation, check_root, run_ring, run_steps
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.plan import Span
-from ringfort.collectives.stripes import over_stripes
+from ringfort.collectives.stripes import may_stripe, over_stripes
 from ringfort.config import AllReduceStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.fold import Array, Fold
@@ -65,9 +65,9 @@ def all_reduce(
 
             over_stripes(backend, flat, envelope, move)
             is_usual = asked is None and kind.kind == flat.dtype.kind
-            if is_usual and isinstance(op, ReduceOp) and flat.nbytes <= auto.DOUBLING_BYTES:
+            if is_usual and isinstance(op, ReduceOp) and not may_stripe(backend, flat.nbytes):
                 folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
-                quick.remember(backend, op, flat, quick.OverLinks.suited(backend, chosen, call, folding))
+                quick.remember(backend, op, flat, quick.OverLinks.suited(backend, chosen, call, flat, folding))
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)

@@ -63,14 +63,19 @@ def count_for(backend: Backend, nbytes: int) -> int:
     return (used(backend) or 1) if nbytes >= there * LEAST else 1
 
 
+def may_stripe(backend: Backend, nbytes: int) -> bool:
+    """Whether an array of so many bytes may go over more than one stripe."""
+    return nbytes >= 2 * LEAST and 1 < len(backend.stripes) <= nbytes // LEAST
+
+
 def over_stripes(backend: Backend, flat: Array, envelope: Envelope, move: Move) -> None:
     """Moves all of `flat`, which has the same size on every rank, by calls of `move`: of one stripe each at a time, and
     of all in the order of the spans. Raises what ended the first that failed."""
     whole = 0, flat.size
-    stripes = backend.stripes if flat.nbytes >= 2 * LEAST else ()
-    if len(stripes) <= 1 or flat.nbytes < len(stripes) * LEAST:
+    if not may_stripe(backend, flat.nbytes):
         move(backend, whole)
         return
+    stripes = backend.stripes
     if used(backend) is None and flat.nbytes >= TRIAL:
         whole = _try(backend, stripes, flat.size, envelope, move), flat.size
     run_parts(backend, stripes[: count_for(backend, flat.nbytes)], whole, envelope, move)

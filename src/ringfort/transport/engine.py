@@ -77,11 +77,9 @@ class Engine(ShortWay):
                     # shared memory, would stay until the garbage collector comes.
                     half.error = None
 
-    def swap(
-        self, data: bytes | memoryview, peer: int, envelope: Envelope, take: Callable[[memoryview], object]
-    ) -> bool:
-        """Sends a small message of a collective to `peer` and gives `take` the one of the same size that comes back;
-        or does nothing and returns False, if anything is out of the ordinary."""
+    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> bool:
+        """Sends `data`, a message of a collective that is one frame, to `peer` and receives what fills `into`; or does
+        nothing and returns False, if anything is out of the ordinary."""
         if not self._lead.acquire(blocking=False):
             return False
         link = self.links[peer]
@@ -95,22 +93,18 @@ class Engine(ShortWay):
             self._release()
             return False
         try:
-            found = self._quick_swap(data, link, envelope)
-            if isinstance(found, memoryview):
-                take(found)
+            left = self._quick_swap(link, data, into, envelope)
         except BaseException:
             self._interrupted()
             self._release()
             raise
-        if isinstance(found, memoryview):
+        if left is None:
             self._lead.release()
             if self._arrivals and self._lead.acquire(blocking=False):
                 self._release()
             return True
-        self._lead_for(found)
-        self._raise_of(found)
-        assert found.receive is not None
-        take(found.receive.into)
+        self._lead_for(left)
+        self._raise_of(left)
         return True
 
     def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:

@@ -34,6 +34,9 @@ _BUFFER = max(_READ_AHEAD, 64 * KIB + HEADER_BYTES)
 """Bytes of the buffer itself: a message that is received the short way (quick.py) fits with its header."""
 
 
+_NOTHING = memoryview(b"")
+
+
 class Disagreement(NamedTuple):
     """A message came that is not of the collective that this rank is in."""
 
@@ -153,10 +156,17 @@ class Inbound:
         self.messages += 1
         self.bytes += size
 
-    def leave(self, count: int) -> None:
-        """`count` bytes were read into the buffer by one who expected something else. Raises as `took` does."""
+    def leave(self, count: int, beyond: memoryview = _NOTHING) -> None:
+        """`count` bytes were read into the buffer, and behind them those of `beyond`, by one who will not read on.
+        Raises as `took` does."""
         self._fill = count
         self._parse()
+        while beyond:
+            space = self.want()
+            moved = min(len(space), len(beyond))
+            space[:moved] = beyond[:moved]
+            self.took(moved)
+            beyond = beyond[moved:]
 
     # --- matching -------------------------------------------------------------------------------------------------
 

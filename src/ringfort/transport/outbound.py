@@ -67,15 +67,17 @@ class Outbound:
         self.messages += 1
         self.bytes += size
 
-    def went(self, send: Send, frame: bytes, count: int) -> None:
-        """Of a message's only `frame`, `count` bytes were written while this half was idle; the rest is next."""
+    def went(self, send: Send, head: bytes, count: int) -> None:
+        """Of a message's only frame, which begins with `head`, `count` bytes were written while this half was idle; the
+        rest is next."""
         self.count(send.size)
         send.begun, send.sent = True, send.size
-        if count == len(frame):
+        if count == len(head) + send.size:
             send.done = True
             return
         self.post(send)
-        self._send, self._head = send, memoryview(frame)[count:]
+        self._send, self._head = send, memoryview(head)[count:]
+        self._body = send.data[max(0, count - len(head)) :]
 
     @property
     def is_between(self) -> bool:

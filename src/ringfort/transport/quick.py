@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from ringfort.config import KIB
 from ringfort.errors import ProtocolError, TamperedError
@@ -38,8 +39,8 @@ def send(job: Job, link: Link, epoch: int) -> bool:
     """Sends `job.send`, which is no part of the job then. Raises `OSError`."""
     send = job.send
     assert send is not None
-    frame = _head(send.envelope, send.size, epoch) + send.data
-    link.outbound.went(send, frame, _push(link, frame))
+    head = _head(send.envelope, send.size, epoch)
+    link.outbound.went(send, head, _push(link, head + send.data))
     if send.done:
         job.send = job.send_link = None
     return send.done
@@ -59,29 +60,91 @@ def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
     return True
 
 
-def swap(link: Link, data: bytes | memoryview, envelope: Envelope, epoch: int, spin: Spin) -> memoryview | Job:
-    """Sends `data` on an idle link and receives as much. Returns what came, or what is left to do for the ordinary way.
-    Raises `OSError`."""
-    size = len(data)
-    head = _head(envelope, size, epoch)
+def swap(
+    link: Link,
+    data: bytes | memoryview,
+    into: memoryview,
+    envelope: Envelope,
+    epoch: int,
+    spin: Spin,
+    take_up: Callable[[Job], None],
+) -> Job | None:
+    """Sends `data` on an idle link and fills `into`, each a message of one frame. Returns what is left to do for the
+    ordinary way, which has taken it up. Raises `OSError`."""
+    outbound, inbound = link.outbound, link.inbound
+    head = _head(envelope, len(data), epoch)
+    awaited = head if len(into) == len(data) else _head(envelope, len(into), epoch)
+    whole, total = HEADER_BYTES + len(data), HEADER_BYTES + len(into)
     # Behind its header, where it is little: else the kernel gathers the two.
     sent = _push(link, head + data) if isinstance(data, bytes) else _push(link, head, data)
-    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < HEADER_BYTES + size else None
-    if left is None:
-        link.outbound.count(size)
-        found = _pull(link, head, size, spin)
+    if sent == whole and len(into) <= LARGEST:
+        found = _pull(link, awaited, len(into), spin)
         if found is not None:
-            link.inbound.count(size)
-            return found
-        left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+            into[:] = found
+        have = 0 if found is None else total  # what came in place of it is with the receiving half already
     else:
+        sent, have = _trade(link, head, memoryview(data), sent, awaited, into, spin)
+    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < whole or have < total else None
+    if sent == whole:
+        outbound.count(len(data))
+    elif left is not None:
         left.send, left.send_link = Send(memoryview(data), envelope, wants_go=False), link
-        link.outbound.went(left.send, head + data, sent)
-    left.receive, left.receive_link = Receive(memoryview(bytearray(size)), envelope, None), link
+        outbound.went(left.send, head, sent)
+    if have == total:
+        inbound.count(len(into))
+    elif left is not None:
+        left.receive, left.receive_link = Receive(into, envelope, None), link
+    if left is not None:
+        take_up(left)
+        if 0 < have < total:
+            inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
     return left
 
 
-def _push(link: Link, frame: bytes, body: memoryview | None = None) -> int:
+def _trade(
+    link: Link, head: bytes, data: memoryview, sent: int, awaited: bytes, into: memoryview, spin: Spin
+) -> tuple[int, int]:
+    """Goes on sending a frame of which `sent` bytes are out, and receives the one that begins with `awaited`: in turns,
+    for neither side may wait until the other has read all. Returns how much went and how much came in the end: a header
+    into the receiving half's buffer, and what follows it into `into`."""
+    stream, buffer = link.stream, link.inbound.buffer
+    whole, total, have = HEADER_BYTES + len(data), HEADER_BYTES + len(into), 0
+    tries, until = spin.budget, 0.0
+    while sent < whole or have < total:
+        moved = 0
+        if sent < whole:
+            moved = _push(link, head[sent:], data) if sent < HEADER_BYTES else _push(link, data[sent - HEADER_BYTES :])
+            sent += moved
+        if have < total:
+            try:
+                count = stream.recv_into(
+                    buffer[have:HEADER_BYTES] if have < HEADER_BYTES else into[have - HEADER_BYTES :]
+                )
+            except BlockingIOError:
+                pass
+            else:
+                if not count:
+                    break  # the end: the ordinary way gives it its name
+                moved, is_new = moved + count, have < HEADER_BYTES
+                have += count
+                if is_new and have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != awaited:
+                    break
+        if moved:
+            tries = spin.budget
+            continue
+        now = time.monotonic()
+        if tries == spin.budget:
+            until = now + LONGEST
+        tries -= 1
+        if tries < 0 or now > until:
+            tries = -1
+            break
+        os.sched_yield()
+    spin.tell(paid=tries >= 0)
+    return sent, have
+
+
+def _push(link: Link, frame: bytes | memoryview, body: memoryview | None = None) -> int:
     try:
         if body is None:
             return link.stream.send(memoryview(frame))
@@ -154,19 +217,16 @@ class ShortWay(Vigil):
         self._after_read(into)
         return is_done
 
-    def _quick_swap(self, data: bytes | memoryview, link: Link, envelope: Envelope) -> memoryview | Job:
+    def _quick_swap(self, link: Link, data: bytes | memoryview, into: memoryview, envelope: Envelope) -> Job | None:
         try:
-            found = swap(link, data, envelope, self._epoch, self._spin)
+            left = swap(link, data, into, envelope, self._epoch, self._spin, self._take_up)
         except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
             self._garbled(link, exc)
         except OSError as exc:
             self._broken(link, exc)
         else:
-            if isinstance(found, Job) and found.send is not None:
-                self._take_up(found)  # the rest of it is with the link: so the job must be too
-            else:
-                self._after_read(link)
-            return found
+            self._after_read(link)
+            return left
         lost = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
-        lost.receive, lost.receive_link = Receive(memoryview(bytearray(len(data))), envelope, None), link
+        lost.receive, lost.receive_link = Receive(into, envelope, None), link
         return lost  # posting it finds out why it cannot be

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringfort import DistributedConfig, DistributedContext, SimulatedBackend
 from ringfort.collectives import auto
-from ringfort.collectives.auto import BLOCK_BYTES, DOUBLING_BYTES, CostModel, settle, tree_depth
+from ringfort.collectives.auto import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES, CostModel, settle, tree_depth
 from ringfort.collectives.costs import LinkCosts
 from ringfort.collectives.plan import tree_links
 from ringfort.config import (
@@ -192,9 +192,14 @@ def test_the_depth_of_a_tree_is_that_of_its_links(world_size: int, arity: int) -
 @pytest.mark.parametrize(
     ("model", "nbytes", "expected"),
     [
-        (CostModel(LinkCosts.even(2)), 4, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(2)), 4, AllReduceStrategy.DIRECT),
+        (CostModel(LinkCosts.even(2)), BLOCK_BYTES, AllReduceStrategy.DIRECT),
+        (CostModel(LinkCosts.even(2)), BLOCK_BYTES + 4, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(2)), READY_BYTES, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(2)), READY_BYTES + 4, AllReduceStrategy.RING),
         (CostModel(LinkCosts.even(3)), 4, AllReduceStrategy.DIRECT),
         (CostModel(LinkCosts.even(4)), 4, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(4)), READY_BYTES, AllReduceStrategy.HALVING_DOUBLING),
         (CostModel(LinkCosts.even(2)), 64 * MIB, AllReduceStrategy.RING),
         (CostModel(LinkCosts.even(3)), 64 * MIB, AllReduceStrategy.RING),
         (CostModel(LinkCosts.even(4)), 64 * MIB, AllReduceStrategy.HALVING_DOUBLING),
@@ -207,6 +212,10 @@ def test_auto_goes_direct_with_little_and_round_with_much(
     model: CostModel, nbytes: int, expected: AllReduceStrategy
 ) -> None:
     assert model.choose(AllReduceStrategy, nbytes) == expected
+
+
+def test_of_several_ranks_a_host_not_all_send_all_between_the_hosts() -> None:
+    assert two_hosts(4, 20).choose(AllReduceStrategy, READY_BYTES) == AllReduceStrategy.HIERARCHICAL
 
 
 def test_two_ranks_weigh_no_tree() -> None:
@@ -233,9 +242,9 @@ def test_auto_takes_the_cheapest_candidate(world_size: int, nbytes: int, latency
         chosen = model.choose(kind, nbytes)
         assert type(chosen) is kind
         cost = model.predict(chosen, nbytes)
-        is_kept_ready = kind is AllReduceStrategy and nbytes <= DOUBLING_BYTES and world_size & (world_size - 1) == 0
+        is_kept_ready = kind is AllReduceStrategy and nbytes <= READY_BYTES and world_size & (world_size - 1) == 0
         if is_kept_ready:
-            assert chosen == AllReduceStrategy.HALVING_DOUBLING
+            assert chosen in (AllReduceStrategy.HALVING_DOUBLING, AllReduceStrategy.DIRECT)
         else:
             assert cost == min(model.predict(strategy, nbytes) for strategy in model.candidates(kind))
         assert cost >= 0

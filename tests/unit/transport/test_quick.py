@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -173,13 +175,112 @@ def test_a_swap_sends_the_same_bytes_from_a_copy_and_from_the_array_itself(
 ) -> None:
     if is_narrow:
         narrowed(rank)
-    theirs, ours, found = b"y" * 300, bytes(index & 255 for index in range(300)), bytearray()
+    theirs, ours, into = b"y" * 200, bytes(index & 255 for index in range(300)), bytearray(200)
     for rank.operation in (1, 2):
         rank.peer.sendall(rank.frame(theirs, operation=rank.operation))
-        assert rank.engine.swap(kind(ours), 1, rank.envelope(), found.extend)
+        assert rank.engine.swap(kind(ours), memoryview(into), 1, rank.envelope())
+        assert into == theirs
+        into[:] = bytes(200)
     assert rank.heard() == rank.frame(ours) + rank.frame(ours, operation=2)
-    assert found == theirs * 2
-    assert rank.engine.traffic() == (2, 600, 2, 600)
+    assert rank.engine.traffic() == (2, 600, 2, 400)
+
+
+OURS = bytes(range(256)) * 4096
+THEIRS = OURS[::-1][: len(OURS) - 1000]
+"""A frame as large as there may be, and one that is not; neither fits a socket."""
+
+
+class Other:
+    """The peer of a swap of large frames: reads what comes, and sends `frame` in pieces when it is told to."""
+
+    def __init__(self, rank: Rank, frame: bytes) -> None:
+        self._rank, self._frame = rank, memoryview(frame)
+        self.heard = bytearray()
+
+    def __call__(self, count: int) -> None:
+        """Sends up to so many bytes, and reads all there is."""
+        if count and self._frame:
+            with suppress(BlockingIOError):
+                self._frame = self._frame[self._rank.peer.send(self._frame[:count]) :]
+        with suppress(BlockingIOError):
+            while True:
+                self.heard += self._rank.peer.recv(1 << 20)
+
+
+def driven(rank: Rank, other: Other, monkeypatch: pytest.MonkeyPatch, *, step: int, stops_at: int = 0) -> list[str]:
+    """Lets the peer move while the rank spins, until that gives up, and then while it sleeps. What it did, in turn."""
+    done: list[str] = []
+    wait, sent = rank.engine._poller.wait, 0
+
+    def spin() -> None:
+        nonlocal sent
+        done.append("spin")
+        count = min(step, stops_at - sent) if stops_at else step
+        other(count)
+        sent += count
+
+    def sleep(deadline: float) -> object:
+        done.append("sleep")
+        other(step)
+        return wait(deadline)
+
+    monkeypatch.setattr(os, "sched_yield", spin)
+    monkeypatch.setattr(rank.engine._poller, "wait", sleep)
+    return done
+
+
+@pytest.mark.parametrize("step", [50_000, 1 << 20])
+def test_a_swap_of_large_frames_goes_the_short_way_to_its_end(
+    rank: Rank, ordinary: list[Receive], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    rank.operation, into = 1, bytearray(len(THEIRS))
+    other = Other(rank, rank.frame(THEIRS))
+    done = driven(rank, other, monkeypatch, step=step)
+    assert rank.engine.swap(memoryview(OURS), memoryview(into), 1, rank.envelope())
+    other(1)
+    assert into == THEIRS
+    assert other.heard == rank.frame(OURS)
+    assert ordinary == []
+    assert "sleep" not in done
+    assert rank.engine.traffic() == (1, len(OURS), 1, len(THEIRS))
+
+
+@pytest.mark.parametrize("stops_at", [10, HEADER_BYTES, HEADER_BYTES + 1, 300_000, HEADER_BYTES + len(THEIRS) - 1])
+def test_a_swap_that_is_held_up_is_finished_the_ordinary_way(
+    rank: Rank, ordinary: list[Receive], monkeypatch: pytest.MonkeyPatch, stops_at: int
+) -> None:
+    rank.operation, into = 1, bytearray(len(THEIRS))
+    frame = rank.frame(THEIRS)
+    other = Other(rank, frame)
+    done = driven(rank, other, monkeypatch, step=min(stops_at, 50_000), stops_at=stops_at)
+    assert rank.engine.swap(memoryview(OURS), memoryview(into), 1, rank.envelope())
+    other(1)
+    assert into == THEIRS
+    assert other.heard == rank.frame(OURS)
+    assert len(ordinary) == 1
+    assert "sleep" in done
+    assert rank.engine.traffic() == (1, len(OURS), 1, len(THEIRS))
+    # And the next one finds the link as it should be.
+    rank.peer.sendall(rank.frame(b"abc", operation=2))
+    rank.operation = 2
+    assert rank.engine.swap(b"xyz", memoryview(into)[:3], 1, rank.envelope())
+    assert into[:3] == b"abc"
+
+
+def test_a_swap_that_another_call_answers_is_a_disagreement(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank.operation = 1
+    driven(rank, Other(rank, rank.frame(THEIRS, call=OTHER)), monkeypatch, step=1 << 20)
+    with pytest.raises(CollectiveMismatchError):
+        rank.engine.swap(memoryview(OURS), memoryview(bytearray(len(THEIRS))), 1, rank.envelope())
+
+
+def test_a_swap_with_one_who_goes_in_the_middle_says_so(rank: Rank) -> None:
+    rank.operation = 1
+    rank.peer.send(rank.frame(THEIRS)[:1000])
+    rank.peer.close()
+    with pytest.raises(PeerLostError) as caught:
+        rank.engine.swap(memoryview(OURS), memoryview(bytearray(len(THEIRS))), 1, rank.envelope())
+    assert caught.value.peer == 1
 
 
 def test_a_frame_that_the_kernel_takes_in_part_goes_out_whole(rank: Rank) -> None:
