@@ -4,6 +4,7 @@ what the ordinary ones do, message for message, in as few instructions as it tak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -36,18 +37,46 @@ def remember(backend: Backend, op: ReduceOp, flat: Array, ready: OverBoard | Ove
     backend.quick[flat.dtype, flat.size, id(op)] = ready
 
 
+class _Block(NamedTuple):
+    """What of an array that is one block a rank finds where on the board, in one of two turns."""
+
+    before: Array
+    """Where its elements before those that it folds go, and those after them."""
+    after: Array
+    theirs: tuple[Array, ...]
+    """What the others have of its own slice: those of lower ranks first."""
+    result: Array
+    results: tuple[tuple[slice, Array], ...]
+    """The others' slices, folded."""
+
+    @classmethod
+    def of(cls, slots: tuple[Array, ...], rank: int) -> _Block:
+        spans = [slice(*span) for span in pairwise(shared.edges_of(slots[0].size, len(slots)))]
+        own, others = spans[rank], [r for r in range(len(slots)) if r != rank]
+        return cls(
+            slots[rank][: own.start],
+            slots[rank][own.stop :],
+            tuple(slots[r][own] for r in others),
+            slots[rank][own],
+            tuple((spans[r], slots[r][spans[r]]) for r in others),
+        )
+
+
 class OverBoard:
     """For ranks that share memory."""
 
-    __slots__ = ("_backend", "_board", "_call", "_engine", "_fold", "_of_two", "_slots")
+    __slots__ = ("_backend", "_blocks", "_board", "_call", "_engine", "_fold", "_of_two", "_slots")
 
     def __init__(self, backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> None:
         self._backend = backend
         self._board = board
         self._engine = board.sleeper.engine
         self._call = call, int.from_bytes(call[:8], "little"), int.from_bytes(call[8:], "little")
-        is_small = size * folding.dtype.itemsize <= shared.SMALL_BYTES
-        self._slots = board.slots(folding.dtype, size) if is_small else None
+        nbytes = size * folding.dtype.itemsize
+        slots = board.slots(folding.dtype, size) if nbytes <= board.slot else None
+        is_small = nbytes <= shared.SMALL_BYTES
+        self._slots = slots if is_small else None
+        self._blocks = None if is_small or slots is None else tuple(_Block.of(each, board.rank) for each in slots)
         self._fold = folding
         self._of_two = folding.closing if board.world_size == 2 else None
 
@@ -58,11 +87,13 @@ class OverBoard:
         operation = backend.next_operation()
         if self._engine.has_trouble:
             board.sleeper.check(backend.envelope_of(operation, call))
-        if self._slots is None:
-            with board:
-                shared.all_reduce(board, flat, self._fold, backend.envelope_of(operation, call))
-            return
         try:  # what `with board` does, which would cost as much as a small copy
+            if self._slots is None:
+                if self._blocks is None:
+                    shared.all_reduce(board, flat, self._fold, backend.envelope_of(operation, call))
+                else:
+                    self._in_one_block(flat, operation)
+                return
             board.turn ^= 1
             slots = self._slots[board.turn]
             slots[board.rank][...] = flat
@@ -77,6 +108,26 @@ class OverBoard:
         except BaseException:
             board.sleeper.abandon()
             raise
+
+    def _in_one_block(self, flat: Array, operation: int) -> None:
+        """What `shared.all_reduce` does of an array that fits a slot."""
+        board, backend, blocks = self._board, self._backend, self._blocks
+        assert blocks is not None
+        call, low, high = self._call
+        rank, block = board.rank, blocks[board.next_turn()]
+        start, end = block.before.size, flat.size - block.after.size
+        own = flat[start:end]
+        block.before[...] = flat[:start]
+        block.after[...] = flat[end:]
+        if not board.meet(operation, low, high):
+            board.wait_signed(backend.envelope_of(operation, call))
+        self._fold((*block.theirs[:rank], own, *block.theirs[rank:]), block.result)
+        board.publish()
+        own[...] = block.result
+        if not board.is_met():
+            board.wait(backend.envelope_of(operation, call))
+        for span, result in block.results:
+            flat[span] = result
 
 
 class _Swap(NamedTuple):

@@ -66,6 +66,11 @@ def all_reduce(board: Board, flat: Array, folding: Folding, envelope: Envelope) 
     folding(slots, flat)
 
 
+def edges_of(block: int, world_size: int) -> list[int]:
+    """Where in a block each rank's slice begins, and the last one ends."""
+    return [block * rank // world_size for rank in range(world_size + 1)]
+
+
 def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: Envelope) -> None:
     """One meeting a block: a rank publishes its slice of this block, folded, and its part of the next, together.
 
@@ -76,7 +81,7 @@ def _all_reduce_blocks(board: Board, flat: Array, folding: Folding, envelope: En
     rank, n = board.rank, board.world_size
     count = -(-flat.nbytes // board.slot)
     block = -(-flat.size // count)  # all alike, so that every rank has its share of the last one too
-    edges = [block * r // n for r in range(n + 1)]
+    edges = edges_of(block, n)
     turns = board.slots(folding.dtype, block)
 
     def put(start: int) -> tuple[Array, tuple[Array, ...], list[int]]:

@@ -208,6 +208,13 @@ class Board:
 
     def wait(self, envelope: Envelope) -> None:
         """Returns when every other rank has published as often as this one; raises what ends the collective."""
+        if not self.is_met():
+            for at in self._others:
+                if self._words[at] < self.step:
+                    self._wait_longer(at, envelope)
+
+    def is_met(self) -> bool:
+        """A look: whether every other rank has soon published as often as this one. If not, `wait` goes on."""
         words, step = self._words, self.step
         for at in self._others:
             if words[at] >= step:
@@ -216,7 +223,8 @@ class Board:
                 if words[at] >= step:
                     break
             else:
-                self._wait_longer(at, envelope)
+                return False
+        return True
 
     def wait_signed(self, envelope: Envelope) -> None:
         """`wait` for the first step of an operation: then looks whether all have called the same."""

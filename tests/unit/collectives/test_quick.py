@@ -1,4 +1,4 @@
-"""All-reduces that are like one before them, over links: the second time goes another way and ends the same."""
+"""All-reduces that are like one before them: the second time goes another way and ends the same."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfort import Backend, DistributedConfig, DistributedContext, ReduceOp
+from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp, SimulatedBackend
 from ringfort.collectives.auto import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES
 from ringfort.collectives.quick import _VIEWED, OverLinks
+from ringfort.collectives.shared import SMALL_BYTES, Folding
 from ringfort.testing import run_ranks
-from ringfort.testing.groups import tcp_group
+from ringfort.testing.groups import closing_all, tcp_group
 from ringfort.testing.ranks import results
 
 
@@ -40,6 +41,8 @@ def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
         found: list[tuple[bytes, bytes]] = []
         for size in sizes:
             own = np.random.default_rng((size, context.rank)).normal(0, 100, size).astype(dtype)
+            if own.dtype == np.float32:
+                own.view(np.uint32)[0] = 0x7FC00001 + context.rank  # a sum of two of them is one of them: the first
             found.append((context.all_reduce(own.copy(), op).tobytes(), context.all_reduce(own.copy(), op).tobytes()))
         return found
 
@@ -48,3 +51,34 @@ def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
     assert all(usual == quick for usual, quick in first)
     assert all(other == first for other in others)
     assert len(short) == world_size * len(sizes)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_more_than_a_frame_for_a_partner_is_not_kept_ready(world_size: int) -> None:
+    def ready(backend: Backend, flat: Any) -> OverLinks | None:
+        folding = Folding(flat.dtype, np.add, np.add)
+        return OverLinks.suited(backend, AllReduceStrategy.HALVING_DOUBLING, bytes(16), flat, folding)
+
+    with closing_all(SimulatedBackend.create_group(world_size)) as backends:
+        for backend in backends:
+            assert ready(backend, np.empty(READY_BYTES // 4, np.float32)) is not None
+            assert ready(backend, np.empty(READY_BYTES // 4 + 2, np.float32)) is None
+
+
+@pytest.mark.parametrize("shared_memory", ["on", "off"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_rank_that_has_it_ready_meets_one_that_goes_the_ordinary_way(world_size: int, shared_memory: Any) -> None:
+    """As one does that passes a timeout of its own. The sizes are odd, so that shares are not alike."""
+    sizes = [3, SMALL_BYTES // 4 + 1, BLOCK_BYTES // 4 + 1, READY_BYTES // 8 + 1, READY_BYTES // 4 - 1]
+
+    def program(backend: Backend) -> None:
+        context = DistributedContext(backend)
+        for size in sizes:
+            parts = [np.random.default_rng((size, r)).integers(0, 1000, size, np.int32) for r in range(world_size)]
+            for turn in range(world_size + 1):
+                timeout = 20.0 if turn and context.rank == turn - 1 else None
+                total = context.all_reduce(parts[context.rank].copy(), timeout=timeout)
+                assert np.array_equal(total, sum(parts)), (size, turn)
+
+    with tcp_group(world_size, DistributedConfig(timeout=20, shared_memory=shared_memory)) as backends:
+        results(run_ranks(backends, program))

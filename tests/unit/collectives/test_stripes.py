@@ -81,6 +81,22 @@ def test_a_collective_over_stripes_gives_what_it_gives_over_one_and_uses_all(nam
         np.testing.assert_array_equal(one[1], many[1])
 
 
+def test_an_all_reduce_like_one_before_it_uses_all_stripes_again() -> None:
+    def program(backend: SimulatedBackend) -> list[dict[int, int]]:
+        context = DistributedContext(backend)
+        context.all_reduce(np.ones(COUNT))
+        first = sent(backend)
+        assert context.all_reduce(np.ones(COUNT)).tolist() == [2.0] * COUNT
+        return [
+            {peer: after[peer] - before[peer] for peer in after}
+            for before, after in zip(first, sent(backend), strict=True)
+        ]
+
+    with closing_all(group_of(2, 2)) as backends:
+        for stripes_of in results(run_ranks(backends, program)):
+            assert all(sum(of.values()) > COUNT for of in stripes_of)
+
+
 def test_every_other_stripe_goes_round_the_other_way() -> None:
     with closing_all(group_of(3, 4)) as group:
         results(run_ranks(group, lambda backend: DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)))

@@ -216,7 +216,8 @@ def driven(rank: Rank, other: Other, monkeypatch: pytest.MonkeyPatch, *, step: i
         nonlocal sent
         done.append("spin")
         count = min(step, stops_at - sent) if stops_at else step
-        other(count)
+        if count:  # else it does not read either
+            other(count)
         sent += count
 
     def sleep(deadline: float) -> object:
@@ -243,6 +244,21 @@ def test_a_swap_of_large_frames_goes_the_short_way_to_its_end(
     assert ordinary == []
     assert "sleep" not in done
     assert rank.engine.traffic() == (1, len(OURS), 1, len(THEIRS))
+
+
+def test_a_small_swap_of_which_a_piece_comes_late_is_finished_the_ordinary_way(
+    rank: Rank, ordinary: list[Receive], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.operation, into = 1, bytearray(200)
+    other = Other(rank, rank.frame(b"z" * 200))
+    done = driven(rank, other, monkeypatch, step=50, stops_at=50)
+    assert rank.engine.swap(b"x" * 300, memoryview(into), 1, rank.envelope())
+    other(1)
+    assert into == b"z" * 200
+    assert other.heard == rank.frame(b"x" * 300)
+    assert len(ordinary) == 1
+    assert "sleep" in done
+    assert rank.engine.traffic() == (1, 300, 1, 200)
 
 
 @pytest.mark.parametrize("stops_at", [10, HEADER_BYTES, HEADER_BYTES + 1, 300_000, HEADER_BYTES + len(THEIRS) - 1])
