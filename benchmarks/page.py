@@ -32,6 +32,9 @@ METHOD = """\
   The limit `sockets` moves as many bytes at once, in no steps.
 - One thread a rank for arithmetic, also in torch. Garbage collection is off while calls are timed, as in `timeit`.
 - With more ranks than cores this measures the scheduler too; ratios are what to trust, not times.
+- The host of a virtual machine may move its cores apart. On the one below, writing to memory that the other core wrote
+  last ran at 58 GB/s at some times and at 20 at others, for seconds each, and 256 MiB over TCP took 75 and 190 ms with
+  it, whoever moved them (measured on 2026-11-15). So figures of different runs differ by more than what was changed.
 """
 
 COMPARISONS = (

@@ -13,7 +13,7 @@ from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
 from ringfort.bench.run import Step, run_bench
 
-SIZES = parse_sizes("4,4K,16K,64K,1M,16M,64M,256M")
+SIZES = parse_sizes("4,4K,16K,64K,256K,1M,16M,64M,256M")
 LARGE = parse_sizes("64M,256M")
 FEW = tuple(name for name in OTHERS if name not in ("mlx", "mpich-tcp", "mpich-shm"))
 """Without those that take seconds a call when four ranks share two cores."""

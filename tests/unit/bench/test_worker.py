@@ -71,7 +71,11 @@ def test_rounds_fill_the_time_within_bounds(seconds: list[float], rounds: int) -
 
 
 def test_a_slow_engine_does_not_shorten_the_turns_of_a_fast_one() -> None:
-    assert schedule({"slow": 0.5, "fast": 1e-4}, Options())[0] == {"slow": 1, "fast": MAX_BURST}
+    assert schedule({"slow": 0.5, "fast": 1e-3, "tiny": 1e-6}, Options())[0] == {
+        "slow": 1,
+        "fast": 20,
+        "tiny": MAX_BURST,
+    }
 
 
 class FakeCrew:
