@@ -3,9 +3,9 @@ what the ordinary ones do, message for message, in as few instructions as it tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,6 +35,22 @@ def remember(backend: Backend, op: ReduceOp, flat: Array, ready: OverBoard | Ove
     if len(backend.quick) >= REMEMBERED:
         backend.quick.clear()
     backend.quick[flat.dtype, flat.size, id(op)] = ready
+
+
+def ready(backend: Backend, x: Any, op: Any) -> Callable[[], Any] | None:
+    """The all-reduce of `x`, where one like it was done before; it returns `x`."""
+    if type(x) is not np.ndarray or not x.flags.carray:
+        return None
+    flat: Array = x.reshape(-1)
+    found = backend.quick.get((flat.dtype, flat.size, id(op)))
+    if found is None:
+        return None
+
+    def run() -> Any:
+        found(flat)
+        return x
+
+    return run
 
 
 class _Block(NamedTuple):

@@ -1,8 +1,8 @@
-"""The short way of a small message of a collective: one system call to send it, and what comes is compared as a whole
-with what must come. Whatever is out of the ordinary, in any way, is left to the engine's ordinary way, from where it
-stands.
+"""The short way of a message of a collective that is one frame: one system call to send it, if the kernel takes it, and
+of what comes the header is compared as a whole with what must come. What is out of the ordinary, in any way, is left to
+the engine's ordinary way, from where it stands.
 
-The ordinary way makes some fifty Python calls for a message, 20 of the 35 microseconds that it takes.
+The ordinary way makes some fifty Python calls for a message, 20 of the 35 microseconds that a small one takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from ringfort.transport.spin import LONGEST, Spin
 from ringfort.transport.vigil import Vigil
 
 LARGEST = 64 * KIB
-"""Bytes of a message that goes this way: header and all, it fits one read of the receiving half's buffer."""
+"""Bytes of a message that goes this way as part of any collective: header and all, it fits one read of the receiving
+half's buffer. A `swap` moves as much as a frame may have."""
+_TOGETHER = 32 * KIB
+"""Bytes of what a swap brings that are read together with their header and then copied to their place. Beyond, a second
+read is cheaper than the copy."""
 
 
 def is_small(job: Job) -> bool:
@@ -77,7 +81,7 @@ def swap(
     whole, total = HEADER_BYTES + len(data), HEADER_BYTES + len(into)
     # Behind its header, where it is little: else the kernel gathers the two.
     sent = _push(link, head + data) if isinstance(data, bytes) else _push(link, head, data)
-    if sent == whole and len(into) <= LARGEST:
+    if sent == whole and len(into) <= _TOGETHER:
         found = _pull(link, awaited, len(into), spin)
         if found is not None:
             into[:] = found

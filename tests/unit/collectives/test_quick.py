@@ -53,6 +53,36 @@ def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
     assert len(short) == world_size * len(sizes)
 
 
+def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short: list[int] = []
+    through = OverLinks.__call__
+
+    def spy(self: OverLinks, flat: Any) -> None:
+        short.append(flat.nbytes)
+        through(self, flat)
+
+    monkeypatch.setattr(OverLinks, "__call__", spy)
+
+    def program(backend: Backend) -> None:
+        context = DistributedContext(backend)
+        x = np.ones((3, 5), np.float32)
+        context.all_reduce(x)
+        assert short == []
+        backend.barrier()
+        assert context.all_reduce(x, async_op=True).wait() is x
+        assert context.all_reduce(x, timeout=20) is x
+        context.all_reduce(x, timeout=19)
+        context.all_reduce(x.T)
+        context.all_reduce(x, strategy=AllReduceStrategy.RING)
+        assert set(x.ravel()) == {2.0**6}
+
+    with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
+        results(run_ranks(backends, program))
+    assert short == [60] * 4
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_what_is_more_than_a_frame_for_a_partner_is_not_kept_ready(world_size: int) -> None:
     def ready(backend: Backend, flat: Any) -> OverLinks | None:
