@@ -128,8 +128,14 @@ def stripes_part(result: Mapping[str, Any]) -> Iterable[str]:
     yield from table(["stripes", *titles.values()], [[way, *words] for way, words in by_way.items()])
 
 
-TORCH_WAYS = {"ringfort": "shared memory, as it comes", "tcp": "encrypted TCP", "gloo": "Gloo"}
-"""The groups of the measurement under torch."""
+TORCH_WAYS = {
+    "ringfort": "shared memory, as it comes",
+    "tcp": "encrypted TCP",
+    "gloo": "Gloo",
+    "copy": "the limit: gradients copied out and in, not summed",
+    "nothing": "the limit: nothing sent",
+}
+"""The groups of the measurement under torch, and what stands in for one."""
 
 
 def torch_part(result: Mapping[str, Any]) -> Iterable[str]:

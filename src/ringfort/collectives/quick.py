@@ -188,6 +188,15 @@ class OverLinks:
 
     def __call__(self, flat: Array) -> None:
         """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
+        try:
+            self._move(flat)
+        except DistributedError:
+            raise
+        except BaseException as exc:  # Ctrl-C between two exchanges: the partner of the next one waits for it
+            self._backend.abort(str(exc) or type(exc).__name__)
+            raise
+
+    def _move(self, flat: Array) -> None:
         backend = self._backend
         envelope = backend.envelope_of(backend.next_operation(), self._call)
         for (partner, out, into, combine, is_first), (theirs, landing) in self._steps:

@@ -109,7 +109,7 @@ def test_what_is_claimed_under_torch_is_judged_and_shown(tmp_path: Path) -> None
     calls = [{"way": "tcp", "call": "all_reduce", "torch_us": 90.0, "context_us": 45.0}]
     steps = [
         {"way": way, "median_ms": ms, "p10_ms": ms, "p90_ms": ms}
-        for way, ms in {"ringfort": 50.0, "tcp": 125.0, "gloo": 100.0}.items()
+        for way, ms in {"ringfort": 50.0, "tcp": 125.0, "gloo": 100.0, "copy": 40.0, "nothing": 25.0}.items()
     ]
     result = {"ranks": 2, "parameters": 25e6, "tokens": 8, "bytes": 4096, "calls": calls, "steps": steps}
     assert [(one.found, one.kept) for one in verdicts({}, None, result)[-4:-1]] == [
@@ -121,6 +121,7 @@ def test_what_is_claimed_under_torch_is_judged_and_shown(tmp_path: Path) -> None
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| `all_reduce` | encrypted TCP | 90.0 us | 45.0 us | 45.0 us |" in page
     assert "| shared memory, as it comes | 50 ms (50 to 50) | 2.00 |" in page
+    assert "| the limit: nothing sent | 25 ms (25 to 25) | 4.00 |" in page
 
 
 def test_what_is_claimed_of_tensors_on_a_gpu_is_judged_and_shown(tmp_path: Path) -> None:

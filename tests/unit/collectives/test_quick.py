@@ -11,6 +11,7 @@ from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedC
 from ringfort.collectives.auto import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES
 from ringfort.collectives.quick import _VIEWED, OverLinks
 from ringfort.collectives.shared import SMALL_BYTES, Folding
+from ringfort.errors import AbortedError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import closing_all, tcp_group
 from ringfort.testing.ranks import results
@@ -81,6 +82,28 @@ def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_ti
     with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
         results(run_ranks(backends, program))
     assert short == [60] * 4
+
+
+def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know() -> None:
+    def program(backend: Backend) -> None:
+        context = DistributedContext(backend)
+        x = np.ones(BLOCK_BYTES, np.float32)
+        context.all_reduce(x)
+        if context.rank == 0:
+            (ready,) = backend.quick.values()
+            assert isinstance(ready, OverLinks)
+            ready._steps = tuple((step._replace(combine=interrupted), place) for step, place in ready._steps)
+            with pytest.raises(KeyboardInterrupt):
+                context.all_reduce(x)
+        else:
+            with pytest.raises(AbortedError):
+                context.all_reduce(x)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
+        results(run_ranks(backends, program))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
