@@ -39,9 +39,12 @@ class StandingStore:
         """Makes and locks the file. Raises `IdentityError`, with what mends it, where that cannot be."""
         files.ensure_folder(self._folder)
         path = self._path(self._peer)
+        # It gets its name when it is locked: one that is not yet would be taken for that of a process that has ended.
+        coming = path.with_name(f".{path.name}")
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._handle = os.open(coming, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            coming.rename(path)
         except OSError as exc:
             raise IdentityError(path, exc.strerror or str(exc), "export RINGFORT_HOME=/a/folder/of/your/own") from exc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -34,6 +35,28 @@ def test_nobody_vouches_for_a_process_that_lives(home: Path) -> None:
     one.close(forget=False)
     assert two.dead() == [("node.1", PROMISE)]
     two.close(forget=True)
+
+
+def test_one_that_is_just_coming_is_not_taken_for_one_that_has_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under load, when the machine turns to another process of the node right after the file was made."""
+    one, lock = store(home, "node.1"), fcntl.flock
+    looked: list[object] = []
+
+    def turned_away(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        looked.append(one.dead())
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", turned_away)
+    two = store(home, "node.2")
+    assert looked == [[]]
+    assert one.dead() == []
+    two.close(forget=False)
+    assert one.dead() == [("node.2", Standing())]
+    one.close(forget=True)
+    assert [path.name for path in (home / FOLDER).iterdir()] == ["net-node.2"]
 
 
 def test_the_last_promise_counts_though_it_is_shorter(home: Path) -> None:
