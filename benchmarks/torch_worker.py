@@ -117,31 +117,31 @@ def _model() -> Any:
     return torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
 
-def _nothing(_: object, bucket: Any) -> Any:
+def _nothing(bucket: Any) -> Any:
     """Sends no gradients."""
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def _copy(_: object, bucket: Any) -> Any:
+def _copy(bucket: Any) -> Any:
     """Copies the gradients out and in again, piece by piece, as whoever sums them through shared memory must."""
     for piece in bucket.buffer().split(PIECE):
         piece.copy_(_slot[: len(piece)].copy_(piece))
-    return _nothing(_, bucket)
+    return _nothing(bucket)
 
 
-LIMITS: dict[str, Callable[[object, Any], Any]] = {"nothing": _nothing, "copy": _copy}
+LIMITS: dict[str, Callable[[Any], Any]] = {"nothing": _nothing, "copy": _copy}
 """Steps over no group at all, by what is done with the gradients in place of summing them."""
 PIECE = 512 * 1024
 """Floats: 2 MiB, which stay in the cache."""
 _slot = torch.zeros(PIECE)
 
 
-def _step(model: Any, group: Any, hook: Callable[[object, Any], Any] | None = None) -> Callable[[Any], None]:
+def _step(model: Any, group: Any, hook: Callable[[Any], Any] | None = None) -> Callable[[Any], None]:
     parallel: Any = import_module("torch.nn.parallel").DistributedDataParallel(model, process_group=group)
     if hook is not None:
-        parallel.register_comm_hook(None, hook)
+        parallel.register_comm_hook(None, lambda _, bucket: hook(bucket))  # torch judges a hook by its annotations
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def run(x: Any) -> None:
