@@ -306,7 +306,7 @@ class DistributedContext:
         return self._runner.run(operation.name, lambda: self._measure(operation))
 
     def _run_quick(self, quick: Callable[[Array], None], x: Array) -> bool:
-        """A small all-reduce like one before it: or not, if it must wait its turn or `x` is not plain memory."""
+        """An all-reduce like one before it: or not, if it must wait its turn or `x` is not plain memory."""
         if not x.flags.carray or not self._runner.begin():
             return False
         start = perf_counter()

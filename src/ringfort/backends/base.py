@@ -83,7 +83,7 @@ class Backend(ABC):
         self.world_size = world_size
         self.config = config
         self.quick: dict[object, Callable[[Array], None]] = {}
-        """Small all-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
+        """All-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
         self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()

@@ -54,16 +54,18 @@ def ready(backend: Backend, x: Any, op: Any) -> Callable[[], Any] | None:
 
 
 class _Block(NamedTuple):
-    """What of an array that is one block a rank finds where on the board, in one of two turns."""
+    """Where on the board a rank finds and puts what, of an array that is one block, in one of two turns."""
 
     before: Array
-    """Where its elements before those that it folds go, and those after them."""
+    """For its own elements that lie before the slice that it folds."""
     after: Array
+    """For those behind it."""
     theirs: tuple[Array, ...]
-    """What the others have of its own slice: those of lower ranks first."""
+    """Its slice, as the others have it, in the order of their ranks."""
     result: Array
+    """For its slice, folded."""
     results: tuple[tuple[slice, Array], ...]
-    """The others' slices, folded."""
+    """The others' slices, folded, and where they belong."""
 
     @classmethod
     def of(cls, slots: tuple[Array, ...], rank: int) -> _Block:

@@ -88,20 +88,21 @@ def swap(
         have = 0 if found is None else total  # what came in place of it is with the receiving half already
     else:
         sent, have = _trade(link, head, memoryview(data), sent, awaited, into, spin)
-    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0) if sent < whole or have < total else None
     if sent == whole:
         outbound.count(len(data))
-    elif left is not None:
-        left.send, left.send_link = Send(memoryview(data), envelope, wants_go=False), link
-        outbound.went(left.send, head, sent)
     if have == total:
         inbound.count(len(into))
-    elif left is not None:
+    if sent == whole and have == total:
+        return None
+    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+    if sent < whole:
+        left.send, left.send_link = Send(memoryview(data), envelope, wants_go=False), link
+        outbound.went(left.send, head, sent)
+    if have < total:
         left.receive, left.receive_link = Receive(into, envelope, None), link
-    if left is not None:
-        take_up(left)
-        if 0 < have < total:
-            inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
+    take_up(left)
+    if 0 < have < total:
+        inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
     return left
 
 
@@ -188,7 +189,7 @@ def _head(envelope: Envelope, size: int, epoch: int) -> bytes:
 
 
 class ShortWay(Vigil):
-    """Links on which a small message may take the short way, if the one who leads sees that nothing is in its way."""
+    """Links on which a message may take the short way, if the one who leads sees that nothing is in its way."""
 
     _spin: Spin  # the engine's: the long way spins too
 

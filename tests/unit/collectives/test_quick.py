@@ -17,23 +17,29 @@ from ringfort.testing.groups import closing_all, tcp_group
 from ringfort.testing.ranks import results
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each all-reduce that goes over links by what was kept ready."""
+    found: list[int] = []
+    through = OverLinks.__call__
+
+    def spy(self: OverLinks, flat: Any) -> None:
+        found.append(flat.nbytes)
+        through(self, flat)
+
+    monkeypatch.setattr(OverLinks, "__call__", spy)
+    return found
+
+
 @pytest.mark.parametrize("encryption", ["on", "off"])
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX])
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float16])
 def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
-    world_size: int, op: Any, dtype: Any, encryption: Any, monkeypatch: pytest.MonkeyPatch
+    world_size: int, op: Any, dtype: Any, encryption: Any, short: list[int]
 ) -> None:
     if op is ReduceOp.MEAN and dtype is np.int32:
         op = ReduceOp.MIN
-    short: list[int] = []
-    through = OverLinks.__call__
-
-    def spy(self: OverLinks, flat: Any) -> None:
-        short.append(flat.nbytes)
-        through(self, flat)
-
-    monkeypatch.setattr(OverLinks, "__call__", spy)
     nbytes = (64, _VIEWED - 8, _VIEWED, _VIEWED + 8, DOUBLING_BYTES + 8, BLOCK_BYTES, BLOCK_BYTES + 8, READY_BYTES)
     sizes = [size // np.dtype(dtype).itemsize for size in nbytes]
 
@@ -54,18 +60,7 @@ def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
     assert len(short) == world_size * len(sizes)
 
 
-def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short: list[int] = []
-    through = OverLinks.__call__
-
-    def spy(self: OverLinks, flat: Any) -> None:
-        short.append(flat.nbytes)
-        through(self, flat)
-
-    monkeypatch.setattr(OverLinks, "__call__", spy)
-
+def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_timeout(short: list[int]) -> None:
     def program(backend: Backend) -> None:
         context = DistributedContext(backend)
         x = np.ones((3, 5), np.float32)
