@@ -23,7 +23,7 @@ from ringfort.config import AllReduceStrategy, CollectiveConfig, DistributedConf
 from ringfort.context import DistributedContext
 
 NBYTES = 32 << 20
-"""As much as `auto` wants to see before it decides."""
+"""More than `auto` wants to see before it decides."""
 WAYS: tuple[int | str, ...] = (1, 2, 4, "auto")
 FIRST_PORT = 29_600
 SECONDS = 120
@@ -67,7 +67,7 @@ def rank_main(rank: int, world_size: int, address: str, rounds: int) -> None:
         groups[way] = DistributedContext(TcpBackend(rank, world_size, master, config=config))
     x = np.zeros(NBYTES // 4, np.float32)
     times: dict[int | str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(rounds + 1):
+    for turn in range(rounds + stripes.TRIALS):
         for way in WAYS[:: 1 if turn % 2 == 0 else -1]:
             groups[1].barrier()
             start = time.perf_counter()
@@ -77,8 +77,9 @@ def rank_main(rank: int, world_size: int, address: str, rounds: int) -> None:
     for group in groups.values():
         group.close()
     if rank == 0:
-        # The first round warms up, and in it `auto` finds out.
-        cells = [{"stripes": way, "used": used[way], "median_ms": statistics.median(times[way][1:])} for way in WAYS]
+        # The first rounds warm up, and in them `auto` finds out.
+        medians = {way: statistics.median(taken[stripes.TRIALS :]) for way, taken in times.items()}
+        cells = [{"stripes": way, "used": used[way], "median_ms": medians[way]} for way in WAYS]
         print(json.dumps(cells))
 
 

@@ -137,7 +137,7 @@ class CollectiveConfig:
     stripes: int | Literal["auto"] = 1
     """Connections between every two ranks, over which large arrays are moved in as many parts at once: for networks on
     which one connection does not fill the wire, and rings of cables, whose both directions they use. With `auto` a
-    group opens four and finds out in its first large collective whether they are quicker than one."""
+    group opens four and finds out in its first large collectives whether they are quicker than one."""
 
     native_bytes: int | None = MIB
     """From how many bytes on a backend's own collectives (Gloo's, MPI's) take the place of ours; None for never. Before

@@ -1,8 +1,8 @@
 """Large collectives over several connections at once: an array is cut into as many parts as there are stripes, and each
 is moved by a thread of its own over its own connections. To its caller that is one operation, with one error if any.
 
-How many are used is what the configuration says; with `auto` a group finds out in its first large collective, in which
-everybody is: it moves two pieces of the array over one stripe and two over all of them, and the rest as was quicker.
+How many are used is what the configuration says; with `auto` a group finds out in its first large collectives that are
+alike, which go over one stripe and over all of them in turn: from then on as was quicker.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ from ringfort.transport.messages import Envelope
 
 LEAST: Final = MIB
 """Bytes that a stripe should have to move: to start and end a thread takes as long as to move 100 KB or so."""
-TRIAL: Final = 32 * MIB
-"""Bytes of a collective in which `auto` tries. A piece is an eighth of it: long enough for a connection to gather
-speed, for less would judge its first milliseconds."""
+TRIAL: Final = 24 * MIB
+"""Bytes of a collective in which `auto` tries: long enough for a connection to gather speed, and no more than a bucket
+of DistributedDataParallel, which has 25 MiB and may be the largest that a program ever sends."""
+TRIALS: Final = 4
+"""Calls alike of which every other one goes over all stripes, before `auto` decides. Memory and connections are new in
+the first of each way. Pieces of one array, tried in its first call, were judged wrongly by one group in six."""
+_KINDS: Final = 64
+"""Of calls that are compared at the same time."""
 WORTH: Final = 1.2
 """How many times as quick all stripes must be to be chosen: less is noise, and more threads."""
 
@@ -35,6 +40,8 @@ Move = Callable[[Backend, Span], None]
 """Moves the elements of a span over one stripe."""
 
 _used: WeakKeyDictionary[Backend, int] = WeakKeyDictionary()
+_tried: WeakKeyDictionary[Backend, dict[bytes, list[float]]] = WeakKeyDictionary()
+"""Seconds of each of the calls so far, by what tells calls apart."""
 
 
 class Columns(Memory):
@@ -77,8 +84,9 @@ def over_stripes(backend: Backend, flat: Array, envelope: Envelope, move: Move) 
         return
     stripes = backend.stripes
     if used(backend) is None and flat.nbytes >= TRIAL:
-        whole = _try(backend, stripes, flat.size, envelope, move), flat.size
-    run_parts(backend, stripes[: count_for(backend, flat.nbytes)], whole, envelope, move)
+        _try(backend, stripes, whole, envelope, move)
+    else:
+        run_parts(backend, stripes[: count_for(backend, flat.nbytes)], whole, envelope, move)
 
 
 def run_parts(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Envelope, move: Move) -> None:
@@ -117,21 +125,23 @@ def run_parts(backend: Backend, stripes: Sequence[Backend], span: Span, envelope
             failures.clear()  # whose tracebacks know this frame
 
 
-def _try(backend: Backend, stripes: Sequence[Backend], count: int, envelope: Envelope, move: Move) -> int:
-    """Finds out whether all stripes are quicker than one; returns how many elements that has moved."""
+def _try(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Envelope, move: Move) -> None:
+    """Moves `span` over one stripe or over all, in turn with the calls before that were like this one. The last of them
+    decides, at every rank alike."""
     rank, n = backend.rank, backend.world_size
-    piece = count // 8
-    ways = (stripes[:1], stripes)
-    quickest = [float("inf")] * 2
-    for turn in range(4):
-        begun = time.perf_counter()
-        run_parts(backend, ways[turn % 2], (turn * piece, (turn + 1) * piece), envelope, move)
-        quickest[turn % 2] = min(quickest[turn % 2], time.perf_counter() - begun)
-    table = np.zeros((n, 2))
-    table[rank] = quickest
-    run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
-    _used[backend] = choose(table, len(stripes))
-    return 4 * piece
+    tried = _tried.setdefault(backend, {})
+    if envelope.call not in tried and len(tried) >= _KINDS:
+        tried.clear()
+    seconds = tried.setdefault(envelope.call, [])
+    begun = time.perf_counter()
+    run_parts(backend, stripes if len(seconds) % 2 else stripes[:1], span, envelope, move)
+    seconds.append(time.perf_counter() - begun)
+    if len(seconds) == TRIALS:
+        table = np.zeros((n, 2))
+        table[rank] = min(seconds[::2]), min(seconds[1::2])
+        run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
+        _used[backend] = choose(table, len(stripes))
+        del _tried[backend]
 
 
 def choose(table: Array, stripes: int) -> int:

@@ -242,7 +242,7 @@ def test_all_stripes_are_chosen_where_the_slowest_rank_is_clearly_quicker(
 
 
 @pytest.mark.parametrize("verdict", [1, 4])
-def test_auto_tries_once_in_the_first_large_collective_and_then_knows(
+def test_auto_tries_in_large_collectives_that_are_alike_and_then_knows(
     verdict: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables: list[Any] = []
@@ -250,15 +250,20 @@ def test_auto_tries_once_in_the_first_large_collective_and_then_knows(
 
     def program(backend: SimulatedBackend) -> list[int | None]:
         found: list[int | None] = []
-        for count in (1_000, COUNT, COUNT):
+        for count in (1_000, COUNT, COUNT, COUNT + 1, COUNT, COUNT, COUNT + 1):
             x = np.full(count, 1.0 + backend.rank)
+            before = [sum(of.values()) for of in sent(backend)]
             DistributedContext(backend).all_reduce(x, strategy=RING)
             assert (x == 6).all()
+            after = [sum(of.values()) for of in sent(backend)]
+            over.append([new > old for new, old in zip(after, before, strict=True)].count(True))
             found.append(stripes.used(backend))
         return found
 
+    over: list[int] = []
     with closing_all(group_of(3, "auto")) as group:
-        assert results(run_ranks(group, program)) == [[None, verdict, verdict]] * 3
+        assert results(run_ranks(group, program)) == [[None] * 5 + [verdict] * 2] * 3
+    assert sorted(over) == sorted([1, 1, 4, 1, 1, 4, verdict] * 3)
     assert len(tables) == 3
     assert all((table == tables[0]).all() and (table > 0).all() for table in tables), "all decide from the same"
 
