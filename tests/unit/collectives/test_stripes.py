@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,42 @@ def test_auto_tries_in_large_collectives_that_are_alike_and_then_knows(
     assert sorted(over) == sorted([1, 1, 4, 1, 1, 4, verdict] * 3)
     assert len(tables) == 3
     assert all((table == tables[0]).all() and (table > 0).all() for table in tables), "all decide from the same"
+
+
+@pytest.mark.parametrize(("one", "four", "chosen"), [(4.0, 1.0, 4), (1.0, 4.0, 1)])
+def test_auto_takes_the_way_that_took_less(
+    one: float, four: float, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through, clock = stripes.run_parts, threading.local()
+
+    def timed(backend: Any, over: Sequence[Any], *rest: Any) -> None:
+        through(backend, over, *rest)
+        clock.now = getattr(clock, "now", 0.0) + (one if len(over) == 1 else four)
+
+    monkeypatch.setattr(stripes, "run_parts", timed)
+    monkeypatch.setattr(stripes, "time", SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
+
+    def program(backend: SimulatedBackend) -> int | None:
+        for _ in range(stripes.TRIALS):
+            DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)
+        return stripes.used(backend)
+
+    with closing_all(group_of(2, "auto")) as group:
+        assert results(run_ranks(group, program)) == [chosen] * 2
+
+
+def test_of_calls_that_never_come_again_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stripes, "_KINDS", 2)
+
+    def program(backend: SimulatedBackend) -> list[int]:
+        found: list[int] = []
+        for extra in range(5):
+            DistributedContext(backend).all_reduce(np.ones(COUNT + extra), strategy=RING)
+            found.append(len(stripes._tried[backend]))
+        return found
+
+    with closing_all(group_of(2, "auto")) as group:
+        assert results(run_ranks(group, program)) == [[1, 2, 1, 2, 1]] * 2
 
 
 def test_a_group_with_one_connection_has_nothing_to_find_out() -> None:
