@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 from ringfort.config import KIB
 from ringfort.errors import ProtocolError, TamperedError
@@ -71,10 +70,9 @@ def swap(
     envelope: Envelope,
     epoch: int,
     spin: Spin,
-    take_up: Callable[[Job], None],
-) -> Job | None:
+) -> tuple[Job | None, int]:
     """Sends `data` on an idle link and fills `into`, each a message of one frame. Returns what is left to do for the
-    ordinary way, which has taken it up. Raises `OSError`."""
+    ordinary way, and how many bytes of the frame that it waits for have come: as `_trade` does. Raises `OSError`."""
     outbound, inbound = link.outbound, link.inbound
     head = _head(envelope, len(data), epoch)
     awaited = head if len(into) == len(data) else _head(envelope, len(into), epoch)
@@ -93,17 +91,14 @@ def swap(
     if have == total:
         inbound.count(len(into))
     if sent == whole and have == total:
-        return None
+        return None, have
     left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
     if sent < whole:
         left.send, left.send_link = Send(memoryview(data), envelope, wants_go=False), link
         outbound.went(left.send, head, sent)
     if have < total:
         left.receive, left.receive_link = Receive(into, envelope, None), link
-    take_up(left)
-    if 0 < have < total:
-        inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
-    return left
+    return left, have
 
 
 def _trade(
@@ -204,7 +199,7 @@ class ShortWay(Vigil):
         return False
 
     def _take_up(self, job: Job) -> None:
-        """Posts a job whose first half is posted already."""
+        """Posts a job of which only the receiving half, if any, is not posted yet."""
         job.is_posted = True
         self._jobs.append(job)
         if job.receive is not None and job.receive_link is not None:
@@ -223,8 +218,13 @@ class ShortWay(Vigil):
         return is_done
 
     def _quick_swap(self, link: Link, data: bytes | memoryview, into: memoryview, envelope: Envelope) -> Job | None:
+        left: Job | None = None
         try:
-            left = swap(link, data, into, envelope, self._epoch, self._spin, self._take_up)
+            left, have = swap(link, data, into, envelope, self._epoch, self._spin)
+            if left is not None:
+                self._take_up(left)  # first, so that what has come finds its place
+                if left.receive is not None and have:
+                    link.inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
         except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
             self._garbled(link, exc)
         except OSError as exc:
@@ -232,6 +232,7 @@ class ShortWay(Vigil):
         else:
             self._after_read(link)
             return left
-        lost = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
-        lost.receive, lost.receive_link = Receive(into, envelope, None), link
-        return lost  # posting it finds out why it cannot be
+        if left is None:
+            left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+            left.receive, left.receive_link = Receive(into, envelope, None), link
+        return left  # if it is not posted, that finds out why it cannot be

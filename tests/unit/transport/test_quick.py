@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ringfort.errors import CollectiveMismatchError, PeerLostError
+from ringfort.errors import CollectiveMismatchError, PeerLostError, ProtocolError
 from ringfort.transport.engine import Engine
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import DATA, GO, HEADER, HEADER_BYTES, pack
@@ -222,7 +222,7 @@ def driven(rank: Rank, other: Other, monkeypatch: pytest.MonkeyPatch, *, step: i
 
     def sleep(deadline: float) -> object:
         done.append("sleep")
-        other(step)
+        other(50_000)
         return wait(deadline)
 
     monkeypatch.setattr(os, "sched_yield", spin)
@@ -288,6 +288,16 @@ def test_a_swap_that_another_call_answers_is_a_disagreement(rank: Rank, monkeypa
     driven(rank, Other(rank, rank.frame(THEIRS, call=OTHER)), monkeypatch, step=1 << 20)
     with pytest.raises(CollectiveMismatchError):
         rank.engine.swap(memoryview(OURS), memoryview(bytearray(len(THEIRS))), 1, rank.envelope())
+
+
+def test_a_swap_that_gets_what_makes_no_sense_ends_and_leaves_nothing_behind(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.operation = 1
+    driven(rank, Other(rank, b"\xff" * 1000), monkeypatch, step=1 << 20)
+    with pytest.raises(ProtocolError, match="rank 1"):
+        rank.engine.swap(memoryview(OURS), memoryview(bytearray(len(THEIRS))), 1, rank.envelope())
+    assert not rank.engine._jobs
 
 
 def test_a_swap_with_one_who_goes_in_the_middle_says_so(rank: Rank) -> None:
