@@ -251,7 +251,10 @@ class Links:
             self._garbled(link, exc)
             return
         if isinstance(notice, Aborted):
+            is_news = self._failure is None
             self._fail_all(lambda: notices.to_error(notice, self.rank))
+            if is_news:  # passed on, as `_fail_channel` does: else one who waits for us may hear only that we left
+                self._tell(self.links, notice)
         else:
             self._fail_channel(header.channel, None, notice)
 

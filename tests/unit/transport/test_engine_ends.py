@@ -108,6 +108,34 @@ def test_what_a_peer_said_before_its_end_is_heard_also_by_one_who_only_sends(sce
         scene.me.send(b"x", 1, timeout=5)
 
 
+def test_one_who_hears_of_an_abort_passes_it_on_once_and_before_its_goodbye(wide: Scene) -> None:
+    why = notices.encode(Aborted(1, "enough"))
+    wide.peers[1].write(pack(ABORT, length=len(why)), why, pack(ABORT, length=len(why)), why)
+    with pytest.raises(AbortedError):
+        wide.me.recv(bytearray(1), 1)
+    Background(wide.me.close).wait(wide.clock).result()
+    [(abort, payload), (goodbye, _)] = wide.peers[2].frames()
+    assert (abort.kind, goodbye.kind) == (ABORT, GOODBYE)
+    assert notices.decode(payload) == Aborted(1, "enough")
+
+
+def test_an_abort_that_comes_late_is_heard_from_one_who_leaves_because_of_it() -> None:
+    clock = VirtualClock()
+    group = SimulatedBackend.create_group(3, clock=clock)
+    first, second, third = group
+    first.cut(1)  # as slow as can be
+    call = Background(second.recv, bytearray(1), 2, timeout=FOREVER)
+    clock.wait_for_sleepers(1)
+    Background(first.abort, "enough").wait(clock).result()
+    with pytest.raises(AbortedError):
+        third.recv(bytearray(1), 0)
+    Background(third.close).wait(clock).result()
+    with pytest.raises(AbortedError, match="enough") as caught:
+        call.wait(clock).result()
+    assert caught.value.peer == 0
+    run_ranks(group, lambda backend: backend.kill())
+
+
 def test_a_collective_that_needs_one_who_has_closed_is_told_to_the_others(wide: Scene) -> None:
     wide.peers[1].write(pack(GOODBYE))
     wide.peers[1].end()
