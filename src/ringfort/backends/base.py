@@ -47,6 +47,18 @@ class Ways(NamedTuple):
     """What this rank proved itself with; None with encryption off."""
 
 
+class Ready:
+    """An all-reduce that is kept ready for the next one like it (collectives/quick.py)."""
+
+    __slots__ = ("durations", "run")
+
+    def __init__(self, run: Callable[[Array], None]) -> None:
+        self.run = run
+        """Raises as `all_reduce` does; the array has the element type and size of the one before."""
+        self.durations: list[float] | None = None
+        """Where to say how many seconds it took, once somebody wants to know."""
+
+
 class Leg(NamedTuple):
     """One `exchange` of a `relay`."""
 
@@ -82,7 +94,7 @@ class Backend(ABC):
         self.rank = rank
         self.world_size = world_size
         self.config = config
-        self.quick: dict[object, Callable[[Array], None]] = {}
+        self.quick: dict[object, Ready] = {}
         """All-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
         self._operations = count(1)
         self._member_set = frozenset(range(world_size))

@@ -57,7 +57,7 @@ def all_reduce(
                 shared.all_reduce(board, flat, folding, envelope)
             # Not bfloat16, which looks like uint16 there.
             if isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
-                quick.remember(backend, op, flat, quick.OverBoard(backend, board, call, flat.size, folding))
+                quick.remember(backend, op, flat, quick.over_board(backend, board, call, flat.size, folding))
         elif n == 1:
             kernels.scale_before(op, kind, flat)
         else:

@@ -87,11 +87,11 @@ class Runner:
     def __init__(self, name: str) -> None:
         self._name = name
         self._turn = threading.Lock()
-        self.end = self._turn.release
-        """To be called when what `begin` allowed is over."""
+        self.take, self.end = self._turn.acquire, self._turn.release
+        """`not queue and take(False)` is `begin` for those in a hurry; `end` is for when what it allowed is over."""
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._queue: deque[tuple[Work, Callable[[], Any]]] = deque()
+        self.queue: deque[tuple[Work, Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -106,13 +106,13 @@ class Runner:
 
     def begin(self) -> bool:
         """Whether the caller may run something at once, in its own thread; then it must call `end` afterwards."""
-        return not self._queue and self._turn.acquire(False)
+        return not self.queue and self.take(False)
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
         """Queues `action` and returns at once."""
         work = Work(what, help_out=self._help_out)
         with self._lock:
-            self._queue.append((work, action))
+            self.queue.append((work, action))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 self._thread.start()
@@ -123,8 +123,8 @@ class Runner:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                self._arrived.wait_for(lambda: self._queue or self._is_closed, _IDLE)
-                if not self._queue:
+                self._arrived.wait_for(lambda: self.queue or self._is_closed, _IDLE)
+                if not self.queue:
                     self._thread = None
                     return
             with self._turn:
@@ -132,8 +132,8 @@ class Runner:
 
     def _run_next(self) -> None:
         """The first in the queue, if a waiting caller has not run it. `_turn` is held."""
-        if self._queue:
-            work, action = self._queue.popleft()
+        if self.queue:
+            work, action = self.queue.popleft()
             work.run(action)
 
     def _help_out(self, work: Work) -> None:
@@ -151,6 +151,6 @@ class Runner:
             self._is_closed = True
             thread = self._thread
             self._arrived.notify_all()
-            idle = not self._queue and not self._turn.locked()
+            idle = not self.queue and not self._turn.locked()
         if thread is not None and thread is not threading.current_thread() and (wait or idle):
             thread.join()

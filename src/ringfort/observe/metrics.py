@@ -30,6 +30,9 @@ LARGEST = 1e12
 MOST_RECENT = 1024
 """Calls that wait to be counted together."""
 
+_MOST_KINDS = 1024
+"""Of which such calls are kept: a program that never repeats itself gains nothing by them."""
+
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _BUCKETS_PER_E = 1 / log(_GAMMA)
 _ZERO = floor(log(SMALLEST) * _BUCKETS_PER_E) - 1
@@ -246,10 +249,13 @@ class DistributedMetrics:
                 operation.nbytes += nbytes
             self._operations[name] = operation
 
-    def recent(self, name: str, nbytes: int) -> list[float]:
+    def recent(self, name: str, nbytes: int) -> list[float] | None:
         """A list of calls of `name` with so many bytes that went well, in seconds: for who cannot spare the microsecond
-        of `record_operation`. A snapshot counts them; `count_recent` is for when there are `MOST_RECENT`."""
+        of `record_operation`. A snapshot counts them; `count_recent` is for when there are `MOST_RECENT`. None if there
+        are too many such lists."""
         with self._lock:
+            if len(self._recent) >= _MOST_KINDS:
+                return self._recent.get((name, nbytes))
             return self._recent.setdefault((name, nbytes), [])
 
     def count_recent(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp
-from ringfort.collectives import quick
+from ringfort.collectives import quick, shared
 from ringfort.collectives.shared import BLOCK, SMALL_BYTES
 from ringfort.errors import AbortedError, ChannelClosedError, CollectiveMismatchError, UnsupportedArrayError
 from ringfort.testing import run_ranks
@@ -185,16 +186,20 @@ def test_after_an_abort_or_a_close_the_short_cut_is_closed_too() -> None:
 
 
 def test_what_interrupts_a_fold_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted: set[int] = set()  # threads
+
+    def fold(a: Any, b: Any, out: Any) -> None:
+        if threading.get_ident() in interrupted:
+            raise KeyboardInterrupt
+        np.add(a, b, out=out)
+
+    monkeypatch.setattr(shared, "_combiner", lambda _: fold)
+
     def program(context: DistributedContext) -> None:
         context.all_reduce(np.ones(3))
-        assert context.backend.shared is not None
+        assert len(context.backend.quick) == 1
         if context.rank == 0:
-            (ready,) = context.backend.quick.values()
-
-            def interrupt(*_: Any, **__: Any) -> None:
-                raise KeyboardInterrupt
-
-            ready._of_two = interrupt
+            interrupted.add(threading.get_ident())
             with pytest.raises(KeyboardInterrupt):
                 context.all_reduce(np.ones(3))
         else:

@@ -142,21 +142,70 @@ def test_another_number_or_another_call_is_a_disagreement(scene: Scene, operatio
     assert found.value.args == (0, 1, CALL)
 
 
-LOW, HIGH = (int.from_bytes(half, "little") for half in (CALL[:8], CALL[8:]))
+OTHER_CALLS = [(4, CALL), (3, b"\xff" + CALL[1:]), (3, CALL[:15] + b"\xff")]
 
 
-def test_meet_is_sign_publish_and_a_look(scene: Scene) -> None:
+@pytest.mark.parametrize("scene", [2, 3], indirect=True)
+def test_a_meeting_is_sign_publish_and_a_look(scene: Scene) -> None:
+    *first, last = scene.boards
+    meetings = [board.meeting(CALL) for board in first]
+    meet = last.meeting(CALL)
+    assert not any(meeting(1) for meeting in meetings), "not all are there"
+    assert meet(1)
+    for board in first:
+        board.wait_signed(envelope())
+        begin(board, 2)
+    assert meet(2)
+    for board in first:
+        begin(board, 3)
+    assert last.meeting(CALL)(3), "it does not matter who has made it"
+
+
+@pytest.mark.parametrize(("operation", "call"), OTHER_CALLS)
+@pytest.mark.parametrize("scene", [2, 3], indirect=True)
+def test_a_meeting_of_different_calls_is_a_disagreement(scene: Scene, operation: int, call: bytes) -> None:
+    first, *between, last = scene.boards
+    for board in (first, last):  # so that both places for a signature hold something
+        begin(board, 1)
+        begin(board, 2, call)
+    for board in between:
+        begin(board, 1)
+        begin(board, 2)
+    meet = last.meeting(call)
+    begin(first, 3)
+    for board in between:
+        begin(board, 3)
+    assert not meet(operation)
+    with pytest.raises(DisagreedError) as found:
+        last.wait_signed(envelope(operation, call))
+    assert found.value.args == (0, 3, CALL)
+    with pytest.raises(DisagreedError) as found:
+        first.wait_signed(envelope(3))
+    assert found.value.args == (scene.boards.index(last), operation, call)
+
+
+def test_meetings_of_different_calls_take_turns(scene: Scene) -> None:
     a, b = scene.boards
-    assert not a.meet(1, LOW, HIGH)
-    assert b.meet(1, LOW, HIGH)
+    calls = [CALL, bytes(16)]
+    of_a, of_b = ([board.meeting(call) for call in calls] for board in (a, b))
+    for operation in range(1, 9):
+        kind = operation // 3 % 2
+        assert not of_a[kind](operation)
+        assert of_b[kind](operation)
+    assert not of_a[0](9)
+    assert not of_b[1](9)
+    with pytest.raises(DisagreedError) as found:
+        a.wait_signed(envelope(9))
+    assert found.value.args == (1, 9, calls[1])
+
+
+def test_a_meeting_wakes_who_sleeps(scene: Scene) -> None:
+    a, b = scene.boards
+    begin(a)
+    meet = b.meeting(CALL)
+    scene.sleepers[0].meanwhile = lambda: meet(1)
     a.wait_signed(envelope())
-    begin(a, 2)
-    assert b.meet(2, LOW, HIGH)
-    for operation, low, high in ((4, LOW, HIGH), (3, LOW + 1, HIGH), (3, LOW, HIGH + 1)):
-        scene_ = Scene(2)
-        begin(scene_.boards[0], 3)
-        assert not scene_.boards[1].meet(operation, low, high)
-        scene_.close()
+    assert scene.sleepers[1].nudged == [0]
 
 
 def test_a_rank_may_be_one_operation_ahead(scene: Scene) -> None:

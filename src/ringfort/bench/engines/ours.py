@@ -13,7 +13,7 @@ from ringfort.backends.tcp import TcpBackend
 from ringfort.bench.engines.base import Bound, OneByOne, Seat
 from ringfort.bench.options import STRATEGIES, Case, Options
 from ringfort.bench.patterns import Array
-from ringfort.config import DistributedConfig, format_address
+from ringfort.config import DistributedConfig, Shape, format_address
 from ringfort.context import DistributedContext
 from ringfort.transport import tcp
 
@@ -58,7 +58,7 @@ class RingfortEngine(OneByOne):
         chosen = STRATEGIES[case.op].parse(self._strategy) if case.op in STRATEGIES else None
         returned: list[Any] = [None]
 
-        if chosen is not None:
+        if chosen is not None and chosen.shape is not Shape.AUTO:  # else as anybody calls it
 
             def run() -> None:
                 returned[0] = method(x, strategy=chosen)
