@@ -165,9 +165,8 @@ class _InBlocks:
         block.after[...] = flat[end:]
         if not self._meet(operation):
             board.wait_signed(backend.envelope_of(operation, call))
-        self._fold((*block.theirs[:rank], own, *block.theirs[rank:]), block.result)
+        shared.fold_slice(self._fold, (*block.theirs[:rank], own, *block.theirs[rank:]), rank, block.result)
         board.publish()
-        own[...] = block.result
         if not board.is_met():
             board.wait(backend.envelope_of(operation, call))
         for span, result in block.results:

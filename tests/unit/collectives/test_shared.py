@@ -208,3 +208,23 @@ def test_what_interrupts_a_fold_ends_the_group(monkeypatch: pytest.MonkeyPatch) 
             context.all_reduce(np.ones(3))
 
     on_ranks(2, program)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("size", [1, 5, shared._PIECE // 8, shared._PIECE // 8 + 3])
+def test_a_slice_is_folded_in_the_order_of_the_ranks_and_put_down_twice(size: int, world_size: int, spare: int) -> None:
+    def twice_and(a: Any, b: Any, out: Any) -> None:
+        np.copyto(out, 2 * a + b)
+
+    folding = shared.Folding(np.dtype(np.int64), twice_and, twice_and, spare)
+    for rank in range(world_size):
+        parts = [np.arange(size) * 10 + r for r in range(world_size)]
+        wanted = parts[0]
+        for part in parts[1:]:
+            wanted = 2 * wanted + part
+        kept = [part.copy() for part in parts]
+        result = np.empty(size, np.int64)
+        shared.fold_slice(folding, parts, rank, result)
+        assert result.tolist() == wanted.tolist() == parts[rank].tolist()
+        assert all((part == kept[r]).all() for r, part in enumerate(parts) if r != rank), "nobody else's is touched"
