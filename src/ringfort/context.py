@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.base import Backend, Ready
 from ringfort.backends.sub import SubBackend
 from ringfort.collectives import movements, objects, reductions
 from ringfort.collectives.arrays import as_view
@@ -43,7 +43,6 @@ class DistributedContext:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._quick = backend.quick
         self._metrics = DistributedMetrics()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
 
@@ -101,21 +100,20 @@ class DistributedContext:
         ):
             # Like one before it. All in one place: of the 2 us that a tiny one takes, a call more would be a fiftieth.
             key = (x.dtype, x.size) if op is _SUM else (x.dtype, x.size, id(op))  # as quick.key_of
-            ready, runner = self._quick.get(key), self._runner
-            if ready is not None and x.flags.carray and not runner.queue and runner.take(False):
-                start = perf_counter()
+            ready, runner = self.backend.quick.get(key), self._runner
+            if ready is not None and x.flags.carray and not runner.queue and not runner.turn.locked():
                 try:
-                    ready.run(x if x.ndim == 1 else x.reshape(-1))
+                    with runner.turn:  # not by hand: Ctrl-C may come between any two lines
+                        start = perf_counter()
+                        ready.run(x if x.ndim == 1 else x.reshape(-1))
+                        seconds = perf_counter() - start
                 except BaseException:
                     self._metrics.record_operation("all_reduce", 0.0, 0, failed=True)
                     raise
-                finally:
-                    runner.end()
-                seconds, durations = perf_counter() - start, ready.durations
-                if durations is None:  # the first of its kind, or one of too many kinds
-                    ready.durations = self._metrics.recent("all_reduce", x.nbytes)
-                    self._metrics.record_operation("all_reduce", seconds, x.nbytes)
+                if ready.metrics is not self._metrics:
+                    self._attend(ready, seconds, x.nbytes)
                     return x
+                durations = ready.durations
                 durations.append(seconds)
                 if len(durations) >= MOST_RECENT:
                     self._metrics.count_recent()
@@ -324,6 +322,13 @@ class DistributedContext:
         if async_op:
             return self._runner.submit(operation.name, lambda: self._measure(operation))
         return self._runner.run(operation.name, lambda: self._measure(operation))
+
+    def _attend(self, ready: Ready, seconds: float, nbytes: int) -> None:
+        """Counts the first all-reduce of a kind. The next are counted together, unless there are too many kinds."""
+        self._metrics.record_operation("all_reduce", seconds, nbytes)
+        durations = self._metrics.recent("all_reduce", nbytes)
+        if durations is not None:
+            ready.durations, ready.metrics = durations, self._metrics
 
     def _between(self, operation: Operation, async_op: bool) -> Any:
         """Messages between two ranks do not queue behind collectives: the other side may wait for them first. A message

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ from ringfort.cluster.probing import MAX_PROBES
 from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.topology import STALE_AFTER
 from ringfort.cluster.wire import ControlLink, dial
-from ringfort.config import AutoDiscoveryConfig, ElectionConfig, Environment
+from ringfort.config import AutoDiscoveryConfig, DistributedConfig, ElectionConfig, Environment
 from ringfort.context import DistributedContext
 from ringfort.errors import (
     ChannelClosedError,
@@ -312,8 +314,10 @@ def test_closing_wakes_those_who_wait(cluster: Cluster) -> None:
 # --- the backend ------------------------------------------------------------------------------------------------------
 
 
-def form(cluster: Cluster, nodes: list[ClusterNode]) -> list[AutoDiscoveryBackend]:
-    backends = [AutoDiscoveryBackend(node=node) for node in nodes]
+def form(
+    cluster: Cluster, nodes: list[ClusterNode], config: DistributedConfig | None = None
+) -> list[AutoDiscoveryBackend]:
+    backends = [AutoDiscoveryBackend(node=node, group=config) for node in nodes]
     for node in nodes:
         node.wait_for_peers(len(nodes) - 1, PATIENCE)
     with together(*(backend.establish_ring for backend in backends)):
@@ -348,6 +352,34 @@ def test_a_ring_is_established_and_again_after_a_member_has_gone(cluster: Cluste
         with together(backends[0].establish_ring, backends[1].establish_ring):
             pass
         assert sorted(backend.rank for backend in backends[:2]) == [0, 1]
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+@pytest.mark.parametrize("shared_memory", ["on", "off"])
+def test_a_context_goes_on_in_the_next_ring(cluster: Cluster, shared_memory: Any) -> None:
+    """Also with all-reduces like those that it has kept ready for the ranks of the ring before."""
+    nodes = [cluster.start() for _ in range(3)]
+    backends = form(cluster, nodes, DistributedConfig(timeout=PATIENCE, shared_memory=shared_memory))
+    try:
+        contexts = [DistributedContext(backend) for backend in backends]
+        for left in (3, 2, 1):
+            for _ in range(3):
+                arrays = [np.ones(4, np.float32) for _ in range(left)]
+                with together(*(partial(c.all_reduce, x) for c, x in zip(contexts[:left], arrays, strict=True))):
+                    pass
+                assert [array.tolist() for array in arrays] == [[float(left)] * 4] * left
+            if left == 1:
+                return
+            epoch = nodes[0].epoch
+            assert epoch is not None
+            backends[left - 1].close()
+            nodes[left - 1].close()
+            for node in nodes[: left - 1]:
+                node.wait_for_epoch(epoch.number, PATIENCE)
+            with together(*(backend.establish_ring for backend in backends[: left - 1])):
+                pass
     finally:
         for backend in backends:
             backend.close()

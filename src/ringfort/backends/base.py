@@ -50,13 +50,15 @@ class Ways(NamedTuple):
 class Ready:
     """An all-reduce that is kept ready for the next one like it (collectives/quick.py)."""
 
-    __slots__ = ("durations", "run")
+    __slots__ = ("durations", "metrics", "run")
 
     def __init__(self, run: Callable[[Array], None]) -> None:
         self.run = run
         """Raises as `all_reduce` does; the array has the element type and size of the one before."""
-        self.durations: list[float] | None = None
-        """Where to say how many seconds it took, once somebody wants to know."""
+        self.metrics: object = None
+        """Whose `durations` are."""
+        self.durations: list[float] = []
+        """Where to say how many seconds it took."""
 
 
 class Leg(NamedTuple):

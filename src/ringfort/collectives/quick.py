@@ -105,10 +105,10 @@ def _in_slots(backend: Backend, board: Board, call: bytes, size: int, folding: F
     inside, function = (combine.func, *combine.args) if isinstance(combine, partial) else (Context().run, combine)
 
     def run(flat: Array) -> None:
-        operation = backend.next_operation()
-        if engine.has_trouble:
-            board.sleeper.check(backend.envelope_of(operation, call))
         try:  # what `with board` does, which would cost as much as a small copy
+            operation = backend.next_operation()
+            if engine.has_trouble:
+                board.sleeper.check(backend.envelope_of(operation, call))
             board.turn = turn = board.turn ^ 1
             slots = turns[turn]
             slots[rank][...] = flat
@@ -146,10 +146,10 @@ class _InBlocks:
     def __call__(self, flat: Array) -> None:
         """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
         board, backend, call = self._board, self._backend, self._call
-        operation = backend.next_operation()
-        if self._engine.has_trouble:
-            board.sleeper.check(backend.envelope_of(operation, call))
         with board:
+            operation = backend.next_operation()
+            if self._engine.has_trouble:
+                board.sleeper.check(backend.envelope_of(operation, call))
             if self._blocks:
                 self._in_one_block(flat, operation)
             else:

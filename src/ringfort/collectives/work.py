@@ -80,15 +80,13 @@ class Runner:
     to another thread costs tens of microseconds. For the same reason, who waits for something that has not begun runs
     what is queued before it, and then that.
 
-    The law of this class: **who runs something holds `_turn`**, and nothing leaves the queue before its turn has come.
-    So a caller that finds the queue empty and the turn free overtakes nobody.
+    The law of this class: **who runs something holds `turn`**, and nothing leaves the queue before its turn has come.
+    So a caller that finds the queue empty and the turn free overtakes nothing that it has issued itself.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._turn = threading.Lock()
-        self.take, self.end = self._turn.acquire, self._turn.release
-        """`not queue and take(False)` is `begin` for those in a hurry; `end` is for when what it allowed is over."""
+        self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self.queue: deque[tuple[Work, Callable[[], Any]]] = deque()
@@ -97,16 +95,10 @@ class Runner:
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
-        if not self.begin():
+        if self.queue or self.turn.locked():
             return self.submit(what, action).wait()
-        try:
+        with self.turn:
             return action()
-        finally:
-            self.end()
-
-    def begin(self) -> bool:
-        """Whether the caller may run something at once, in its own thread; then it must call `end` afterwards."""
-        return not self.queue and self.take(False)
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
         """Queues `action` and returns at once."""
@@ -127,22 +119,20 @@ class Runner:
                 if not self.queue:
                     self._thread = None
                     return
-            with self._turn:
+            with self.turn:
                 self._run_next()
 
     def _run_next(self) -> None:
-        """The first in the queue, if a waiting caller has not run it. `_turn` is held."""
+        """The first in the queue, if a waiting caller has not run it. `turn` is held."""
         if self.queue:
             work, action = self.queue.popleft()
             work.run(action)
 
     def _help_out(self, work: Work) -> None:
         """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it."""
-        while not work.is_completed() and self._turn.acquire(blocking=False):
-            try:
+        while not work.is_completed() and not self.turn.locked():
+            with self.turn:
                 self._run_next()
-            finally:
-                self._turn.release()
 
     def close(self, *, wait: bool) -> None:
         """Lets the thread end once the queue is empty. With `wait`, until it has: when the backend is closed, so that
@@ -151,6 +141,6 @@ class Runner:
             self._is_closed = True
             thread = self._thread
             self._arrived.notify_all()
-            idle = not self.queue and not self._turn.locked()
+            idle = not self.queue and not self.turn.locked()
         if thread is not None and thread is not threading.current_thread() and (wait or idle):
             thread.join()

@@ -47,8 +47,8 @@ _SIGNED, _SIGNATURE = 1, 3
 """The word where the signatures begin, and words of each."""
 _ASLEEP = _WORDS
 """The word that says that the rank sleeps."""
-_SEEN = 10e-6
-"""Seconds after which a write has long been seen by all: it takes well under one of these millionths."""
+_MOMENT = range(200)
+"""Looks at a counter, some 6 us, after which a write has long been seen by all: it takes well under one."""
 
 
 class Patience(NamedTuple):
@@ -285,7 +285,9 @@ class Board:
         try:
             # Who publishes now may have looked at the flag before it was set, and before its counter is seen: a write
             # takes a moment to leave the processor, and nothing here waits for that. So the last look is later.
-            time.sleep(_SEEN)
+            for _ in _MOMENT:
+                if words[at] >= step:
+                    return
             self.sleeper.sleep_until(lambda: words[at] >= step, at // (_LINES * _WORDS), envelope)
         finally:
             words[flag] = 0

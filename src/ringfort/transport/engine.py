@@ -80,9 +80,9 @@ class Engine(ShortWay):
     def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> bool:
         """Sends `data`, a message of a collective that is one frame, to `peer` and receives what fills `into`; or does
         nothing and returns False, if anything is out of the ordinary."""
+        link = self.links[peer]
         if not self._lead.acquire(blocking=False):
             return False
-        link = self.links[peer]
         if (
             self._jobs
             or self._arrivals

@@ -226,10 +226,11 @@ class Links:
     def _tell(self, members: Container[int], notice: Notice, channel: int = 0) -> None:
         payload = notices.encode(notice)
         frame = pack(ABORT, channel=channel, length=len(payload), epoch=self._epoch) + payload
-        for link in self.links.values():
-            if link.error is None and link.peer in members:
-                link.outbound.control(frame)
-                self._push(link)
+        told = [link for link in self.links.values() if link.error is None and link.peer in members]
+        for link in told:  # all of them first: what is pushed may find out that a peer is gone, and tell of that
+            link.outbound.control(frame)
+        for link in told:
+            self._push(link)
 
     def _push(self, link: Link) -> None:
         while link.error is None and link.outbound.has_control and self._write(link):
@@ -254,7 +255,7 @@ class Links:
             is_news = self._failure is None
             self._fail_all(lambda: notices.to_error(notice, self.rank))
             if is_news:  # passed on, as `_fail_channel` does: else one who waits for us may hear only that we left
-                self._tell(self.links, notice)
+                self._tell(self.links.keys() - {link.peer}, notice)
         else:
             self._fail_channel(header.channel, None, notice)
 
@@ -309,7 +310,7 @@ class Links:
         }
         self._close_link(link, error)
         for channel, members in failed.items():
-            self._fail_channel(channel, members, Lost(link.peer, reason), error)
+            self._fail_channel(channel, members, Lost(link.peer, reason, self.rank), error)
         self._shut(link, error)
 
     def _shut(self, link: Link, error: MakeError) -> None:

@@ -21,6 +21,8 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
     peer: int
     reason: str
+    by: int | None = None
+    """Who has found out."""
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -88,6 +90,8 @@ def decode(payload: bytes) -> Notice:
 def to_error(notice: Notice, me: int) -> DistributedError:
     """The error that `notice` is at rank `me`. A new object each time: a raised exception keeps its traceback."""
     match notice:
+        case Lost(peer=peer, reason=reason, by=int() as other) if peer == me:  # to us, the other one is out of reach
+            return PeerLostError(other, f"it has lost this rank: {reason}")
         case Lost(peer=peer, reason=reason):
             return PeerLostError(peer, reason)
         case Left(peer=peer):

@@ -26,7 +26,7 @@ def end_all(engines: Sequence[StripeEngine], failed: int, envelope: Envelope, er
     """Ends the collective of `envelope` on all engines, for `error` ended it on the one with the number `failed`."""
     notice = engines[failed].notice_of(envelope)
     if notice is None and isinstance(error, PeerLostError) and isinstance(error.peer, int):
-        notice = Lost(error.peer, error.reason)
+        notice = Lost(error.peer, error.reason, engines[failed].rank)
     for number, engine in enumerate(engines):
         if number == failed:
             continue

@@ -14,6 +14,8 @@ from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedC
 from ringfort.collectives import quick, shared
 from ringfort.collectives.shared import BLOCK, SMALL_BYTES
 from ringfort.errors import AbortedError, ChannelClosedError, CollectiveMismatchError, UnsupportedArrayError
+from ringfort.observe import metrics
+from ringfort.observe.metrics import MOST_RECENT
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import tcp_group
 from ringfort.testing.ranks import results
@@ -119,6 +121,50 @@ def test_short_cuts_are_counted_like_all_others() -> None:
         assert len(context.backend.quick) == 1
         taken = context.metrics_snapshot().operations["all_reduce"]
         assert (taken.count, taken.failures, taken.bytes) == (5, 0, 120)
+
+    on_ranks(2, program)
+
+
+def test_two_contexts_of_one_backend_count_their_own_short_cuts() -> None:
+    def program(context: DistributedContext) -> None:
+        other = DistributedContext(context.backend)
+        for one, calls in ((context, 3), (other, MOST_RECENT + 5), (context, 2)):
+            for _ in range(calls):
+                one.all_reduce(np.ones(3))
+        counts = [one.metrics_snapshot().operations["all_reduce"].count for one in (context, other)]
+        assert counts == [5, MOST_RECENT + 5]
+
+    on_ranks(2, program)
+
+
+def test_short_cuts_of_more_kinds_than_are_kept_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_MOST_KINDS", 2)
+
+    def program(context: DistributedContext) -> None:
+        for _ in range(4):
+            for size in range(1, 6):
+                context.all_reduce(np.ones(size))
+        taken = context.metrics_snapshot().operations["all_reduce"]
+        assert (taken.count, taken.bytes) == (20, 4 * 8 * 15)
+
+    on_ranks(2, program)
+
+
+def test_an_interrupt_before_a_short_cut_begins_leaves_the_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(context: DistributedContext) -> None:
+        context.all_reduce(np.ones(3))
+        assert len(context.backend.quick) == 1
+        context.backend.barrier()  # not the context's own, whose clock is patched meanwhile
+        if context.rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr("ringfort.context.perf_counter", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    context.all_reduce(np.ones(3))
+        context.backend.barrier()
+        assert context.all_reduce(np.ones(3)).tolist() == [2.0] * 3
+
+    def interrupt() -> float:
+        raise KeyboardInterrupt
 
     on_ranks(2, program)
 

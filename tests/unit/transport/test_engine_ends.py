@@ -119,6 +119,17 @@ def test_one_who_hears_of_an_abort_passes_it_on_once_and_before_its_goodbye(wide
     assert notices.decode(payload) == Aborted(1, "enough")
 
 
+def test_an_abort_is_passed_on_before_what_is_found_out_while_telling_it() -> None:
+    with scene_with(peers=3) as scene:
+        why = notices.encode(Aborted(1, "enough"))
+        scene.peers[1].write(pack(ABORT, length=len(why)), why)
+        scene.peers[2].end()
+        with pytest.raises(AbortedError):
+            Background(scene.me.barrier, timeout=5).wait(scene.clock).result()
+        heard = [notices.decode(payload) for header, payload in scene.peers[3].frames() if header.kind == ABORT]
+        assert heard[0] == Aborted(1, "enough")
+
+
 def test_an_abort_that_comes_late_is_heard_from_one_who_leaves_because_of_it() -> None:
     clock = VirtualClock()
     group = SimulatedBackend.create_group(3, clock=clock)

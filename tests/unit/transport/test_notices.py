@@ -21,7 +21,7 @@ from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, Ti
 ranks = st.integers(0, 1 << 31)
 words = st.text(max_size=200)
 notices = st.one_of(
-    st.builds(Lost, ranks, words),
+    st.builds(Lost, ranks, words, st.one_of(st.none(), ranks)),
     st.builds(Left, ranks),
     st.builds(Mismatch, ranks, words, ranks, words, ranks),
     st.builds(Aborted, ranks, words),
@@ -63,6 +63,11 @@ def test_each_notice_becomes_the_error_that_it_is_at_the_one_who_hears_it() -> N
     lost = to_error(Lost(3, "cable pulled"), me=0)
     assert isinstance(lost, PeerLostError)
     assert (lost.peer, lost.reason) == (3, "cable pulled")
+
+    told = to_error(Lost(3, "cable pulled", by=1), me=3)
+    assert isinstance(told, PeerLostError)
+    assert (told.peer, told.reason) == (1, "it has lost this rank: cable pulled")
+    assert to_error(Lost(3, "cable pulled", by=1), me=2).peer == 3
 
     left = to_error(Left(3), me=0)
     assert isinstance(left, ChannelClosedError)
