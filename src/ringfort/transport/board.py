@@ -177,12 +177,15 @@ class Board:
 
     def sign(self, envelope: Envelope) -> None:
         """Says what this rank is about to do. The next `publish` carries it to the others."""
+        self._sign(envelope.call, envelope.operation)
+
+    def _sign(self, call: bytes, operation: int) -> None:
         self.operations += 1
-        words, call, parity = self._words, envelope.call, self.operations & 1
+        words, parity = self._words, self.operations & 1
         at = self._own + _SIGNED + _SIGNATURE * parity
         self._called[parity] = call
         words[at + 1], words[at + 2] = _CALL.unpack(call)
-        words[at] = digest(call) + envelope.operation
+        words[at] = digest(call) + operation
 
     def publish(self) -> None:
         """What this rank has written so far is for the others to read."""
@@ -198,26 +201,17 @@ class Board:
 
         A function with all that it needs in its own scope, and one more for two ranks, which have no loops: of the 3 us
         that a tiny all-reduce took, this is a quarter."""
-        words, own, others, spins = self._words, self._own, self._others, self._spins
-        called = self._called
+        words, own, other, flag, spins = self._words, self._own, self._others[0], self._flags[0], self._spins
+        called, summary = self._called, digest(call)
         low, high = _CALL.unpack(call)
-        summary = digest(call)
         turns = tuple(_SIGNED + _SIGNATURE * parity for parity in (0, 1))
-        other, flag = others[0], self._flags[0]
         lines = tuple((own + turn, other + turn) for turn in turns)
 
         def meet(operation: int) -> bool:
-            self.operations = number = self.operations + 1
-            parity = number & 1
-            turn = turns[parity]
-            at = own + turn
-            if called[parity] is not call:
-                called[parity] = call
-                words[at + 1] = low
-                words[at + 2] = high
-            words[at] = signature = summary + operation
+            self._sign(call, operation)
             self.publish()
-            return self.is_met() and all(words[other + turn] == signature for other in others)
+            turn = turns[self.operations & 1]
+            return self.is_met() and all(words[at + turn] == words[own + turn] for at in self._others)
 
         def meet_one(operation: int) -> bool:
             self.operations = number = self.operations + 1
@@ -239,7 +233,7 @@ class Board:
                     return False
             return words[there] == signature
 
-        return meet if len(others) > 1 else meet_one
+        return meet if len(self._others) > 1 else meet_one
 
     def wait(self, envelope: Envelope) -> None:
         """Returns when every other rank has published as often as this one; raises what ends the collective."""

@@ -117,6 +117,7 @@ def test_one_who_hears_of_an_abort_passes_it_on_once_and_before_its_goodbye(wide
     [(abort, payload), (goodbye, _)] = wide.peers[2].frames()
     assert (abort.kind, goodbye.kind) == (ABORT, GOODBYE)
     assert notices.decode(payload) == Aborted(1, "enough")
+    assert wide.peers[1].kinds() == [GOODBYE], "who has told us knows"
 
 
 def test_an_abort_is_passed_on_before_what_is_found_out_while_telling_it() -> None:
