@@ -150,6 +150,24 @@ def test_short_cuts_of_more_kinds_than_are_kept_are_counted_too(monkeypatch: pyt
     on_ranks(2, program)
 
 
+def test_a_short_cut_holds_its_turn() -> None:
+    def program(context: DistributedContext) -> None:
+        context.all_reduce(np.ones(3))
+        (ready,) = context.backend.quick.values()
+        run, held = ready.run, list[bool]()
+
+        def watched(flat: Any) -> None:
+            held.append(context._runner.turn.locked())
+            run(flat)
+
+        ready.run = watched
+        assert context.all_reduce(np.ones(3)).tolist() == [2.0] * 3
+        assert held == [True]
+        assert not context._runner.turn.locked()
+
+    on_ranks(2, program)
+
+
 def test_an_interrupt_before_a_short_cut_begins_leaves_the_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(context: DistributedContext) -> None:
         context.all_reduce(np.ones(3))

@@ -25,6 +25,7 @@ from ringfort.errors import (
 from ringfort.testing import VirtualClock, run_ranks
 from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results
+from ringfort.transport.stripes import end_all
 from tests.unit.transport.background import Background
 
 COUNT = 10_007
@@ -146,6 +147,15 @@ def test_one_broken_connection_ends_all_parts_with_one_error_and_only_this_group
             with pytest.raises(DistributedError):
                 sub.barrier()
         results(run_ranks(group, lambda backend: backend.barrier()))
+
+
+def test_who_is_lost_over_one_connection_hears_over_the_others_who_has_lost_it() -> None:
+    with closing_all(group_of(2, 2)) as (first, second):
+        engines = [stripe._engine for stripe in first.stripes]
+        end_all(engines, 1, first.envelope(bytes(16)), PeerLostError(1, "cable pulled"))
+        with pytest.raises(PeerLostError, match="it has lost this rank: cable pulled") as caught:
+            second.barrier()
+        assert caught.value.peer == 0
 
 
 def test_a_rank_that_dies_is_lost_to_all_parts() -> None:

@@ -199,6 +199,22 @@ def test_meetings_of_different_calls_take_turns(scene: Scene) -> None:
     assert found.value.args == (1, 9, calls[1])
 
 
+def test_a_meeting_after_another_call_in_its_place_is_told_as_what_it_is(scene: Scene) -> None:
+    a, b = scene.boards
+    meet = a.meeting(CALL)
+    meet(1)
+    begin(a, 2)
+    begin(a, 3, bytes(16))  # where the first one stood
+    begin(a, 4)
+    for operation in range(1, 5):
+        begin(b, operation)
+    begin(b, 5, b"\xff" * 16)
+    assert not meet(5)
+    with pytest.raises(DisagreedError) as found:
+        b.wait_signed(envelope(5, b"\xff" * 16))
+    assert found.value.args == (0, 5, CALL)
+
+
 def test_a_meeting_wakes_who_sleeps(scene: Scene) -> None:
     a, b = scene.boards
     begin(a)

@@ -33,7 +33,7 @@ from ringfort.transport.frames import (
     WAITING,
     pack,
 )
-from ringfort.transport.notices import Aborted
+from ringfort.transport.notices import Aborted, Lost
 from tests.unit.transport.background import Background
 from tests.unit.transport.scene import FOREVER, Scene, scene_with
 
@@ -65,6 +65,16 @@ def test_a_peer_that_ends_without_a_word_is_lost(wide: Scene) -> None:
     into = bytearray(5)
     wide.me.recv(into, 2, timeout=5)
     assert into == b"hello"
+
+
+def test_the_others_are_told_who_was_lost_and_by_whom(wide: Scene) -> None:
+    call = wide.asleep(Background(wide.me.barrier, timeout=60))  # type: ignore[arg-type]
+    wide.peers[1].end()
+    with pytest.raises(PeerLostError):
+        call.result()
+    [told] = [notices.decode(payload) for header, payload in wide.peers[2].frames() if header.kind == ABORT]
+    assert isinstance(told, Lost)
+    assert (told.peer, told.by) == (1, 0)
 
 
 def test_a_peer_that_somebody_else_found_lost_ends_what_waits_on_it_and_nothing_else(wide: Scene) -> None:
