@@ -99,23 +99,25 @@ def over_board(backend: Backend, board: Board, call: bytes, size: int, folding: 
 def _in_slots(backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> Run:
     """What `shared.all_reduce` does of a small array. A function with all that it needs in its own scope: as a method
     it took half as long again."""
-    engine, rank, turns, meet = board.sleeper.engine, board.rank, board.slots(folding.dtype, size), board.meeting(call)
+    engine, meet, number = board.sleeper.engine, board.meeting(call), backend.next_operation
+    turns = [(slots, slots[board.rank]) for slots in board.slots(folding.dtype, size)]
     combine, is_pair = folding.closing, board.world_size == 2
     # A partial's own call would cost a tenth of the addition.
     inside, function = (combine.func, *combine.args) if isinstance(combine, partial) else (Context().run, combine)
 
     def run(flat: Array) -> None:
         try:  # what `with board` does, which would cost as much as a small copy
-            operation = backend.next_operation()
+            operation = number()
             if engine.has_trouble:
                 board.sleeper.check(backend.envelope_of(operation, call))
             board.turn = turn = board.turn ^ 1
-            slots = turns[turn]
-            slots[rank][...] = flat
+            slots, own = turns[turn]
+            own[...] = flat
             if not meet(operation):
                 board.wait_signed(backend.envelope_of(operation, call))
             if is_pair:
-                inside(function, slots[0], slots[1], flat)
+                first, second = slots
+                inside(function, first, second, flat)
             else:
                 folding(slots, flat)
         except DistributedError:

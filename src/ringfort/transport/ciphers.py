@@ -47,11 +47,12 @@ class Cipher(Protocol):
     tag_bytes: int
 
     def __init__(self, key: bytes) -> None: ...
-    def seal(self, count: int, data: memoryview | bytes, head: memoryview, out: memoryview) -> None:
-        """Writes `data` sealed, and the tag, to `out`; `head` is vouched for as well."""
+    def seal(self, count: int, data: memoryview | bytes, record: memoryview, head: int) -> None:
+        """Writes `data` sealed, and the tag, behind the first `head` bytes of `record`, which are vouched for as well:
+        they and it are all of `record`."""
         ...
 
-    def open(self, count: int, body: memoryview | bytes, head: memoryview | bytes, into: memoryview) -> None:
+    def open(self, count: int, record: memoryview | bytes, head: int, into: memoryview) -> None:
         """The reverse. Raises `InvalidTag`; what is in `into` then is nobody's."""
         ...
 
@@ -65,11 +66,11 @@ class AesGcm:
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
 
-    def seal(self, count: int, data: memoryview | bytes, head: memoryview, out: memoryview) -> None:
-        self._cipher.encrypt_into(nonce_bytes(count), data, head, out)
+    def seal(self, count: int, data: memoryview | bytes, record: memoryview, head: int) -> None:
+        self._cipher.encrypt_into(nonce_bytes(count), data, record[:head], record[head:])
 
-    def open(self, count: int, body: memoryview | bytes, head: memoryview | bytes, into: memoryview) -> None:
-        self._cipher.decrypt_into(nonce_bytes(count), body, head, into)
+    def open(self, count: int, record: memoryview | bytes, head: int, into: memoryview) -> None:
+        self._cipher.decrypt_into(nonce_bytes(count), record[head:], record[:head], into)
 
 
 def _aegis_key(name: str, key: bytes) -> bytes:
@@ -89,13 +90,15 @@ class Aegis128L:
         self._encrypt, self._decrypt = lib.crypto_aead_aegis128l_encrypt, lib.crypto_aead_aegis128l_decrypt
         self._at, self._null = ffi.from_buffer, ffi.NULL
 
-    def seal(self, count: int, data: memoryview | bytes, head: memoryview, out: memoryview) -> None:
+    def seal(self, count: int, data: memoryview | bytes, record: memoryview, head: int) -> None:
         at, null, nonce = self._at, self._null, count.to_bytes(16, "little")
-        self._encrypt(at(out), null, at(data), len(data), at(head), len(head), null, nonce, self._key)
+        start = at(record)
+        self._encrypt(start + head, null, at(data), len(data), start, head, null, nonce, self._key)
 
-    def open(self, count: int, body: memoryview | bytes, head: memoryview | bytes, into: memoryview) -> None:
+    def open(self, count: int, record: memoryview | bytes, head: int, into: memoryview) -> None:
         at, null, nonce = self._at, self._null, count.to_bytes(16, "little")
-        if self._decrypt(at(into), null, null, at(body), len(body), at(head), len(head), nonce, self._key):
+        start = at(record)
+        if self._decrypt(at(into), null, null, start + head, len(record) - head, start, head, nonce, self._key):
             raise InvalidTag
 
 
@@ -111,13 +114,15 @@ class Aegis128X2:
         self._encrypt, self._decrypt = getattr(lib, f"{function}_encrypt"), getattr(lib, f"{function}_decrypt")
         self._at = _libaegis.ffi.from_buffer
 
-    def seal(self, count: int, data: memoryview | bytes, head: memoryview, out: memoryview) -> None:
+    def seal(self, count: int, data: memoryview | bytes, record: memoryview, head: int) -> None:
         at, nonce = self._at, count.to_bytes(16, "little")
-        self._encrypt(at(out), self.tag_bytes, at(data), len(data), at(head), len(head), nonce, self._key)
+        start = at(record)
+        self._encrypt(start + head, self.tag_bytes, at(data), len(data), start, head, nonce, self._key)
 
-    def open(self, count: int, body: memoryview | bytes, head: memoryview | bytes, into: memoryview) -> None:
+    def open(self, count: int, record: memoryview | bytes, head: int, into: memoryview) -> None:
         at, nonce = self._at, count.to_bytes(16, "little")
-        if self._decrypt(at(into), at(body), len(body), self.tag_bytes, at(head), len(head), nonce, self._key):
+        start = at(record)
+        if self._decrypt(at(into), start + head, len(record) - head, self.tag_bytes, start, head, nonce, self._key):
             raise InvalidTag
 
 
@@ -145,11 +150,12 @@ def preferred() -> tuple[int, ...]:
 def _seconds(number: int) -> float:
     """How long this machine takes to seal. Several of AEGIS-128L side by side are slower than one where the processor
     has no instruction for several."""
-    cipher, data, out = CIPHERS[number](bytes(32)), bytes(64 * KIB), memoryview(bytearray(64 * KIB + LARGEST_TAG))
+    cipher, data = CIPHERS[number](bytes(32)), bytes(64 * KIB)
+    record = memoryview(bytearray(len(data) + cipher.tag_bytes))
     best = math.inf
     for count in range(20):
         begun = time.perf_counter()
-        cipher.seal(count, data, out[:0], out)
+        cipher.seal(count, data, record, 0)
         best = min(best, time.perf_counter() - begun)
     return best
 

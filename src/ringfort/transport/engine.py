@@ -21,9 +21,9 @@ from ringfort.errors import ChannelClosedError, PeerLostError
 from ringfort.transport import notices
 from ringfort.transport.frames import BELL, pack
 from ringfort.transport.inbound import Disagreement
-from ringfort.transport.link import Job, MakeError
+from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.links import Describe
-from ringfort.transport.messages import Envelope, Watch
+from ringfort.transport.messages import Envelope, Send, Watch
 from ringfort.transport.notices import Aborted
 from ringfort.transport.quick import ShortWay, is_small
 from ringfort.transport.spin import LONGEST, Spin
@@ -299,19 +299,26 @@ class Engine(ShortWay):
         """Moves data until `job` is done and the GO it owes is out. The hot loop."""
         send, receive = job.send, job.receive
         out, into = job.send_link, job.receive_link
+        asks = _asks_elsewhere(job)
         rounds = 0
         is_stuck = False  # writing: tried again only after some reads, or when the poller says so
         while True:
             moved = False
             if out is not None and send is not None and not send.done and not is_stuck:
                 moved = self._write(out)
-                is_stuck = not moved and not out.outbound.is_between
+                if not moved:
+                    is_stuck = not out.outbound.is_between
+            if asks is not None and out is not None:
+                if asks.go or asks.done:
+                    asks = None
+                else:
+                    moved = self._read(out) or moved
             if into is not None and receive is not None:
                 if into.outbound.owes_go:
                     moved = self._write(into) or moved
                 if not receive.done:
                     moved = self._read(into) or moved
-            if job.is_done:
+            if (send is None or send.done) and (receive is None or receive.done):
                 if into is None or not into.outbound.owes_go or not into.is_open:
                     return
                 job.deadline = min(job.deadline, self.now() + _GO_PATIENCE)
@@ -319,15 +326,16 @@ class Engine(ShortWay):
                     return
             rounds += 1
             if not moved:
-                self._sleep(job)
+                self._sleep(job, out if asks is not None else None)
                 is_stuck = False
             elif rounds & 3 == 0:
                 is_stuck = False
                 if rounds & 15 == 0 and (self._arrivals or len(self._jobs) > 1 or self.now() >= job.deadline):
                     self._serve(job, wait=False)
 
-    def _sleep(self, job: Job) -> None:
-        """Waits until something can move. While only this job is there and data flows, that is all there is to do."""
+    def _sleep(self, job: Job, granting: Link | None = None) -> None:
+        """Waits until something can move. While only this job is there and data flows, that is all there is to do.
+        From `granting` a GO is awaited."""
         if self._arrivals or len(self._jobs) > 1:
             self._serve(job, wait=True)
             return
@@ -338,7 +346,11 @@ class Engine(ShortWay):
             until = time.monotonic() + LONGEST
             for _ in range(self._spin.budget):
                 os.sched_yield()
-                if (reads is not None and self._read(reads)) or (writes is not None and self._write(writes)):
+                if (
+                    (reads is not None and self._read(reads))
+                    or (writes is not None and self._write(writes))
+                    or (granting is not None and self._read(granting))
+                ):
                     self._spin.tell(paid=True)
                     return
                 if time.monotonic() > until:
@@ -384,3 +396,11 @@ class Engine(ShortWay):
             if ready.readable and not self._read(link) and link.inbound.is_full:
                 self._broken(link)  # a hang-up: nothing else is looked for on a link that is full
         return bool(events)
+
+
+def _asks_elsewhere(job: Job) -> Send | None:
+    """The message of `job` that waits for a GO, where that comes on another link than what the job receives. Nobody
+    else reads that one while data flow: a ring of three ranks and more would wait for the GO until nothing flows."""
+    if job.send_link is job.receive_link:
+        return None
+    return next((half for half, _ in job.halves() if isinstance(half, Send) and not half.go), None)

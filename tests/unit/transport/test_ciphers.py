@@ -29,9 +29,9 @@ def published(kind: type[Cipher], key: str, nonce: str, head: bytes, data: bytes
         pytest.skip(f"{kind.name} needs a processor with AES instructions, and the packages pynacl and aeg")
     cipher = kind(bytes(32))
     cipher._key = bytes.fromhex(key)  # pyright: ignore[reportAttributeAccessIssue]
-    out = bytearray(len(data) + 32)
-    cipher.seal(int.from_bytes(bytes.fromhex(nonce), "little"), data, memoryview(head), memoryview(out))
-    return out.hex()
+    record = bytearray(head + bytes(len(data) + 32))
+    cipher.seal(int.from_bytes(bytes.fromhex(nonce), "little"), data, memoryview(record), len(head))
+    return record[len(head) :].hex()
 
 
 def test_aegis_128l_is_the_published_one() -> None:
@@ -61,14 +61,15 @@ def test_aegis_side_by_side_is_the_published_one(kind: type[Cipher], tag: str) -
 def test_what_was_sealed_opens_with_the_same_key_count_and_head_and_with_no_other(
     kind: type[Cipher], size: int
 ) -> None:
-    data, key, head = bytes(index & 255 for index in range(size)), bytes(range(32)), memoryview(b"head")
-    body, into = memoryview(bytearray(size + kind.tag_bytes)), memoryview(bytearray(size))
-    kind(key).seal(7, data, head, body)
-    kind(key).open(7, body, head, into)
+    data, key = bytes(index & 255 for index in range(size)), bytes(range(32))
+    record, into = memoryview(bytearray(b"head" + bytes(size + kind.tag_bytes))), memoryview(bytearray(size))
+    kind(key).seal(7, data, record, 4)
+    kind(key).open(7, record, 4, into)
     assert into == data
-    for other, count, vouched in ((key[::-1], 7, head), (key, 8, head), (key, 7, memoryview(b"hand"))):
+    assert record[:4] == b"head"
+    for other, count, vouched in ((key[::-1], 7, b"head"), (key, 8, b"head"), (key, 7, b"hand")):
         with pytest.raises(InvalidTag):
-            kind(other).open(count, body, vouched, into)
+            kind(other).open(count, vouched + record[4:], 4, into)
     assert kind.tag_bytes <= LARGEST_TAG
 
 

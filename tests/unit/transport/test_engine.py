@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -20,9 +20,11 @@ from ringfort.testing.check import pattern
 from ringfort.transport.frames import (
     CANCEL,
     DATA,
+    GO,
     HEADER_BYTES,
     WINDOW,
     pack,
+    parse,
 )
 from ringfort.transport.memory import MemoryPoller
 from ringfort.transport.stream import Ready
@@ -151,6 +153,81 @@ def test_bytes_that_trickle_do_not_keep_a_call_alive_beyond_its_timeout() -> Non
     with pytest.raises(OperationTimeoutError):
         me.recv(bytearray(1000), 1, timeout=100)
     assert clock.now() < 200
+
+
+# --- a message that waits for its GO ----------------------------------------------------------------------------------
+
+
+class Flood:
+    """A stream that brings one message, a little at every read, and never has nothing."""
+
+    chunk, has_pending = 1 << 18, False
+
+    def __init__(self, size: int) -> None:
+        self._data = memoryview(pack(DATA, length=size, total=size) + bytes(size))
+        self.reads = 0
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        self.reads += 1
+        count = min(len(buffer), 500, len(self._data))
+        buffer[:count] = self._data[:count]
+        self._data = self._data[count:]
+        return count
+
+    def send(self, data: memoryview, /) -> int:
+        return len(data)
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
+        return sum(map(len, buffers))
+
+
+class Granting(Flood):
+    """A stream that takes all that it is given, and answers the first frame with its GO."""
+
+    def __init__(self, beside: Flood) -> None:
+        super().__init__(0)
+        self._data = memoryview(b"")
+        self._beside = beside
+        self.taken = 0
+        self.reads_beside = 0
+        """What `beside` had been read when the last bytes came."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        if not self._data:
+            raise BlockingIOError
+        return super().recv_into(buffer)
+
+    def send(self, data: memoryview, /) -> int:
+        return self.sendmsg((data,))
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
+        buffers = tuple(buffers)
+        if not self.taken:
+            asked = parse(buffers[0])
+            self._data = memoryview(pack(GO, channel=asked.channel, tag=asked.tag, operation=asked.operation))
+        count = sum(map(len, buffers))
+        self.taken += count
+        self.reads_beside = self._beside.reads
+        return count
+
+
+class AlwaysReady(MemoryPoller):
+    """Finds both streams ready: the engine sleeps on neither."""
+
+    def wait(self, deadline: float) -> list[Ready]:
+        return [Ready(1, readable=True, writable=True), Ready(2, readable=True, writable=False)]
+
+
+def test_a_go_is_read_while_data_flow_on_another_link() -> None:
+    """As in a ring: what is sent goes to one neighbour and what is received comes from the other, so that nothing else
+    makes this rank read the link on which it is told to send on."""
+    flood = Flood(1 << 20)
+    granting = Granting(flood)
+    me = MeshBackend(0, 3, CONFIG, {1: granting, 2: flood}, AlwaysReady(VirtualClock()))
+    me.exchange(bytes(3 * WINDOW), 1, bytearray(1 << 20), 2)
+    assert granting.taken >= 3 * WINDOW
+    assert granting.reads_beside < 100, "the rest was sent only when nothing flowed any more"
+    assert flood.reads > 2000
 
 
 # --- threads that take turns ------------------------------------------------------------------------------------------
