@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import ringfort
-from ringfort.config import CollectiveConfig, DistributedConfig
+from ringfort.config import BroadcastStrategy, CollectiveConfig, DistributedConfig
 from ringfort.errors import DistributedError
 from ringfort.local import report
 
@@ -57,6 +58,22 @@ def memory(nbytes: str, stripes: str) -> None:
         report(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
+def forget_to_close(shared_memory: str) -> None:
+    """Rank 0 ends as a program does that has closed nothing, while rank 1 waits for rank 2 in the same broadcast."""
+    ctx = ringfort.init(timeout=30, shared_memory=shared_memory)
+    x = np.full(300_000, ctx.rank, np.float32)
+    pid = np.array([os.getpid()])
+    if ctx.rank == 0:
+        ctx.send(pid, 2)
+    elif ctx.rank == 2:
+        ctx.recv(pid, 0)
+        ended = select.poll()
+        ended.register(os.pidfd_open(int(pid[0])), select.POLLIN)
+        assert ended.poll(30_000), "rank 0 has not ended"
+    ctx.broadcast(x, 0, strategy=BroadcastStrategy.RING)
+    report(total=float(x.sum()))
+
+
 def connect() -> None:
     """Reports when it began to connect and when it had."""
     init = ringfort.init  # loads the library: eight processes on two cores take longer for that than to connect
@@ -82,7 +99,7 @@ def speed() -> None:
         report(gigabytes_per_second=done / (time.monotonic() - start) / 1e9)
 
 
+WORKERS = {worker.__name__: worker for worker in (reduce_until_killed, forget_to_close, memory, connect, speed)}
+
 if __name__ == "__main__":
-    {"reduce_until_killed": reduce_until_killed, "memory": memory, "connect": connect, "speed": speed}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    WORKERS[sys.argv[1]](*sys.argv[2:])

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from ringfort.config import MIB
 from ringfort.local import LocalRanks
 
@@ -18,6 +20,15 @@ def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
     kill_one(3, 4, shared_memory="on")
     kill_one(3, 16 * MIB, shared_memory="off")
     kill_one(1, 16 * MIB, shared_memory="off", stripes=3)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux, where a process can wait for another's end")
+@pytest.mark.parametrize("shared_memory", ["on", "off"])
+def test_a_program_that_ends_without_closing_says_goodbye(shared_memory: str) -> None:
+    """Who goes on with a collective that it has done its part of does not take it for a crash."""
+    arguments = ["forget_to_close", shared_memory]
+    with LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
+        assert sorted(ranks.messages(patience=60)) == [(rank, {"total": 0.0}) for rank in range(3)]
 
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
 from ringfort.backends.boards import Boards
@@ -29,6 +33,19 @@ describers: list[Callable[[bytes], str]] = []
 
 def _describe(call: bytes) -> str:
     return describers[-1](call) if describers else call.hex()
+
+
+_made: Final[WeakSet[MeshBackend]] = WeakSet()
+os.register_at_fork(after_in_child=_made.clear)  # the links are the parent's: a child has nothing to say on them
+
+
+@atexit.register
+def _say_goodbye() -> None:
+    """Closes what the program has not. Else the peers, which may be busy with the end of the last collective, would
+    take its end for a crash."""
+    for backend in tuple(_made):
+        with suppress(Exception):  # the program is over: there is nobody to tell
+            backend.close()
 
 
 class MeshBackend(Backend):
@@ -61,6 +78,8 @@ class MeshBackend(Backend):
         )
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
+        _made.add(self)
+        _made.difference_update(self._others)  # which are closed with this one
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")
