@@ -58,7 +58,7 @@ def memory(nbytes: str, stripes: str) -> None:
         report(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
-def forget_to_close(shared_memory: str) -> None:
+def forget_to_close(shared_memory: str, how: str) -> None:
     """Rank 0 ends as a program does that has closed nothing, while rank 1 waits for rank 2 in the same broadcast."""
     ctx = ringfort.init(timeout=30, shared_memory=shared_memory)
     x = np.full(300_000, ctx.rank, np.float32)
@@ -70,8 +70,13 @@ def forget_to_close(shared_memory: str) -> None:
         ended = select.poll()
         ended.register(os.pidfd_open(int(pid[0])), select.POLLIN)
         assert ended.poll(30_000), "rank 0 has not ended"
-    ctx.broadcast(x, 0, strategy=BroadcastStrategy.RING)
-    report(total=float(x.sum()))
+    try:
+        ctx.broadcast(x, 0, strategy=BroadcastStrategy.RING)
+        report(total=float(x.sum()))
+    except DistributedError as exc:
+        report(error=type(exc).__name__, peer=exc.peer)
+    if ctx.rank == 0 and how == "fails":
+        raise ValueError("a mistake in the program")
 
 
 def connect() -> None:

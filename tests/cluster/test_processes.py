@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringfort.config import MIB
-from ringfort.local import LocalRanks
+from ringfort.local import LocalRanks, RankFailedError
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -26,9 +26,23 @@ def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("shared_memory", ["on", "off"])
 def test_a_program_that_ends_without_closing_says_goodbye(shared_memory: str) -> None:
     """Who goes on with a collective that it has done its part of does not take it for a crash."""
-    arguments = ["forget_to_close", shared_memory]
+    arguments = ["forget_to_close", shared_memory, "ends"]
     with LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
-        assert sorted(ranks.messages(patience=60)) == [(rank, {"total": 0.0}) for rank in range(3)]
+        assert dict(ranks.messages()) == {rank: {"total": 0.0} for rank in range(3)}
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux, where a process can wait for another's end")
+@pytest.mark.parametrize("shared_memory", ["on", "off"])
+def test_a_program_that_an_exception_ends_is_lost(shared_memory: str) -> None:
+    heard: dict[int, dict[str, object]] = {}
+    arguments = ["forget_to_close", shared_memory, "fails"]
+    with (
+        LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks,
+        pytest.raises(RankFailedError, match="a mistake in the program") as caught,
+    ):
+        heard.update(ranks.messages(patience=60))
+    assert caught.value.rank == 0
+    assert heard[1] == heard[2] == {"error": "PeerLostError", "peer": 0}
 
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:

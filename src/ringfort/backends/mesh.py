@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -42,7 +43,9 @@ os.register_at_fork(after_in_child=_made.clear)  # the links are the parent's: a
 @atexit.register
 def _say_goodbye() -> None:
     """Closes what the program has not. Else the peers, which may be busy with the end of the last collective, would
-    take its end for a crash."""
+    take its end for a crash. If it is one, they hear no word."""
+    if hasattr(sys, "last_value"):  # an exception that nobody caught
+        return
     for backend in tuple(_made):
         with suppress(Exception):  # the program is over: there is nobody to tell
             backend.close()
