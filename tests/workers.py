@@ -58,25 +58,30 @@ def memory(nbytes: str, stripes: str) -> None:
         report(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
-def forget_to_close(shared_memory: str, how: str) -> None:
-    """Rank 0 ends as a program does that has closed nothing, while rank 1 waits for rank 2 in the same broadcast."""
-    ctx = ringfort.init(timeout=30, shared_memory=shared_memory)
+def forget_to_close(shared_memory: str, stripes: str, how: str) -> None:
+    """Rank 0 closes nothing and ends in the middle of a broadcast: it has done its part, and rank 1 waits for rank 2.
+    Then, unless that is all, the others find out that it is missing from the next one."""
+    ctx = ringfort.init(config=_striped(stripes), timeout=30, shared_memory=shared_memory)
     x = np.full(300_000, ctx.rank, np.float32)
     pid = np.array([os.getpid()])
     if ctx.rank == 0:
         ctx.send(pid, 2)
+        ctx.recv(pid, 2)  # somebody waits for this process: it cannot be gone before that
     elif ctx.rank == 2:
         ctx.recv(pid, 0)
         ended = select.poll()
         ended.register(os.pidfd_open(int(pid[0])), select.POLLIN)
+        ctx.send(pid, 0)
         assert ended.poll(30_000), "rank 0 has not ended"
-    try:
-        ctx.broadcast(x, 0, strategy=BroadcastStrategy.RING)
-        report(total=float(x.sum()))
-    except DistributedError as exc:
-        report(error=type(exc).__name__, peer=exc.peer)
+    ctx.broadcast(x, 0, strategy=BroadcastStrategy.RING)
+    report(total=float(x.sum()))
     if ctx.rank == 0 and how == "fails":
         raise ValueError("a mistake in the program")
+    if ctx.rank != 0 and how != "ends":
+        try:
+            ctx.all_reduce(x)
+        except DistributedError as exc:
+            report(error=type(exc).__name__, peer=exc.peer)
 
 
 def connect() -> None:

@@ -22,20 +22,35 @@ def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
     kill_one(1, 16 * MIB, shared_memory="off", stripes=3)
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux, where a process can wait for another's end")
-@pytest.mark.parametrize("shared_memory", ["on", "off"])
-def test_a_program_that_ends_without_closing_says_goodbye(shared_memory: str) -> None:
-    """Who goes on with a collective that it has done its part of does not take it for a crash."""
-    arguments = ["forget_to_close", shared_memory, "ends"]
+needs_pidfd = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="needs Linux, where a process can wait for another's end"
+)
+unclosed = pytest.mark.parametrize(("shared_memory", "stripes"), [("on", "1"), ("off", "1"), ("off", "2")])
+
+
+@needs_pidfd
+@unclosed
+def test_who_has_done_its_part_may_end_without_closing(shared_memory: str, stripes: str) -> None:
+    """Those who go on with the same collective do not take it for a crash."""
+    arguments = ["forget_to_close", shared_memory, stripes, "ends"]
     with LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
         assert dict(ranks.messages()) == {rank: {"total": 0.0} for rank in range(3)}
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux, where a process can wait for another's end")
-@pytest.mark.parametrize("shared_memory", ["on", "off"])
-def test_a_program_that_an_exception_ends_is_lost(shared_memory: str) -> None:
+@needs_pidfd
+@unclosed
+def test_who_ended_without_closing_is_lost_to_those_who_need_it(shared_memory: str, stripes: str) -> None:
+    arguments = ["forget_to_close", shared_memory, stripes, "is missed"]
+    with LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
+        heard = dict(ranks.messages())  # the last word of each
+    assert heard[1] == heard[2] == {"error": "PeerLostError", "peer": 0}
+
+
+@needs_pidfd
+@unclosed
+def test_who_failed_is_lost_to_those_who_need_it(shared_memory: str, stripes: str) -> None:
     heard: dict[int, dict[str, object]] = {}
-    arguments = ["forget_to_close", shared_memory, "fails"]
+    arguments = ["forget_to_close", shared_memory, stripes, "fails"]
     with (
         LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks,
         pytest.raises(RankFailedError, match="a mistake in the program") as caught,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
 from ringfort.backends.boards import Boards
@@ -24,6 +24,7 @@ from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
 from ringfort.transport.stripes import StripeEngine, end_all
+from ringfort.transport.tcp import SocketPoller
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,19 +37,21 @@ def _describe(call: bytes) -> str:
     return describers[-1](call) if describers else call.hex()
 
 
-_made: Final[WeakSet[MeshBackend]] = WeakSet()
-os.register_at_fork(after_in_child=_made.clear)  # the links are the parent's: a child has nothing to say on them
+_engines: Final[WeakValueDictionary[int, StripeEngine]] = WeakValueDictionary()
+"""Of groups over sockets, one a stripe, in the order in which they were made: the same at every rank."""
+_numbers: Final = count()
+os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's: a child has nothing to say on them
 
 
 @atexit.register
 def _say_goodbye() -> None:
-    """Closes what the program has not. Else the peers, which may be busy with the end of the last collective, would
-    take its end for a crash. If it is one, they hear no word."""
-    if hasattr(sys, "last_value"):  # an exception that nobody caught
-        return
-    for backend in tuple(_made):
-        with suppress(Exception):  # the program is over: there is nobody to tell
-            backend.close()
+    """On what the program has not closed. Else the peers, which may be busy with the end of the last collective, would
+    take its end for a crash and fail, though they need nothing more of it."""
+    for number in sorted(_engines):
+        engine = _engines.get(number)
+        if engine is not None:
+            with suppress(Exception):  # the program is over: there is nobody to tell
+                engine.close(has_ended=True)
 
 
 class MeshBackend(Backend):
@@ -81,8 +84,8 @@ class MeshBackend(Backend):
         )
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
-        _made.add(self)
-        _made.difference_update(self._others)  # which are closed with this one
+        if isinstance(poller, SocketPoller):
+            _engines[next(_numbers)] = self._engine
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")

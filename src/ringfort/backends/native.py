@@ -49,7 +49,9 @@ class _Wait:
         if self.failure is not None:
             return time.monotonic() > self._give_up
         try:
-            return self._pending.is_done() or (self._link is not None and self._link.is_left and self._ends_soon())
+            return self._pending.is_done() or (
+                self._link is not None and self._link.farewell is not None and self._ends_soon()
+            )
         except Exception as exc:
             self.failure = exc
             self._give_up = time.monotonic() + _BLAME

@@ -142,9 +142,10 @@ class Engine(ShortWay):
         """Ends every call of this process and tells the peers."""
         self._as_leader(lambda: self._abort(Aborted(self.rank, reason)))
 
-    def close(self) -> None:
-        """Says goodbye and closes all links. Calls that wait end with `ChannelClosedError`."""
-        self._as_leader(self._close)
+    def close(self, *, has_ended: bool = False) -> None:
+        """Says goodbye and closes all links. Calls that wait end with `ChannelClosedError`. If the program `has_ended`
+        without a close, peers that still need this rank have lost it."""
+        self._as_leader(lambda: self._close(has_ended=has_ended))
 
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""

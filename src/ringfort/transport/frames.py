@@ -8,7 +8,7 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | GO | the receiver is there: send the rest of the message that asked for it | none |
 | CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
 | ABORT | a group failed, and why | a notice, see notices.py |
-| GOODBYE | this side closes on purpose; nothing follows | none |
+| GOODBYE | this side closes on purpose, or its program ends without having closed; nothing follows | none |
 | WAITING | this side has waited for a message of this collective for a while | none |
 | BELL | look at the memory that we share: something you sleep for is there | none |
 """
@@ -27,6 +27,9 @@ DATA, GO, CANCEL, ABORT, GOODBYE, WAITING, BELL = range(1, 8)
 
 WANTS_GO = 1
 """Flag of a DATA frame: the sender waits for GO before it sends more than the window, and before it is done."""
+
+HAS_ENDED = 2
+"""Flag of a GOODBYE: the program is over and has not closed. Who needs it no more goes on; to the others it is lost."""
 
 HEADER = Struct("<BB2xIIxxxxQQQQ16s")
 """kind, flags, payload length, epoch, channel, tag, operation number, whole message's length, call."""

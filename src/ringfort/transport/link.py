@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from ringfort.errors import DistributedError
 from ringfort.transport.inbound import Inbound
 from ringfort.transport.messages import Receive, Scratch, Send
+from ringfort.transport.notices import Notice
 from ringfort.transport.outbound import Outbound
 from ringfort.transport.stream import Stream
 
@@ -18,7 +19,7 @@ MakeError = Callable[[], DistributedError]
 class Link:
     """One peer. Reading and writing are one system call each and say whether bytes moved."""
 
-    __slots__ = ("error", "inbound", "is_left", "outbound", "peer", "stream", "waits_in", "watch")
+    __slots__ = ("error", "farewell", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
 
     def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
         self.peer = peer
@@ -27,8 +28,8 @@ class Link:
         self.outbound = Outbound(epoch)
         self.error: MakeError | None = None
         """Set when the stream is of no more use: why."""
-        self.is_left = False
-        """The peer said goodbye."""
+        self.farewell: Notice | None = None
+        """The peer said goodbye: what that is to those who still need it."""
         self.waits_in: dict[int, tuple[int, bytes]] = {}
         """By channel: the collective in which the peer said that it waits for us, as its number and call."""
         self.watch: tuple[bool, bool] = (True, False)

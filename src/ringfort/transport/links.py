@@ -15,7 +15,7 @@ from ringfort.errors import (
     TamperedError,
 )
 from ringfort.transport import notices
-from ringfort.transport.frames import ABORT, BELL, GOODBYE, NO_CALL, WAITING, pack
+from ringfort.transport.frames import ABORT, BELL, GOODBYE, HAS_ENDED, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement, GivenUp
 from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch, Send
@@ -25,6 +25,7 @@ from ringfort.transport.stream import Poller, Stream
 _LINGER = 0.3
 """Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
 _WITHOUT_A_WORD = "its process died or closed the connection without a word"
+_WITHOUT_CLOSING = "its program ended while it was still needed"
 
 Describe = Callable[[bytes], str]
 """Turns a call's 16 bytes into words for people; the collectives know how."""
@@ -91,8 +92,8 @@ class Links:
                 return trouble
             # What came before the link ended can still be received.
             if not link.is_open and not half.done and not (half is job.receive and link.inbound.holds_whole(half.key)):
-                if members is not None and link.is_left:
-                    self._fail_channel(half.envelope.channel, members, Left(link.peer))
+                if members is not None and link.farewell is not None:
+                    self._fail_channel(half.envelope.channel, members, link.farewell)
                 return link.error
         return None
 
@@ -239,7 +240,8 @@ class Links:
     def _controlled(self, link: Link, event: Control) -> None:
         header = event.header
         if header.kind == GOODBYE:
-            link.is_left = True
+            lost = Lost(link.peer, _WITHOUT_CLOSING, self.rank)
+            link.farewell = lost if header.flags & HAS_ENDED else Left(link.peer)
             return
         if header.kind == BELL:
             return  # it has done all it can: whoever slept is awake and looks
@@ -282,14 +284,13 @@ class Links:
 
     def _ended(self, link: Link, reason: str = _WITHOUT_A_WORD) -> None:
         peer = link.peer
-        if link.is_left:
-            self._leave(link)
+        if link.farewell is not None:
+            self._leave(link, link.farewell)
         else:
             self._lose(link, lambda: PeerLostError(peer, reason), reason)
 
-    def _leave(self, link: Link) -> None:
-        """A peer has closed. Collectives that need nothing more of it go on: it may only have been done first."""
-        notice = Left(link.peer)
+    def _leave(self, link: Link, notice: Notice) -> None:
+        """A peer has said goodbye. Collectives that need nothing more of it go on: it may only have been done first."""
         needed = [
             half.envelope for job in self._jobs for half, other in job.halves() if other is link and not half.done
         ]
@@ -347,14 +348,14 @@ class Links:
             if link.error is None and link.outbound.has_control:
                 self._shut(link, lambda: AbortedError(notice.reason))
 
-    def _close(self) -> None:
+    def _close(self, *, has_ended: bool = False) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self._fail_all(lambda: ChannelClosedError("this rank's backend is closed"))
         for link in self.links.values():
             if link.error is None:
-                link.outbound.control(pack(GOODBYE, epoch=self._epoch))
+                link.outbound.control(pack(GOODBYE, flags=HAS_ENDED if has_ended else 0, epoch=self._epoch))
         self._flush()
         self._drain()
         for link in self.links.values():

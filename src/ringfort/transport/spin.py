@@ -8,7 +8,11 @@ sleeping and being woken costs 50 to 100 on a virtual machine. The most is what 
 looking whether waiting has become worth it again."""
 LONGEST = 0.0005
 """Seconds: where others want the processor, giving it away takes a time slice and not a microsecond. Who sleeps is
-woken before those who compute; who only steps aside comes behind them."""
+woken before those who compute; who only steps aside comes behind them.
+
+Linux with `sched_autogroup_enabled` lets a process step aside only for those of its own session, and our launcher gives
+each rank one, as torchrun does. Four ranks on two cores, all in one session, took a tenth less over 64 KiB to 16 MiB of
+TCP, but twice as long over a tiny all-reduce through shared memory. So it stays."""
 
 
 class Spin:
