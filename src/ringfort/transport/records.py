@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LENGTH = Struct("<I")
-LENGTH_BYTES = LENGTH.size
 MAX_PLAIN = MIB
 """Bytes sealed at once: a whole frame's payload. With 256 KiB, which would stay in the cache, 16 and 64 MiB took 1.3 to
 1.8 times as long, even where many were sealed and sent in one go: twice the time in the kernel, where the two sides get
 into each other's way. Cutting only the last frame of a message, so that one record is opened while the next is sealed,
 once made 1 MiB take 0.7 of the time; since the ciphers are faster, 1.04 to 1.11."""
-MAX_OVERHEAD = LENGTH_BYTES + LARGEST_TAG
+MAX_OVERHEAD = LENGTH.size + LARGEST_TAG
 MAX_RECORD = MAX_PLAIN + MAX_OVERHEAD
 ROLL_OVER = 1 << 18
 """Records a key: at most 256 GiB. Both ciphers are sound far beyond; a stolen key opens no more than that."""
@@ -39,7 +38,7 @@ class _Half:
     """A key and its count."""
 
     def __init__(self, key: bytes, cipher: type[Cipher] = AesGcm, *, roll_over: int = ROLL_OVER) -> None:
-        self.overhead = LENGTH_BYTES + cipher.tag_bytes
+        self.overhead = LENGTH.size + cipher.tag_bytes
         """Bytes that a record has more than what it holds."""
         self.cipher = cipher
         self._key = key
@@ -47,10 +46,14 @@ class _Half:
         self._count = 0
         self._roll_over = roll_over
 
-    def _roll_key(self) -> None:
-        self._key = rekey(self._key)
-        self._cipher = self.cipher(self._key)
-        self._count = 0
+    def _next_count(self) -> int:
+        if self._count == self._roll_over:
+            self._key = rekey(self._key)
+            self._cipher = self.cipher(self._key)
+            self._count = 0
+        count = self._count
+        self._count += 1
+        return count
 
     def with_cipher(self, cipher: type[Cipher]) -> Self:
         """The same direction with the cipher that the sides agreed on."""
@@ -62,13 +65,10 @@ class Sealer(_Half):
 
     def seal(self, data: memoryview | bytes, out: memoryview) -> int:
         """Writes the record of `data`, at most `MAX_PLAIN` bytes of it, to the start of `out`; returns its size."""
-        if self._count == self._roll_over:
-            self._roll_key()
-        count = self._count
-        self._count = count + 1
+        count = self._next_count()  # first: it may replace the cipher
         end = len(data) + self.overhead
-        LENGTH.pack_into(out, 0, end - LENGTH_BYTES)
-        self._cipher.seal(count, data, out[:end], LENGTH_BYTES)
+        LENGTH.pack_into(out, 0, end - LENGTH.size)
+        self._cipher.seal(count, data, out[:end], LENGTH.size)
         return end
 
 
@@ -79,7 +79,7 @@ class Opener(_Half):
         """The length that a record's first bytes, at `at` in `head`, claim. Raises `TamperedError` for one that no
         record has."""
         (length,) = LENGTH.unpack_from(head, at)
-        least = self.overhead - LENGTH_BYTES
+        least = self.overhead - LENGTH.size
         if not least <= length <= least + MAX_PLAIN:
             raise TamperedError(f"a record claims {length} bytes; they have {least} to {least + MAX_PLAIN}")
         return length
@@ -88,12 +88,9 @@ class Opener(_Half):
         """Opens a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
         if len(record) != len(into) + self.overhead:
             raise TamperedError(f"a record of {len(record)} bytes does not hold the {len(into)} that it claims")
-        if self._count == self._roll_over:
-            self._roll_key()
-        count = self._count
-        self._count = count + 1
+        count = self._next_count()  # first: it may replace the cipher
         try:
-            self._cipher.open(count, record, LENGTH_BYTES, into)
+            self._cipher.open(count, record, LENGTH.size, into)
         except InvalidTag as exc:
             into[:] = bytes(len(into))  # the cipher has written there what nobody vouches for
             raise TamperedError("a record was changed, left out, repeated or moved on its way") from exc

@@ -11,12 +11,12 @@ import numpy as np
 
 from ringfort.errors import TamperedError
 from ringfort.transport.frames import HEADER_BYTES
-from ringfort.transport.records import LENGTH_BYTES, MAX_OVERHEAD, MAX_PLAIN, MAX_RECORD, Opener, Sealer
+from ringfort.transport.records import LENGTH, MAX_OVERHEAD, MAX_PLAIN, MAX_RECORD, Opener, Sealer
 
 _SPLIT = 4096
 """A frame's header gets a record of its own unless all that goes with it is this small: so the payload's records end
 where the payload does, and open right into their place."""
-_PEEK = HEADER_BYTES + MAX_OVERHEAD + LENGTH_BYTES
+_PEEK = HEADER_BYTES + MAX_OVERHEAD + LENGTH.size
 """Bytes read beyond a record: the next frame's header and the length of what follows it, to save a system call."""
 
 
@@ -102,8 +102,8 @@ class SealedStream:
         """Finds out whether a whole record is there."""
         at, have = self._in_at, self._in_end - self._in_at
         self._record_end, self._wants = 0, _SPLIT
-        if have >= LENGTH_BYTES:
-            end = at + LENGTH_BYTES + self._opener.body_length(self._in, at)
+        if have >= LENGTH.size:
+            end = at + LENGTH.size + self._opener.body_length(self._in, at)
             if end <= self._in_end:
                 self._record_end = end
             else:

@@ -182,18 +182,23 @@ class Flood:
 
 
 class Granting(Flood):
-    """A stream that takes all that it is given, and answers the first frame with its GO."""
+    """A stream that takes all that it is given and answers the first frame with its GO, at once or `late`: only when
+    it was asked in vain so often since the window was used up."""
 
-    def __init__(self, beside: Flood) -> None:
+    def __init__(self, beside: Flood, late: int = 0) -> None:
         super().__init__(0)
         self._data = memoryview(b"")
         self._beside = beside
+        self._late = late
         self.taken = 0
         self.reads_beside = 0
         """What `beside` had been read when the last bytes came."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
         if not self._data:
+            raise BlockingIOError
+        if self._late:
+            self._late -= self.taken >= WINDOW
             raise BlockingIOError
         return super().recv_into(buffer)
 
@@ -216,6 +221,20 @@ class AlwaysReady(MemoryPoller):
 
     def wait(self, deadline: float) -> list[Ready]:
         return [Ready(1, readable=True, writable=True), Ready(2, readable=True, writable=False)]
+
+
+class NeverAsked(MemoryPoller):
+    """Fails who sleeps."""
+
+    def wait(self, deadline: float) -> list[Ready]:
+        raise AssertionError("slept in place of looking for the GO")
+
+
+def test_a_rank_that_only_sends_looks_for_its_go_before_it_sleeps() -> None:
+    granting = Granting(Flood(0), late=2)  # after the last frame of the window, and when there was nothing to write
+    me = MeshBackend(0, 2, CONFIG, {1: granting}, NeverAsked(VirtualClock()))
+    me.send(bytes(3 * WINDOW), 1)
+    assert granting.taken >= 3 * WINDOW
 
 
 def test_a_go_is_read_while_data_flow_on_another_link() -> None:
