@@ -84,6 +84,17 @@ def forget_to_close(shared_memory: str, stripes: str, how: str) -> None:
             report(error=type(exc).__name__, peer=exc.peer)
 
 
+def fork() -> None:
+    """A child that ends as programs do, while the group goes on."""
+    ctx = ringfort.init(timeout=30, shared_memory="off")
+    child = os.fork()
+    if child == 0:
+        sys.exit()  # with all that is to be done at exit
+    assert os.waitpid(child, 0)[1] == 0
+    report(total=float(ctx.all_reduce(np.ones(1))[0]))
+    ctx.close()
+
+
 def connect() -> None:
     """Reports when it began to connect and when it had."""
     init = ringfort.init  # loads the library: eight processes on two cores take longer for that than to connect
@@ -109,7 +120,7 @@ def speed() -> None:
         report(gigabytes_per_second=done / (time.monotonic() - start) / 1e9)
 
 
-WORKERS = {worker.__name__: worker for worker in (reduce_until_killed, forget_to_close, memory, connect, speed)}
+WORKERS = {worker.__name__: worker for worker in (reduce_until_killed, forget_to_close, fork, memory, connect, speed)}
 
 if __name__ == "__main__":
     WORKERS[sys.argv[1]](*sys.argv[2:])

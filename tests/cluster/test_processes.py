@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -58,6 +60,19 @@ def test_who_failed_is_lost_to_those_who_need_it(shared_memory: str, stripes: st
         heard.update(ranks.messages(patience=60))
     assert caught.value.rank == 0
     assert heard[1] == heard[2] == {"error": "PeerLostError", "peer": 0}
+
+
+def test_a_forked_child_says_no_goodbye_for_its_parent() -> None:
+    with LocalRanks("tests.workers", 2, ["fork"], variables={"PYTHONPATH": ROOT}) as ranks:
+        assert dict(ranks.messages()) == {0: {"total": 2.0}, 1: {"total": 2.0}}
+
+
+def test_a_program_ends_though_its_simulated_group_is_open_and_time_stands_still() -> None:
+    program = (
+        "from ringfort.backends.simulated import SimulatedBackend; from ringfort.testing import VirtualClock; "
+        "group = SimulatedBackend.create_group(2, clock=VirtualClock())"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:
