@@ -357,8 +357,8 @@ class Engine(ShortWay):
                 if time.monotonic() > until:
                     break
             self._spin.tell(paid=False)
-        for _, link in job.halves():
-            if link.error is None:
+        for link in (out,) if out is into else (out, into):
+            if link is not None and link.error is None:
                 self._update_watch(link)
         if not job.is_done and not self._move_ready(min(job.deadline, self.now() + _QUIET)):
             self._serve(job, wait=True)

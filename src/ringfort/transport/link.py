@@ -10,6 +10,7 @@ from ringfort.transport.inbound import Inbound
 from ringfort.transport.messages import Receive, Scratch, Send
 from ringfort.transport.notices import Notice
 from ringfort.transport.outbound import Outbound
+from ringfort.transport.sealed import SealedStream
 from ringfort.transport.stream import Stream
 
 MakeError = Callable[[], DistributedError]
@@ -19,11 +20,13 @@ MakeError = Callable[[], DistributedError]
 class Link:
     """One peer. Reading and writing are one system call each and say whether bytes moved."""
 
-    __slots__ = ("error", "farewell", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
+    __slots__ = ("_sealed", "error", "farewell", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
 
     def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
         self.peer = peer
         self.stream = stream
+        # Of a record most tries move a part, or nothing: that needs no place for what is in it.
+        self._sealed = stream if isinstance(stream, SealedStream) else None
         self.inbound = Inbound(peer, scratch, inbox_bytes, epoch)
         self.outbound = Outbound(epoch)
         self.error: MakeError | None = None
@@ -41,16 +44,21 @@ class Link:
 
     def write(self) -> bool:
         """Raises `OSError` when the way is gone."""
-        head, body = self.outbound.pieces()
         try:
-            if not body:
-                if not head:
+            if self._sealed is not None and self._sealed.is_sending:
+                count = self._sealed.push()
+                if not count:
                     return False
-                count = self.stream.send(head)
-            elif head:
-                count = self.stream.sendmsg((head, body))
             else:
-                count = self.stream.send(body)
+                head, body = self.outbound.pieces()
+                if not body:
+                    if not head:
+                        return False
+                    count = self.stream.send(head)
+                elif head:
+                    count = self.stream.sendmsg((head, body))
+                else:
+                    count = self.stream.send(body)
         except BlockingIOError:
             return False
         self.outbound.wrote(count)
@@ -60,6 +68,8 @@ class Link:
         """Raises `OSError` when the way is gone, `EOFError` at its end, `ProtocolError` if what came makes no sense."""
         inbound = self.inbound
         try:
+            if self._sealed is not None and not self._sealed.pull():
+                return False
             count = self.stream.recv_into(inbound.want())
         except BlockingIOError:
             return False

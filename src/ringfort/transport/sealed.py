@@ -42,22 +42,31 @@ class SealedStream:
         self._in_at: int = 0
         self._in_end: int = 0
         self._record_end: int = 0  # where the record at _in_at ends, if all of it has been read; else 0
-        self._wants: int = (
-            _SPLIT  # bytes to read next: to the end of a record that has begun, and a little of what follows
-        )
+        self._lacks: int = 0  # bytes that the record at _in_at lacks, if its length is known; else 0
         self._spill = memoryview(b"")  # opened, but there was no room for it
         self.has_pending = False
         """A whole record has been read and waits to be opened: the poller knows nothing of it."""
+        self.is_sending = False
+        """A record has been sealed and is not with the kernel yet, or not all of it."""
 
     def send(self, data: memoryview, /) -> int:
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
-        if self._out_at == self._out_end:
+        if not self.is_sending:
             self._seal(tuple(buffers))
+            self.is_sending = True
+        count = self.push()
+        if not count:
+            raise BlockingIOError
+        return count
+
+    def push(self) -> int:
+        """Goes on with what `is_sending`. Returns what `sendmsg` does once all of it is with the kernel, 0 before."""
         self._out_at += self._sock.send(self._out[self._out_at : self._out_end])
         if self._out_at < self._out_end:
-            raise BlockingIOError
+            return 0
+        self.is_sending = False
         return self._out_plain
 
     def _seal(self, buffers: tuple[memoryview, ...]) -> None:
@@ -76,12 +85,11 @@ class SealedStream:
             self._spill = self._spill[count:] or memoryview(b"")  # the last of it is not kept for long
             self.has_pending = bool(self._spill) or self._record_end > 0
             return count
-        if not self._record_end:
-            if not self._fill():
-                return 0
-            if not self._record_end:
-                raise BlockingIOError
+        if not self.pull():
+            raise BlockingIOError
         end = self._record_end
+        if not end:
+            return 0
         record = self._in[self._in_at : end]
         count = len(record) - self._opener.overhead
         if count <= len(buffer):
@@ -101,27 +109,37 @@ class SealedStream:
     def _look(self) -> None:
         """Finds out whether a whole record is there."""
         at, have = self._in_at, self._in_end - self._in_at
-        self._record_end, self._wants = 0, _SPLIT
+        self._record_end = self._lacks = 0
         if have >= LENGTH.size:
             end = at + LENGTH.size + self._opener.body_length(self._in, at)
             if end <= self._in_end:
                 self._record_end = end
             else:
-                self._wants = end - self._in_end + _PEEK
+                self._lacks = end - self._in_end
         elif not have:
             self._in_at = self._in_end = 0
         self.has_pending = self._record_end > 0 or bool(self._spill)
 
-    def _fill(self) -> int:
+    def pull(self) -> bool:
+        """Takes what the kernel has. Whether there is something to receive then: what is whole, or the end."""
+        if self.has_pending:
+            return True
         if len(self._in) - self._in_at < MAX_RECORD + _PEEK:
             # A record that begins this late may not fit: move what there is of it to the front. It is never much.
             rest = self._in_end - self._in_at
             self._in[:rest] = self._in[self._in_at : self._in_end]
             self._in_at, self._in_end = 0, rest
-        count = self._sock.recv_into(self._in[self._in_end : self._in_end + self._wants])
-        self._in_end += count
+        end, lacks = self._in_end, self._lacks
+        # To the end of a record that has begun, and a little of what follows.
+        count = self._sock.recv_into(self._in[end : end + (lacks + _PEEK if lacks else _SPLIT)])
+        if not count:
+            return True
+        self._in_end = end + count
+        if count < lacks:
+            self._lacks = lacks - count
+            return False
         self._look()
-        return count
+        return self.has_pending
 
     def shut_down(self) -> None:
         with suppress(OSError):  # the peer has gone already
