@@ -7,7 +7,8 @@ Where all links are alike, with n ranks, S bytes, an exchange's latency a, b sec
 seconds that a rank is busy with a message, t the share of an exchange that a message alone takes, and c = f for a copy
 within memory:
 
-    ring              2(n-1) a + (n-1)/n S (2b + f)
+    ring              2(n-1) a + (n-1)/n S (2b + f); where slices are passed on while they arrive (`Backend.relay`), of
+                      each a but the first only what is longer than the S/n b of the slice before
     halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2ta + S (2b + f) if p < n;
                       up to DOUBLING_BYTES log2(p) (a + S (b + f + 2c)) in place of the first two terms
     direct            for each of m blocks a + (n-2) o, and in all S ((n-1) (b + f) + 2c)
@@ -38,6 +39,7 @@ from ringfort.collectives import costs, plan
 from ringfort.collectives.costs import LinkCosts
 from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
+from ringfort.transport import quick
 from ringfort.transport.frames import MAX_FRAGMENT
 from ringfort.transport.messages import Envelope
 
@@ -133,7 +135,7 @@ class CostModel:
             arity = {Shape.RING: 1, Shape.DIRECT: self._n - 1}.get(strategy.shape, strategy.arity)
             return self._phase(arity, nbytes, fold if isinstance(strategy, ReduceStrategy) else 0.0)
         if strategy.shape is Shape.RING:
-            return self._ring(list(range(self._n)), nbytes, fold)
+            return self._ring(list(range(self._n)), nbytes, fold, is_relayed=nbytes / self._n > quick.LARGEST)
         if strategy.shape is Shape.HALVING_DOUBLING:
             return self._halving_doubling(nbytes, fold)
         if strategy.shape is Shape.DIRECT:
@@ -144,10 +146,12 @@ class CostModel:
 
     # --- shapes ---------------------------------------------------------------------------------------------------
 
-    def _ring(self, members: list[int], nbytes: float, fold: float) -> float:
+    def _ring(self, members: list[int], nbytes: float, fold: float, *, is_relayed: bool) -> float:
         n = len(members)
         step = self._step([(a, members[(i + 1) % n]) for i, a in enumerate(members)], fold, at_once=self._n)
-        return 2 * (n - 1) * step.latency + (n - 1) / n * nbytes * (2 * step.per_byte + step.fold)
+        hidden = min(step.latency, nbytes / n * step.per_byte) if is_relayed else 0.0
+        waiting = step.latency + (2 * n - 3) * (step.latency - hidden)
+        return waiting + (n - 1) / n * nbytes * (2 * step.per_byte + step.fold)
 
     def _halving_doubling(self, nbytes: int, fold: float) -> float:
         core = 1 << (self._n.bit_length() - 1)
@@ -183,7 +187,7 @@ class CostModel:
                 step = self._step([(a, b) for a in group for b in group if a != b], fold, at_once=self._n)
                 inside = max(inside, others * (2 * step.latency + nbytes / lanes * (2 * step.per_byte + step.fold)))
         rings = [[group[lane] for group in groups] for lane in range(lanes)]
-        return inside + max(self._ring(ring, nbytes / lanes, fold) for ring in rings)
+        return inside + max(self._ring(ring, nbytes / lanes, fold, is_relayed=False) for ring in rings)
 
     def _phase(self, arity: int, nbytes: int, fold: float) -> float:
         """Up or down a tree, whichever way it lies: the root may be any rank, so the slowest link counts."""

@@ -26,6 +26,7 @@ from ringfort.config import (
     Strategy,
 )
 from ringfort.errors import ConfigError, InvalidArgumentError
+from ringfort.transport import quick
 
 FOLD, OVERHEAD = 0.25, 0.5
 
@@ -62,9 +63,18 @@ def two_hosts(ranks: int, slower: float) -> CostModel:
 def test_an_all_reduce_costs_its_latencies_and_what_it_moves_and_folds(
     strategy: AllReduceStrategy, world_size: int, latencies: float, moved: float, folded: float
 ) -> None:
-    for nbytes in (DOUBLING_BYTES + 1, BLOCK_BYTES):
+    for nbytes in (DOUBLING_BYTES + 1, min(BLOCK_BYTES, world_size * quick.LARGEST)):
         cost = unit(world_size).predict(strategy, nbytes)
         assert cost == pytest.approx(latencies + nbytes * (moved + FOLD * folded))
+
+
+@pytest.mark.parametrize(("latency", "waiting"), [(1.0, 1), (3 * MIB, 3 * MIB + 5 * 2 * MIB)])
+def test_a_ring_hides_the_way_of_a_slice_behind_the_bytes_of_the_one_before(latency: float, waiting: float) -> None:
+    links = unit(4).links
+    model = CostModel(replace(links, latency=links.latency * latency))
+    cost = model.predict(AllReduceStrategy.RING, 4 * MIB)  # a slice of it takes MIB seconds
+    assert cost == pytest.approx(waiting + 3 * MIB * (2 + FOLD))
+
 
 
 @pytest.mark.parametrize(("world_size", "latencies", "moved", "folded"), [(8, 3, 3, 9), (6, 2 + 2, 2 + 2, 6 + 1)])
@@ -202,7 +212,9 @@ def test_the_depth_of_a_tree_is_that_of_its_links(world_size: int, arity: int) -
         (CostModel(LinkCosts.even(4)), READY_BYTES, AllReduceStrategy.HALVING_DOUBLING),
         (CostModel(LinkCosts.even(2)), 64 * MIB, AllReduceStrategy.RING),
         (CostModel(LinkCosts.even(3)), 64 * MIB, AllReduceStrategy.RING),
-        (CostModel(LinkCosts.even(4)), 64 * MIB, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(4)), READY_BYTES + 4, AllReduceStrategy.RING),
+        (CostModel(LinkCosts.even(64)), 256 * KIB, AllReduceStrategy.HALVING_DOUBLING),
+        (CostModel(LinkCosts.even(64)), 64 * MIB, AllReduceStrategy.RING),
         (lan(6), GIB, AllReduceStrategy.RING),
         (lan(6), 4, AllReduceStrategy.DIRECT),
         (lan(64), 64 * KIB, AllReduceStrategy.HALVING_DOUBLING),
