@@ -62,7 +62,7 @@ class SealedStream:
         return count
 
     def push(self) -> int:
-        """Goes on with what `is_sending`. Returns what `sendmsg` does once all of it is with the kernel, 0 before."""
+        """Goes on with what `is_sending`: what `sendmsg` returns once all of it is with the kernel, 0 before."""
         self._out_at += self._sock.send(self._out[self._out_at : self._out_end])
         if self._out_at < self._out_end:
             return 0
@@ -121,7 +121,8 @@ class SealedStream:
         self.has_pending = self._record_end > 0 or bool(self._spill)
 
     def pull(self) -> bool:
-        """Takes what the kernel has. Whether there is something to receive then: what is whole, or the end."""
+        """Takes what the kernel has. Whether there is something to receive then: what is whole, or the end. Raises as
+        `recv_into`."""
         if self.has_pending:
             return True
         if len(self._in) - self._in_at < MAX_RECORD + _PEEK:

@@ -76,7 +76,6 @@ def test_a_ring_hides_the_way_of_a_slice_behind_the_bytes_of_the_one_before(late
     assert cost == pytest.approx(waiting + 3 * MIB * (2 + FOLD))
 
 
-
 @pytest.mark.parametrize(("world_size", "latencies", "moved", "folded"), [(8, 3, 3, 9), (6, 2 + 2, 2 + 2, 6 + 1)])
 def test_halving_doubling_of_little_only_doubles(
     world_size: int, latencies: float, moved: float, folded: float

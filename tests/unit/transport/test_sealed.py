@@ -54,10 +54,10 @@ def record_of(sealer: Sealer, data: bytes) -> bytes:
 
 
 class Writer:
-    """Writes frames as the outbound half does: the same pieces again until they have gone."""
+    """Writes frames as a link does: the same pieces again until they have gone, or `by_parts` of their record."""
 
-    def __init__(self, stream: SealedStream, frames: Sequence[tuple[bytes, bytes]]) -> None:
-        self._stream = stream
+    def __init__(self, stream: SealedStream, frames: Sequence[tuple[bytes, bytes]], *, by_parts: bool = False) -> None:
+        self._stream, self._by_parts = stream, by_parts
         self._frames = [list(map(memoryview, frame)) for frame in frames]
 
     @property
@@ -70,7 +70,12 @@ class Writer:
             return False
         head, body = self._frames[0]
         try:
-            count = self._stream.sendmsg((head, body)) if head and body else self._stream.send(head or body)
+            if self._by_parts and self._stream.is_sending:
+                count = self._stream.push()
+                if not count:
+                    return False
+            else:
+                count = self._stream.sendmsg((head, body)) if head and body else self._stream.send(head or body)
         except BlockingIOError:
             return False
         assert 0 < count <= len(head) + len(body)
@@ -81,10 +86,12 @@ class Writer:
         return True
 
 
-def read(stream: SealedStream, size: int) -> bytes | None:
-    """Up to `size` bytes, or None when there are none now."""
+def read(stream: SealedStream, size: int, *, by_parts: bool = False) -> bytes | None:
+    """Up to `size` bytes, or None when there are none now; `by_parts` of a record, no place until it is whole."""
     into = bytearray(size)
     try:
+        if by_parts and not stream.pull():
+            return None
         count = stream.recv_into(memoryview(into))
     except BlockingIOError:
         return None
@@ -92,12 +99,12 @@ def read(stream: SealedStream, size: int) -> bytes | None:
     return bytes(into[:count])
 
 
-def carry(writer: Writer, reader: SealedStream, sizes: Sequence[int], whole: int) -> bytes:
+def carry(writer: Writer, reader: SealedStream, sizes: Sequence[int], whole: int, *, by_parts: bool = False) -> bytes:
     """All that arrives while both take turns."""
     found, idle, turn = bytearray(), 0, 0
     while len(found) < whole:
         moved = writer.write()
-        data = read(reader, sizes[turn % len(sizes)])
+        data = read(reader, sizes[turn % len(sizes)], by_parts=by_parts)
         turn += 1
         found += data or b""
         idle = 0 if moved or data else idle + 1
@@ -110,19 +117,28 @@ frames = st.lists(st.tuples(st.integers(0, 64), sizes_of), min_size=1, max_size=
 
 
 @settings(max_examples=40)
-@given(frames, st.lists(sizes_of, min_size=1, max_size=8), st.sampled_from([None, 2048, 20_000]), st.integers())
-@example([(64, MAX_PLAIN), (64, 1), (0, MAX_PLAIN)], [1_000_000, 7], 2048, 1)
-@example([(64, 3 * MAX_PLAIN)], [MAX_PLAIN], None, 1)
+@given(
+    frames,
+    st.lists(sizes_of, min_size=1, max_size=8),
+    st.sampled_from([None, 2048, 20_000]),
+    st.integers(),
+    st.booleans(),
+    st.booleans(),
+)
+@example([(64, MAX_PLAIN), (64, 1), (0, MAX_PLAIN)], [1_000_000, 7], 2048, 1, False, False)
+@example([(64, MAX_PLAIN), (64, 1), (0, MAX_PLAIN)], [1_000_000, 7], 2048, 1, True, True)
+@example([(64, 3 * MAX_PLAIN)], [MAX_PLAIN], None, 1, False, False)
+@example([(64, 3 * MAX_PLAIN)], [MAX_PLAIN], None, 1, True, True)
 def test_what_is_written_is_read_however_it_is_cut(
-    shape: list[tuple[int, int]], sizes: list[int], send_buffer: int | None, seed: int
+    shape: list[tuple[int, int]], sizes: list[int], send_buffer: int | None, seed: int, pushes: bool, pulls: bool
 ) -> None:
     rng = random.Random(seed)
     written = [(rng.randbytes(head), rng.randbytes(body)) for head, body in shape]
     whole = b"".join(head + body for head, body in written)
     sizes = [max(size, len(whole) // 200) for size in sizes]  # else it takes a million reads
     with streams(send_buffer) as (one, other):
-        writer = Writer(one, written)
-        assert carry(writer, other, sizes, len(whole)) == whole
+        writer = Writer(one, written, by_parts=pushes)
+        assert carry(writer, other, sizes, len(whole), by_parts=pulls) == whole
         assert writer.is_done
         assert read(other, 1) is None
         assert not other.has_pending
@@ -238,7 +254,21 @@ def test_an_end_is_an_end_also_inside_a_record_after_all_before_it_was_read(cut:
         raw.sendall(record_of(sealer, b"whole") + record_of(sealer, b"not so whole")[:cut])
         raw.close()
         assert read(stream, 100) == b"whole"
+        assert stream.pull(), "there is an end to be told of"
         assert stream.recv_into(memoryview(bytearray(100))) == 0
+
+
+def test_a_part_of_a_record_is_taken_and_is_nothing_to_receive() -> None:
+    record = record_of(Sealer(THERE, CIPHER), b"whole")
+    with raw_and_stream() as (raw, stream):
+        for byte in record[:-1]:
+            raw.sendall(bytes([byte]))
+            assert not stream.pull()
+            assert not stream.has_pending
+        raw.sendall(record[-1:])
+        assert stream.pull()
+        assert stream.has_pending
+        assert read(stream, 100) == b"whole"
 
 
 def test_shutting_down_ends_one_direction_only() -> None:
