@@ -27,7 +27,6 @@ from ringfort.torch.rendezvous import forget
 from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds
 from ringfort.torch.work import RingfortWork, Several
 
-
 _RECORDS_CALLS = "_maybe_attach_flight_recorder"
 """The function of torch's that does."""
 
