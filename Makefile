@@ -2,6 +2,7 @@
 #   make test ARGS="-k ring"       passes ARGS on
 #   make test WORKERS=0            one process, for a debugger
 #   make test TORCH=               leaves torch out (its tests are skipped)
+#   make test TORCH=torch==2.15.0  tries another torch (after `make clean`)
 #   make test PYTHON=python3.12    uses another Python (after `make clean`)
 
 PYTHON ?= python3
