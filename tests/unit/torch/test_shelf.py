@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="the package that has the store imports torch: pip install torch")
 
 from ringfort.torch.shelf import Answer, Request, Shelf
 
