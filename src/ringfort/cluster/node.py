@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -235,7 +236,7 @@ class ClusterNode:
         formed = asyncio.run_coroutine_threadsafe(control.forming.form(epoch, machine), self._loop)
         try:
             return formed.result(timeout)
-        except (CancelledError, TimeoutError, asyncio.TimeoutError) as exc:
+        except (CancelledError, FutureTimeoutError, asyncio.TimeoutError) as exc:
             missing = self._ask(lambda control: control.forming.missing())
             formed.cancel()
             state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
