@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 from ringfort.config import check_timeout
 from ringfort.errors import OperationTimeoutError
 
 _IDLE = 1.0
 """Seconds that the thread of a group stays when there is nothing to do: so that none outlives its use."""
+_LAST = 1.0
+"""Seconds that the end of the program waits for all threads that are still at something."""
 
 
 class Work:
@@ -92,6 +98,7 @@ class Runner:
         self.queue: deque[tuple[Work, Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        _runners.add(self)
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
@@ -144,3 +151,23 @@ class Runner:
             idle = not self.queue and not self.turn.locked()
         if thread is not None and thread is not threading.current_thread() and (wait or idle):
             thread.join()
+
+    def end(self, deadline: float) -> None:
+        """Lets the thread end likewise, and waits until then: at the end of the program."""
+        self.close(wait=False)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+_runners: Final[WeakSet[Runner]] = WeakSet()
+os.register_at_fork(after_in_child=_runners.clear)  # a child has none of the threads, and perhaps a lock of theirs
+
+
+@atexit.register
+def _end_threads() -> None:
+    """A thread that is inside C++, such as what a program has hung on a future of torch's, would be ended there with
+    the interpreter, and then C++ ends the whole process as a crash."""
+    deadline = time.monotonic() + _LAST
+    for runner in tuple(_runners):
+        runner.end(deadline)
