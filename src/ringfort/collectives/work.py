@@ -144,20 +144,22 @@ class Runner:
     def close(self, *, wait: bool) -> None:
         """Lets the thread end once the queue is empty. With `wait`, until it has: when the backend is closed, so that
         all that is queued fails at once."""
-        with self._lock:
-            self._is_closed = True
-            thread = self._thread
-            self._arrived.notify_all()
-            idle = not self.queue and not self.turn.locked()
-        if thread is not None and thread is not threading.current_thread() and (wait or idle):
+        thread = self._let_go()
+        if thread is not None and (wait or not (self.queue or self.turn.locked())):
             thread.join()
 
     def end(self, deadline: float) -> None:
-        """Lets the thread end likewise, and waits until then: at the end of the program."""
-        self.close(wait=False)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        """Lets the thread end likewise, and waits for that until `deadline`: at the end of the program."""
+        thread = self._let_go()
+        if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _let_go(self) -> threading.Thread | None:
+        """The thread, unless it is the caller's, which now ends when the queue is empty."""
+        with self._lock:
+            self._is_closed = True
+            self._arrived.notify_all()
+            return None if self._thread is threading.current_thread() else self._thread
 
 
 _runners: Final[WeakSet[Runner]] = WeakSet()
