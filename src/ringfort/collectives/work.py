@@ -18,7 +18,7 @@ from ringfort.errors import OperationTimeoutError
 
 _IDLE = 1.0
 """Seconds that the thread of a group stays when there is nothing to do: so that none outlives its use."""
-_LAST = 1.0
+_LAST = 2.0
 """Seconds that the end of the program waits for all threads that are still at something."""
 
 
