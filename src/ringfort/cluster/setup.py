@@ -11,7 +11,7 @@ from ringfort.cluster.discovery.mdns import TOKEN_BYTES
 from ringfort.cluster.host import host_id
 from ringfort.cluster.messages import Member
 from ringfort.cluster.profile import own_version
-from ringfort.config import AutoDiscoveryConfig, Environment
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, patience_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
 
@@ -34,7 +34,7 @@ class Setup:
 
     @classmethod
     def make(cls, config: AutoDiscoveryConfig | None, slots: int, credentials: Credentials | None) -> Setup:
-        """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`,
+        """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
         `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
         Raises `ConfigError`, `InvalidArgumentError` and `IdentityError`.
@@ -77,6 +77,9 @@ def _completed(config: AutoDiscoveryConfig, told: Environment) -> AutoDiscoveryC
         config = replace(config, interfaces=_listed(told.interfaces))
     if not config.peers and told.peers:
         config = replace(config, peers=_listed(told.peers))
+    health = config.health
+    if health.patience is None:
+        config = replace(config, health=replace(health, patience=patience_of(None, CLUSTER_PATIENCE)))
     if config.encryption == "on" and told.encryption == "off":
         config = replace(config, encryption="off")
     return config
