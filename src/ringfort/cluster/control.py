@@ -33,8 +33,7 @@ from ringfort.cluster.standings import StandingStore
 from ringfort.cluster.talk import About, Note, Ways, about, decode, encode
 from ringfort.cluster.wire import ControlLink
 from ringfort.config import format_address, parse_address
-from ringfort.errors import DistributedError, ProtocolError
-from ringfort.identity.keypair import peer_id_of
+from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import greeting
 from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet
@@ -164,6 +163,13 @@ class Control:
         self._begin(self._attach(sock, opening, address, address), sock)
 
     async def _attach(self, sock: socket.socket, opening: Opening, address: str, where: str) -> None:
+        try:
+            node = self.setup.proved(opening)
+        except HandshakeError as exc:
+            sock.close()
+            self.finder.refused(where, str(exc))
+            self.finder.failed(address, str(exc))
+            return
         number = next(self._numbers)
         link = ControlLink(
             opening,
@@ -179,7 +185,6 @@ class Control:
                 raise
             self.finder.failed(address, str(exc))
             return
-        node = peer_id_of(opening.identity) if opening.identity else ""
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
         link.send(encode(about(self.speeds.own)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringfort.cluster.discovery.mdns import TOKEN_BYTES
@@ -14,6 +14,8 @@ from ringfort.cluster.profile import own_version
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, patience_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
+from ringfort.identity.known import KnownKeys
+from ringfort.transport.opening import Opening
 
 MAX_SLOTS = 4096
 """As `messages.Member` has it."""
@@ -31,6 +33,7 @@ class Setup:
     home: Path
     name: str
     version: str
+    keys: KnownKeys = field(default_factory=KnownKeys, compare=False, repr=False)
 
     @classmethod
     def make(cls, config: AutoDiscoveryConfig | None, slots: int, credentials: Credentials | None) -> Setup:
@@ -66,6 +69,13 @@ class Setup:
     def wall(self) -> Credentials | None:
         """What connections are opened with; None with encryption off."""
         return None if self.config.encryption == "off" else self.credentials
+
+    def proved(self, opening: Opening) -> str:
+        """Return the node that the other side of an open connection proved to be; empty with encryption off.
+
+        Raises `HandshakeError` if another key has shown the same id before.
+        """
+        return self.keys.name(opening.identity) if opening.identity else ""
 
     def member(self) -> Member:
         """This peer before it has an address."""
