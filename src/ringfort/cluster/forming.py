@@ -1,4 +1,4 @@
-"""`Forming`: the data connections of an epoch's members, one between every two, made in the control thread.
+"""`Forming`: the data connections of an epoch's members, one between every two, made by the control service.
 
 As in `backends.rendezvous`, every rank connects to those below it and lets in those above it. Here every connection
 comes to the door that the cluster has anyway; each is made on its own, at the same time as the others; and all is given
@@ -25,7 +25,6 @@ from ringfort.cluster.wire import dial, hear
 from ringfort.config import parse_address
 from ringfort.errors import AbortedError, DistributedError
 from ringfort.transport import greeting, tcp
-from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
@@ -117,8 +116,8 @@ class Forming:
             self._group.failure = AbortedError("this node was closed")
             self._group.changed.set()
 
-    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Channel]:
-        """A channel to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
+    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Seat]:
+        """A connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
 
         Raises `AbortedError` when the epoch ends.
         """
@@ -135,7 +134,7 @@ class Forming:
                     group.drop_ended()
                     done = not group.missing
                     if done:
-                        return {rank: _channel(*seat) for rank, seat in group.seats.items()}
+                        return group.seats
                     below = [rank for rank in group.missing if rank < group.rank]
                     knocking += [asyncio.ensure_future(self._knock(group, rank)) for rank in below]
                 await _wait(group.changed, _LOOK)
@@ -200,12 +199,6 @@ class Forming:
         if sock is not None:
             sock.close()
         return None
-
-
-def _channel(sock: socket.socket, opening: Opening, machine: Machine) -> Channel:
-    channel = Channel(sock, opening)
-    channel.machine = machine
-    return channel
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
