@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import links_over, machine_for
-from ringfort.cluster.events import ClusterEvent, EpochEnded, PeerLost
+from ringfort.cluster.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
@@ -18,6 +18,7 @@ from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedCo
 from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
+    ControlLostError,
     DistributedError,
     RendezvousTimeoutError,
 )
@@ -148,11 +149,13 @@ class AutoDiscoveryBackend(MeshBackend):
             raise AbortedError(f"{epoch} has ended")
 
     def _on_event(self, event: ClusterEvent) -> None:
-        """In the control thread."""
+        """In the node's thread of events."""
         if self._group is None:
             return
         epoch, engine = self._group
-        if isinstance(event, PeerLost) and event.peer in epoch.peers:
+        if isinstance(event, ControlLost):
+            engine.fail(lambda: ControlLostError(event.why))
+        elif isinstance(event, PeerLost) and event.peer in epoch.peers:
             self._has_lost = True
             # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
             if not event.died:

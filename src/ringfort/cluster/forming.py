@@ -1,4 +1,4 @@
-"""`Forming`: the data connections of an epoch's members, one between every two, made in the control thread.
+"""`Forming`: the data connections of an epoch's members, one between every two, made by the control service.
 
 As in `backends.rendezvous`, every rank connects to those below it and lets in those above it. Here every connection
 comes to the door that the cluster has anyway; each is made on its own, at the same time as the others; and all is given
@@ -13,7 +13,7 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,6 @@ from ringfort.cluster.wire import dial, hear
 from ringfort.config import format_address, parse_address
 from ringfort.errors import AbortedError, DistributedError, HandshakeError
 from ringfort.transport import greeting, tcp
-from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
@@ -46,8 +45,12 @@ def token_of(epoch: Epoch) -> bytes:
     return blake2b(msgspec.msgpack.encode(epoch), digest_size=16).digest()
 
 
-Seat = tuple[socket.socket, Opening, Machine]
-"""A connection to a member, and on which machine that is."""
+class Seat(NamedTuple):
+    """A connection to a member, and on which machine that is."""
+
+    sock: socket.socket
+    opening: Opening
+    machine: Machine
 
 
 @dataclass
@@ -118,8 +121,8 @@ class Forming:
             self._group.failure = AbortedError("this node was closed")
             self._group.changed.set()
 
-    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Channel]:
-        """A channel to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
+    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Seat]:
+        """A connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
 
         Raises `AbortedError` when the epoch ends.
         """
@@ -136,7 +139,7 @@ class Forming:
                     group.drop_ended()
                     done = not group.missing
                     if done:
-                        return {rank: _channel(*seat) for rank, seat in group.seats.items()}
+                        return group.seats
                     below = [rank for rank in group.missing if rank < group.rank]
                     knocking += [asyncio.ensure_future(self._knock(group, rank)) for rank in below]
                 await _wait(group.changed, _LOOK)
@@ -158,9 +161,9 @@ class Forming:
             rank = caller.said.rank
             why = self._why_not(group, caller)
             if not why and rank in group.seats:
-                if not tcp.is_ended(group.seats[rank][0]):
+                if not tcp.is_ended(group.seats[rank].sock):
                     continue  # a second claim waits until the first connection has ended
-                group.seats.pop(rank)[0].close()
+                group.seats.pop(rank).sock.close()
             self._early.remove(caller)
             if why or tcp.is_ended(caller.sock):
                 self._turn_away(caller, why)
@@ -170,7 +173,7 @@ class Forming:
             except OSError:
                 caller.sock.close()  # it has gone, and comes again
                 continue
-            group.seats[rank] = (caller.sock, caller.opening, caller.said.machine)
+            group.seats[rank] = Seat(caller.sock, caller.opening, caller.said.machine)
             group.changed.set()
 
     def _why_not(self, group: _Group, caller: _Caller) -> str:
@@ -219,7 +222,7 @@ class Forming:
             group.why[rank] = "it is connected, but its program has not come this far"
             answer = await hear(sock, opening)
             if isinstance(answer, Ready):
-                return sock, opening, answer.machine
+                return Seat(sock, opening, answer.machine)
         except DistributedError as exc:
             group.why[rank] = f"{member.peer} at {address}: {exc}"
         except BaseException:
@@ -229,12 +232,6 @@ class Forming:
         if sock is not None:
             sock.close()
         return None
-
-
-def _channel(sock: socket.socket, opening: Opening, machine: Machine) -> Channel:
-    channel = Channel(sock, opening)
-    channel.machine = machine
-    return channel
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import platform
 import secrets
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfort.cluster.discovery.mdns import TOKEN_BYTES
 from ringfort.cluster.host import host_id
 from ringfort.cluster.messages import Member
-from ringfort.cluster.profile import own_version
+from ringfort.cluster.profile import from_torch, own_version
+from ringfort.cluster.topology import Accelerator
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, patience_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
+from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.known import KnownKeys
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.opening import Opening
 
 MAX_SLOTS = 4096
 """As `messages.Member` has it."""
+
+
+class SetupState(msgspec.Struct, frozen=True):
+    """A `Setup` for the control process. Holds secrets: it goes over a socket that nobody else has, never in arguments
+    or the environment."""
+
+    config: AutoDiscoveryConfig
+    identity: bytes
+    cluster: str
+    static: bytes
+    token: str
+    slots: int
+    home: str
+    name: str
+    version: str
+    accelerators: tuple[Accelerator, ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +56,8 @@ class Setup:
     home: Path
     name: str
     version: str
+    accelerators: tuple[Accelerator, ...] = ()
+    """Those that the program's torch knows of; empty where it knows none or is not there."""
     keys: KnownKeys = field(default_factory=KnownKeys, compare=False, repr=False)
 
     @classmethod
@@ -53,6 +78,36 @@ class Setup:
             told.home_folder,
             platform.node()[:64],
             own_version(),
+        )
+
+    @property
+    def state(self) -> SetupState:
+        """All of it, for `resume` in another process of this user."""
+        credentials = self.credentials
+        return SetupState(
+            self.config,
+            credentials.identity.private_bytes(),
+            credentials.namespace.join_code(),
+            credentials.static.private_bytes_raw(),
+            self.token,
+            self.slots,
+            str(self.home),
+            self.name,
+            self.version,
+            self.accelerators or from_torch(sys.modules.get("torch")),
+        )
+
+    @classmethod
+    def resume(cls, state: SetupState) -> Setup:
+        """The setup that `state` was taken of."""
+        credentials = Credentials(
+            NodeIdentity.from_private_bytes(state.identity),
+            NetworkNamespace.from_join_code(state.cluster),
+            X25519PrivateKey.from_private_bytes(state.static),
+        )
+        home = Path(state.home)
+        return cls(
+            state.config, credentials, state.token, state.slots, home, state.name, state.version, state.accelerators
         )
 
     @property

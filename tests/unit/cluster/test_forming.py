@@ -11,14 +11,13 @@ import pytest
 
 from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.finder import Finder
-from ringfort.cluster.forming import Forming, token_of
+from ringfort.cluster.forming import Forming, Seat, token_of
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.wire import dial, hear
 from ringfort.config import AutoDiscoveryConfig, parse_address
 from ringfort.errors import DistributedError, NoConnectionError
 from ringfort.identity.credentials import Credentials
-from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening
@@ -99,10 +98,10 @@ async def claim(node: Node, epoch: Epoch, rank: int, credentials: Credentials | 
     return await dial(host, port, credentials, Meet(rank, len(epoch.members), token_of(epoch), HERE))
 
 
-def close_all(formed: Sequence[dict[int, Channel]]) -> None:
-    for channels in formed:
-        for channel in channels.values():
-            channel.close()
+def close_all(formed: Sequence[dict[int, Seat]]) -> None:
+    for seats in formed:
+        for seat in seats.values():
+            seat.sock.close()
 
 
 async def refusal(sock: socket.socket, opening: Opening) -> DistributedError:
@@ -120,8 +119,8 @@ def test_who_is_in_no_epoch_does_not_get_a_members_place_and_the_member_does() -
         forming = asyncio.ensure_future(first.forming.form(epoch, HERE))
         await refusal(*observer)
         formed = await asyncio.gather(forming, second.forming.form(epoch, HERE))
-        assert formed[0][1].identity == second.setup.credentials.identity.public_key
-        assert formed[1][0].identity == first.setup.credentials.identity.public_key
+        assert formed[0][1].opening.identity == second.setup.credentials.identity.public_key
+        assert formed[1][0].opening.identity == first.setup.credentials.identity.public_key
         assert len(first.refused) == 1
         assert f"not {second.setup.peer}" in first.refused[0]
         close_all(formed)
@@ -167,7 +166,7 @@ def test_who_answers_in_a_members_place_with_another_identity_gets_no_connection
         two = Epoch(1, epoch.leader, epoch.members[:2])
         second.ways[first.setup.peer] = [other.address, first.address]
         formed = await asyncio.gather(first.forming.form(two, HERE), second.forming.form(two, HERE))
-        assert formed[1][0].identity == first.setup.credentials.identity.public_key
+        assert formed[1][0].opening.identity == first.setup.credentials.identity.public_key
         close_all(formed)
 
     with_nodes(3, scene)
@@ -176,7 +175,7 @@ def test_who_answers_in_a_members_place_with_another_identity_gets_no_connection
 def test_with_encryption_off_there_is_no_identity_and_members_still_meet() -> None:
     async def scene(epoch: Epoch, first: Node, second: Node) -> None:
         formed = await asyncio.gather(first.forming.form(epoch, HERE), second.forming.form(epoch, HERE))
-        assert [channels[1 - rank].identity for rank, channels in enumerate(formed)] == [b"", b""]
+        assert [seats[1 - rank].opening.identity for rank, seats in enumerate(formed)] == [b"", b""]
         close_all(formed)
 
     with_nodes(2, scene, encryption="off")

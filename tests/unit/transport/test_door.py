@@ -23,6 +23,7 @@ from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport import door as door_module
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
+from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening
 from ringfort.transport.records import LENGTH
@@ -160,7 +161,7 @@ def test_an_opening_in_single_bytes_is_heard_and_not_a_byte_more_is_read(street:
 # --- strays -----------------------------------------------------------------------------------------------------------
 
 
-def preamble(version: int = 1, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
+def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
     return PREAMBLE.pack(MAGIC, version, mode, 0, network_id)
 
 
@@ -178,7 +179,7 @@ def wrong_third_message() -> bytes:
         (preamble() + bytes(48), "does not know this cluster's secret"),
         (wrong_third_message(), "does not know this cluster's secret"),
         (bytes(Opening(member(), JOIN).outgoing) + b"\xff\xff\xff\xff", "claims 4294967295 bytes"),
-        (preamble(version=99), "version 99, this side 1"),
+        (preamble(version=99), f"version 99, this side {PROTOCOL_VERSION}"),
         (preamble(mode=PLAIN, network_id=bytes(16)), "its encryption is off, here it is on"),
         (preamble(network_id=bytes(16)), "belongs to another cluster than this side, which is in 'lab'"),
     ],
@@ -223,7 +224,7 @@ def test_another_version_is_told_why(street: Street) -> None:
     opening = Opening(member(), JOIN, version=7)
     sock = street.call(bytes(opening.outgoing))
     street.turned_away()
-    with pytest.raises(VersionMismatchError, match="version 1, this side 7"):
+    with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side 7"):
         opening.feed(sock.recv(opening.wants))
 
 
