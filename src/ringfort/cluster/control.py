@@ -89,6 +89,8 @@ class Control:
         self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
         self._numbers = count(1)
         self._probes = 0
+        self._closing: list[ControlLink] = []
+        """Links whose last words may still be under way: `stop` sees them to their end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -117,7 +119,7 @@ class Control:
     async def stop(self, why: str = "", within: float = STOP_WITHIN) -> None:
         """Says goodbye, and closes everything, within about `within` seconds. May be called again."""
         formed = self.core.ledger.standing.formed
-        links = [line.link for line in self.lines.values()]
+        links = [*self._closing, *(line.link for line in self.lines.values())]
         self._do(self.core.leave(clock(), why))
         if self._timer is not None:
             self._timer.cancel()
@@ -130,6 +132,7 @@ class Control:
             await asyncio.wait_for(ending, within)
         for link in links:
             link.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -344,6 +347,7 @@ class Control:
         if line is None:
             return
         line.link.close()
+        self._closing = [link for link in (*self._closing, line.link) if not link.ended.is_set()]
         if line.peer:
             self._follow(line.peer)
 
