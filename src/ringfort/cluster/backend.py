@@ -20,6 +20,7 @@ from ringfort.config import AutoDiscoveryConfig, DistributedConfig, check_timeou
 from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
+    ConfigError,
     DistributedError,
     RendezvousTimeoutError,
 )
@@ -58,18 +59,20 @@ class AutoDiscoveryBackend(MeshBackend):
         group: DistributedConfig | None = None,
         node: ClusterNode | None = None,
         credentials: Credentials | None = None,
+        encryption: str | None = None,
     ) -> None:
         """Starts to look for peers and returns. `group` has the settings of the groups that are formed. A `node` that
-        is given is used and not closed in the end; otherwise one is made with `config` and `credentials`.
+        is given is used and not closed in the end; otherwise one is made with `config`, `credentials` and `encryption`,
+        which decides where it is given (else see `choose_encryption`).
 
         Raises as `ClusterNode` and its `start` do.
         """
-        self.node = node or ClusterNode(config, credentials=credentials)
+        self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
         self._owns_node = node is None
         self._group: tuple[Epoch, Engine] | None = None
         self._has_lost = False
         self._is_closed = False
-        settings = replace(group or DistributedConfig(), encryption=self.node.config.encryption)
+        settings = _like_node(group or DistributedConfig(), self.node, encryption)
         super().__init__(0, 1, settings, {}, tcp.SocketPoller({}))
         try:
             self.node.start()
@@ -178,6 +181,15 @@ class AutoDiscoveryBackend(MeshBackend):
         else:
             with suppress(ChannelClosedError):
                 self.node.hold(False)
+
+
+def _like_node(group: DistributedConfig, node: ClusterNode, keyword: str | None) -> DistributedConfig:
+    """Links of a group are opened as the node opens all of its connections. Raises `ConfigError` if `group` asks for
+    something else, and no keyword decides."""
+    if keyword is None and group.encryption not in (None, node.config.encryption):
+        why = f"in `group`, but the node has encryption {node.config.encryption}, by its configuration or by"
+        raise ConfigError("encryption", group.encryption, f"{why} RINGFORT_ENCRYPTION; set the same for both")
+    return replace(group, encryption=node.config.encryption)
 
 
 def _notice_dead_ways(channel: Channel) -> None:

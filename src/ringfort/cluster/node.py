@@ -54,13 +54,20 @@ class ClusterNode:
     """
 
     def __init__(
-        self, config: AutoDiscoveryConfig | None = None, *, slots: int = 1, credentials: Credentials | None = None
+        self,
+        config: AutoDiscoveryConfig | None = None,
+        *,
+        slots: int = 1,
+        credentials: Credentials | None = None,
+        encryption: str | None = None,
     ) -> None:
-        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given.
+        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given. `encryption`
+        decides where it is given; otherwise `config` and the environment do (see `choose_encryption`).
 
-        Raises `InvalidArgumentError` for `slots`, and `IdentityError` if the key or secret cannot be read.
+        Raises `InvalidArgumentError` for `slots`, `ConfigError` where `config` and the environment contradict each
+        other, and `IdentityError` if the key or secret cannot be read.
         """
-        self._setup = Setup.make(config, slots, credentials)
+        self._setup = Setup.make(config, slots, credentials, encryption)
         self._changed = threading.Condition()
         self._callbacks: list[Callback] = []
         self._thread: threading.Thread | None = None

@@ -11,7 +11,7 @@ from ringfort.cluster.discovery.mdns import TOKEN_BYTES
 from ringfort.cluster.host import host_id
 from ringfort.cluster.messages import Member
 from ringfort.cluster.profile import own_version
-from ringfort.config import AutoDiscoveryConfig, Environment
+from ringfort.config import AutoDiscoveryConfig, Environment, choose_encryption
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.known import KnownKeys
@@ -36,7 +36,13 @@ class Setup:
     keys: KnownKeys = field(default_factory=KnownKeys, compare=False, repr=False)
 
     @classmethod
-    def make(cls, config: AutoDiscoveryConfig | None, slots: int, credentials: Credentials | None) -> Setup:
+    def make(
+        cls,
+        config: AutoDiscoveryConfig | None,
+        slots: int,
+        credentials: Credentials | None,
+        encryption: str | None = None,
+    ) -> Setup:
         """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`,
         `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
@@ -46,7 +52,7 @@ class Setup:
             raise InvalidArgumentError("slots", slots, f"must be a whole number from 0 to {MAX_SLOTS}")
         told = Environment.from_mapping()
         return cls(
-            _completed(config or AutoDiscoveryConfig(), told),
+            _completed(config or AutoDiscoveryConfig(), told, encryption),
             credentials or Credentials.load(told),
             secrets.token_hex(TOKEN_BYTES),
             slots,
@@ -82,14 +88,12 @@ class Setup:
         return Member(self.peer, host_id(self.network_id), self.slots)
 
 
-def _completed(config: AutoDiscoveryConfig, told: Environment) -> AutoDiscoveryConfig:
+def _completed(config: AutoDiscoveryConfig, told: Environment, encryption: str | None) -> AutoDiscoveryConfig:
     if not config.interfaces and told.interfaces:
         config = replace(config, interfaces=_listed(told.interfaces))
     if not config.peers and told.peers:
         config = replace(config, peers=_listed(told.peers))
-    if config.encryption == "on" and told.encryption == "off":
-        config = replace(config, encryption="off")
-    return config
+    return replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
 
 
 def _listed(text: str) -> tuple[str, ...]:
