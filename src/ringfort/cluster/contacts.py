@@ -38,6 +38,8 @@ class Contact:
     """Our time then."""
     hung_up: bool = False
     """The other side closes this link on purpose."""
+    has_left: bool = False
+    """The peer has closed its node, and said so."""
     _credit: float = BURST
     _credit_at: float = field(default=0.0)
 

@@ -115,11 +115,12 @@ class Control:
             raise
         self._do(self.core.tick(clock()))
 
-    async def stop(self, why: str = "", within: float = STOP_WITHIN) -> None:
-        """Says goodbye, and closes everything, within about `within` seconds. May be called again."""
+    async def stop(self, why: str = "", *, died: bool = False) -> None:
+        """Says goodbye, and closes everything, within about two seconds. `died`: the program did not want to go. May be
+        called again."""
         formed = self.core.ledger.standing.formed
         links = [line.link for line in self.lines.values()]
-        self._do(self.core.leave(clock(), why))
+        self._do(self.core.leave(clock(), why, died=died))
         if self._timer is not None:
             self._timer.cancel()
         self.entrance.close()
@@ -128,14 +129,14 @@ class Control:
             line.link.abort()
         ending = asyncio.gather(self.finder.close(), *(link.ended.wait() for link in links), return_exceptions=True)
         with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(ending, within)
+            await asyncio.wait_for(ending, STOP_WITHIN)
         for link in links:
             link.abort()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=within)
+            await asyncio.wait(tasks, timeout=1.0)
         self._store.close(forget=formed is None or len(formed.members) == 1)
 
     def _vouch(self) -> None:

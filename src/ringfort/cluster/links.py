@@ -89,4 +89,4 @@ class Links:
         died = peer in state.departed or (is_fresh and not is_alive)
         if died and peer not in state.departed:
             state.witnessed[peer] = Witness(peer, report.standing)
-        state.notify(PeerLost(peer, why, died))
+        state.notify(PeerLost(peer, why, died, contact.has_left))

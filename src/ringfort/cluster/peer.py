@@ -9,7 +9,7 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     bytes came that are no message      garbled(now, link, why)
     a link ended                        closed(now, link, by_kernel=..., why)
     `deadline` has come                 tick(now)
-    this process wants to go            leave(now)
+    this process wants to go            leave(now, why, died=...)
     the program starts or ends what     hold(now, True), hold(now, False)
       newcomers must not interrupt
     a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
@@ -228,13 +228,14 @@ class PeerCore:
             self._refresh()
         return self._end()
 
-    def leave(self, now: float, why: str = "") -> list[Instruction]:
-        """Says goodbye to all. The core is finished: every later call returns nothing."""
+    def leave(self, now: float, why: str = "", *, died: bool = False) -> list[Instruction]:
+        """Says goodbye to all. The core is finished: every later call returns nothing. `died`: the program did not
+        want to go."""
         if self._begin(now):
             state = self._state
             state.end_epoch(state.ledger.leave(), why or "this peer leaves")
             for contact in state.contacts:
-                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why))
+                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why, died))
                 state.out.append(Close(contact.link, why or "this peer leaves"))
             self.is_over = True
         self._deadline = inf
@@ -260,7 +261,7 @@ class PeerCore:
         if self._begin(now):
             state = self._state
             state.departed[peer] = standing
-            state.vouched[peer] = Departed(peer, standing, "its process has ended")
+            state.vouched[peer] = Departed(peer, standing, "its process has ended", died=True)
             state.tell_all(state.vouched[peer])
             self._refresh()
         return self._end()
