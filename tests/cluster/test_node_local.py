@@ -463,7 +463,7 @@ def test_a_copied_identity_is_reported_and_the_others_go_on(cluster: Cluster, mo
     monkeypatch.setattr("ringfort.cluster.setup.host_id", lambda salt: "another machine")
     cluster.start(identity=identity)
     event = cluster.wait_for(one, lambda event: isinstance(event, CloneFound))
-    assert "remove the copied node_keypair" in str(event)
+    assert "rm ~/.ringfort/node_keypair there" in str(event)
     assert one.epoch is not None
     assert set(one.epoch.peers) == {one.peer_id, two.peer_id}
 

@@ -108,6 +108,7 @@ class Control:
             )
             self._tell_addresses()
             self._vouch()
+            self._do(self.core.recall(clock(), self._store.recalled()))
             await self.finder.start(self.entrance.port)
             self._moved(choice)
         except BaseException:
@@ -118,7 +119,6 @@ class Control:
     async def stop(self, why: str = "", *, died: bool = False) -> None:
         """Says goodbye, and closes everything, within about two seconds. `died`: the program did not want to go. May be
         called again."""
-        formed = self.core.ledger.standing.formed
         links = [line.link for line in self.lines.values()]
         self._do(self.core.leave(clock(), why, died=died))
         if self._timer is not None:
@@ -137,7 +137,7 @@ class Control:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        self._store.close(forget=formed is None or len(formed.members) == 1)
+        self._store.close(is_released=self.core.is_released)
 
     def _vouch(self) -> None:
         for peer, standing in self._store.dead():
@@ -192,7 +192,7 @@ class Control:
         link = ControlLink(
             opening,
             lambda body: self._received(number, body),
-            lambda by_kernel, why: self._ended(number, by_kernel, why),
+            lambda why: self._ended(number, why),
         )
         self.lines[number] = Line(link, address, where)
         try:
@@ -263,11 +263,11 @@ class Control:
         else:
             self.finder.unlinked(peer)
 
-    def _ended(self, number: int, by_kernel: bool, why: str) -> None:
+    def _ended(self, number: int, why: str) -> None:
         line = self.lines.pop(number, None)
         if line is None:
             return
-        self._do(self.core.closed(clock(), number, by_kernel=by_kernel, why=why))
+        self._do(self.core.closed(clock(), number, why))
         if line.peer:
             self._follow(line.peer)
         elif line.address:
@@ -358,6 +358,7 @@ class Control:
         self._timer = None
         try:
             self._before_tick()
+            self._store.touch()
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.

@@ -81,8 +81,9 @@ class CloneFound(ClusterEvent):
 
     def __str__(self) -> str:
         return (
-            f"{self.peer} has the key of a node on another machine ({self.other_host}, not {self.host}) and "
-            "was refused; remove the copied node_keypair there, it will get a new one"
+            f"{self.peer} has the key of another machine ({self.host}) on machine {self.other_host} and was refused. "
+            "If its home was copied: rm ~/.ringfort/node_keypair there, and it gets a key of its own. "
+            "If two containers share a home: set RINGFORT_HOME to a folder of its own in each"
         )
 
 

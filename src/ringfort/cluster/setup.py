@@ -60,7 +60,7 @@ class Setup:
     @classmethod
     def make(cls, config: AutoDiscoveryConfig | None, slots: int, credentials: Credentials | None) -> Setup:
         """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`,
-        `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
+        `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
         Raises `ConfigError`, `InvalidArgumentError` and `IdentityError`.
         """
@@ -124,7 +124,7 @@ class Setup:
 
     def member(self) -> Member:
         """This peer before it has an address."""
-        return Member(self.peer, host_id(self.network_id), self.slots)
+        return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
 
 
 def _completed(config: AutoDiscoveryConfig, told: Environment) -> AutoDiscoveryConfig:
@@ -132,6 +132,8 @@ def _completed(config: AutoDiscoveryConfig, told: Environment) -> AutoDiscoveryC
         config = replace(config, interfaces=_listed(told.interfaces))
     if not config.peers and told.peers:
         config = replace(config, peers=_listed(told.peers))
+    if not config.restart_without and told.restart_without:
+        config = replace(config, restart_without=_listed(told.restart_without))
     if config.encryption == "on" and told.encryption == "off":
         config = replace(config, encryption="off")
     return config
