@@ -82,7 +82,7 @@ from ringfort.cluster.messages import (
 from ringfort.cluster.proposing import RingOrder
 from ringfort.cluster.reports import Reports
 from ringfort.cluster.state import LEAP, PeerState
-from ringfort.config import AutoDiscoveryConfig
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 GRAIN: Final = 0.001
@@ -319,7 +319,7 @@ class PeerCore:
     def _is_here(self, peer: str) -> bool:
         """Whether `peer` is in sight, and answered not long ago."""
         contact, now = self.contacts.get(peer), self._state.now
-        return contact is not None and now - contact.asked <= self._state.config.health.lost_after
+        return contact is not None and now - contact.asked <= (self._state.config.health.patience or CLUSTER_PATIENCE)
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
