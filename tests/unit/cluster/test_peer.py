@@ -60,11 +60,15 @@ class Bench:
 
     def __init__(self, config: AutoDiscoveryConfig | None = None) -> None:
         self.now = 100.0
+        self.writes = True
         self.core = PeerCore(Member("n1.b", "host1"), config or AutoDiscoveryConfig(), self.now)
         self.out: list[Instruction] = []
 
     def do(self, out: list[Instruction]) -> list[Instruction]:
+        """Carries out what concerns the disk, at once, unless a test does it."""
         self.out += out
+        for instruction in [i for i in out if isinstance(i, Remember)] if self.writes else []:
+            out = out + self.do(self.core.remembered(self.now, instruction.standing))
         return out
 
     def say(self, link: int, *messages: AnyMessage) -> list[Instruction]:
