@@ -15,6 +15,7 @@ from ringfort.cluster.events import (
     PeerLost,
     Waiting,
 )
+from ringfort.cluster.health import HealthEvent, HealthStatus
 from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.messages import (
     Accept,
@@ -239,6 +240,30 @@ def test_a_goodbye_is_a_departure_and_nothing_is_waited_for(bench: Bench) -> Non
     bench.wait(1.0)
     assert bench.core.epoch is not None
     assert bench.core.epoch.peers == ("n1.b",)
+
+
+# --- a busy program ---------------------------------------------------------------------------------------------------
+
+
+def test_the_heartbeats_of_a_busy_program_say_so(bench: Bench) -> None:
+    bench.meet(1, "n0.a")
+    for busy in (True, False):
+        bench.do(bench.core.set_busy(bench.now, busy))
+        beats = [m for m in sent(bench.wait(0.5, 1), 1) if isinstance(m, Beat)]
+        assert {beat.busy for beat in beats} == {busy}
+
+
+def test_a_peer_whose_program_is_busy_is_degraded_at_once_and_stays_in_the_epoch(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    bench.wait(0.3, 1, 2)
+    told: list[ClusterEvent] = []
+    for _ in range(30):
+        bench.wait(0.2, 2)
+        told += events(bench.say(1, Beat(bench.now, bench.now, busy=True)))
+    assert [(event.peer, event.status) for event in told if isinstance(event, HealthEvent)] == [
+        ("n0.a", HealthStatus.DEGRADED)
+    ]
+    assert bench.core.epoch == epoch
 
 
 # --- the epoch --------------------------------------------------------------------------------------------------------
