@@ -159,8 +159,9 @@ class AutoDiscoveryBackend(MeshBackend):
             engine.fail(lambda: ControlLostError(event.why))
         elif isinstance(event, PeerLost) and event.peer in epoch.peers:
             self._has_lost = True
-            # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
-            if not event.died:
+            # One that has left may only have been done first; the others may finish, and the engine learns by itself
+            # who needed it. Of one that was killed it may not learn: a forked child can keep the connections open.
+            if not event.left:
                 engine.lose(epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
