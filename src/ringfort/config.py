@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 60.0
 """Seconds. Long enough for a laptop to wake up, short enough that a person still watches (torch waits 30 minutes)."""
 
+DEFAULT_PATIENCE = 10.0
+"""Seconds of silence that groups with fixed ranks forgive a machine: a cable is plugged in again, a Wi-Fi roams."""
+
+CLUSTER_PATIENCE = 1.0
+"""The same for peers that find each other, which go on without the lost one and let it in again when it is back."""
+
 DEFAULT_HOME = "~/.ringfort"
 """The folder of this node's key and of the clusters' secrets."""
 
@@ -164,6 +170,9 @@ class DistributedConfig:
     """For `RingBackend`: which of `nodes` this process is."""
     timeout: float = DEFAULT_TIMEOUT
     """Seconds that bound the forming of the group and every call that is given no timeout of its own."""
+    patience: float | None = None
+    """Seconds for which a machine may answer nothing before its ranks are lost (`PeerLostError`). A rank that only
+    computes is not silent. `RINGFORT_PATIENCE`, else 10, where it is not given."""
     encryption: Literal["on", "off"] = "on"
     """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring."""
     shared_memory: Literal["on", "off"] = "on"
@@ -177,6 +186,8 @@ class DistributedConfig:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if self.patience is not None:
+            _check_positive("patience", self.patience)
         for name in ("encryption", "shared_memory"):
             if getattr(self, name) not in ("on", "off"):
                 raise ConfigError(name, getattr(self, name), "must be on or off")
@@ -229,10 +240,9 @@ class HealthConfig:
 
     interval: float = 0.2
     """Seconds between two heartbeats on a control link."""
-    lost_after: float = 1.0
-    """Seconds of silence after which a peer is lost at the earliest, on a link without jitter."""
-    lost_after_at_most: float = 2.0
-    """Seconds of silence after which a peer is lost however much jitter its link has."""
+    patience: float | None = None
+    """Seconds of silence that are forgiven; a link with jitter is given up to one second more. Everything else that
+    decides when a peer is lost is derived from it. `RINGFORT_PATIENCE`, else 1, where it is not given."""
     caution: float = 6.0
     """How many times a link's own jitter is added to its usual pause before silence counts as loss."""
     slow_round_trip: float = 0.25
@@ -240,11 +250,10 @@ class HealthConfig:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            _check_positive(item.name, getattr(self, item.name))
-        if self.lost_after < 2 * self.interval:
-            raise ConfigError("lost_after", self.lost_after, "must be at least two intervals: one beat may be late")
-        if self.lost_after_at_most < self.lost_after:
-            raise ConfigError("lost_after_at_most", self.lost_after_at_most, "must not be below lost_after")
+            if getattr(self, item.name) is not None:
+                _check_positive(item.name, getattr(self, item.name))
+        if self.patience is not None and self.patience < 2 * self.interval:
+            raise ConfigError("patience", self.patience, "must be at least two intervals: one beat may be late")
 
     @classmethod
     def lan(cls) -> HealthConfig:
@@ -254,7 +263,7 @@ class HealthConfig:
     @classmethod
     def wifi(cls) -> HealthConfig:
         """For bad Wi-Fi: pauses of seconds are forgiven."""
-        return cls(interval=0.5, lost_after=3.0, lost_after_at_most=10.0, slow_round_trip=1.0)
+        return cls(interval=0.5, patience=5.0, slow_round_trip=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +342,8 @@ class Environment:
     master: str | None = None
     """Where Ringfort's ranks meet, as `host:port`: `ringfort run` keeps MASTER_PORT free for torch's own store."""
     timeout: float | None = None
+    patience: float | None = None
+    """Seconds of silence that a machine is forgiven."""
     listen_fd: int | None = None
     """A listening socket that the launcher opened for rank 0, so that no port has to be guessed."""
     home: str | None = None
@@ -366,6 +377,7 @@ class Environment:
         "master_port": ("MASTER_PORT",),
         "master": ("RINGFORT_MASTER",),
         "timeout": ("RINGFORT_TIMEOUT",),
+        "patience": ("RINGFORT_PATIENCE",),
         "listen_fd": ("RINGFORT_LISTEN_FD",),
         "home": ("RINGFORT_HOME",),
         "key": ("RINGFORT_KEY",),
@@ -381,6 +393,8 @@ class Environment:
     }
 
     def __post_init__(self) -> None:
+        if self.patience is not None:
+            _check_positive("RINGFORT_PATIENCE", self.patience)
         for name in ("encryption", "shared_memory"):
             if getattr(self, name) not in (None, "on", "off"):
                 raise ConfigError(self.SOURCES[name][0], getattr(self, name), "must be on or off")
@@ -406,6 +420,12 @@ class Environment:
                     found[item.name] = _parse(name, variables[name], str(item.type))
                     break
         return cls(**found)  # pyright: ignore[reportArgumentType]  # each was parsed to its field's type
+
+
+def patience_of(given: float | None, default: float) -> float:
+    """`given`, else `RINGFORT_PATIENCE`, else `default`."""
+    told = Environment.from_mapping().patience if given is None else given
+    return default if told is None else told
 
 
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ def init(
     master: str | None = None,
     nodes: Sequence[str | Sequence[str]] | None = None,
     timeout: float | None = None,
+    patience: float | None = None,
     encryption: str | None = None,
     shared_memory: str | None = None,
     config: DistributedConfig | None = None,
@@ -37,8 +38,9 @@ def init(
     the others at rank 0's address, or what `backend` or `RINGFORT_BACKEND` names: `gloo`, `hybrid`, `mpi` (whose ranks
     `mpiexec` has numbered, so nothing else is needed), `nccl`, `tcp`. What is not given comes from the environment, as
     torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two:
-    `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` in seconds; `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. With none of them
-    this is a world of one. Raises as the backends do; `BackendUnavailableError` says how to get an engine.
+    `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds; `RINGFORT_ENCRYPTION=off`;
+    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as the backends do; `BackendUnavailableError`
+    says how to get an engine.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
@@ -48,6 +50,8 @@ def init(
     config = config or DistributedConfig()
     if timeout is not None:
         config = replace(config, timeout=timeout)
+    if patience is not None:
+        config = replace(config, patience=patience)
     if encryption is not None:
         config = replace(config, encryption=encryption)  # pyright: ignore[reportArgumentType]  # it is checked there
     shared_memory = told.shared_memory if shared_memory is None else shared_memory

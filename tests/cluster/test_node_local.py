@@ -24,6 +24,7 @@ from ringfort.cluster.discovery.directory import Source
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
 from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
+from ringfort.cluster.forming import token_of
 from ringfort.cluster.host import clock
 from ringfort.cluster.hosting import ThreadHost
 from ringfort.cluster.instructions import Instruction
@@ -47,7 +48,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.transport.greeting import Control, Join, Probe
+from ringfort.transport.greeting import Control, Join, Meet, Probe
 from ringfort.transport.opening import Opening, sealed
 from tests.agents import until
 
@@ -95,7 +96,7 @@ class Cluster:
             seen.append(str(event))
 
     def dial(
-        self, node: ClusterNode, purpose: Control | Join | Probe, credentials: Credentials | None = None
+        self, node: ClusterNode, purpose: Control | Join | Meet | Probe, credentials: Credentials | None = None
     ) -> tuple[socket.socket, Opening]:
         """A connection of a member that is no node."""
         host, _, port = node.addresses[0].rpartition(":")
@@ -397,6 +398,28 @@ def test_a_rank_that_never_comes_to_the_ring_is_named(cluster: Cluster) -> None:
         with pytest.raises(RendezvousTimeoutError, match=r"rank [01]: it ") as raised:
             backends[0].establish_ring(1.0)
         assert len(raised.value.missing) == 1
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def test_an_observer_with_a_key_of_its_own_does_not_get_a_members_data_link(cluster: Cluster) -> None:
+    """It has the cluster's secret, so it is told of the epoch, and it comes before the member."""
+    nodes = [cluster.start() for _ in range(2)]
+    for node in nodes:
+        node.wait_for_peers(1, PATIENCE)
+    epoch = nodes[0].epoch
+    assert epoch is not None
+    lower = next(node for node in nodes if node.peer_id == epoch.peers[0])
+    sock, _ = cluster.dial(lower, Meet(1, 2, token_of(epoch)), cluster.credentials())
+    backends = form(cluster, nodes)
+    with sock:
+        assert sock.recv(1) == b""
+    try:
+        arrays = [np.ones(3, np.float32) for _ in backends]
+        with together(*(partial(DistributedContext(b).all_reduce, x) for b, x in zip(backends, arrays, strict=True))):
+            pass
+        assert [array[0] for array in arrays] == [2, 2]
     finally:
         for backend in backends:
             backend.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.config import AutoDiscoveryConfig, ElectionConfig, HealthConfig
+from ringfort.cluster.health import JITTER_ROOM
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, ElectionConfig, HealthConfig
 from ringfort.errors import ConfigError
 
 
@@ -12,8 +13,9 @@ from ringfort.errors import ConfigError
     ("kind", "field", "value"),
     [
         (HealthConfig, "interval", 0),
-        (HealthConfig, "lost_after", 0.3),
-        (HealthConfig, "lost_after_at_most", 0.5),
+        (HealthConfig, "patience", 0.3),
+        (HealthConfig, "patience", float("inf")),
+        (DistributedConfig, "patience", 0),
         (HealthConfig, "caution", float("nan")),
         (ElectionConfig, "settle", -1),
         (ElectionConfig, "timeout", True),
@@ -34,4 +36,5 @@ def test_a_setting_that_cannot_work_is_named(kind: type, field: str, value: obje
 def test_wifi_waits_longer_than_a_cable() -> None:
     lan, wifi = HealthConfig.lan(), HealthConfig.wifi()
     assert lan == HealthConfig()
-    assert wifi.lost_after > lan.lost_after_at_most
+    assert wifi.patience is not None
+    assert wifi.patience > CLUSTER_PATIENCE + JITTER_ROOM

@@ -244,6 +244,9 @@ class MpiPoller:
     def forget(self, peer: int) -> None:
         self._watched.pop(peer, None)
 
+    def silent(self) -> list[tuple[int, float]]:
+        return []
+
     def wait(self, deadline: float) -> list[Ready]:
         tries, pause = 0, _SHORTEST
         while True:

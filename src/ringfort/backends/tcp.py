@@ -13,7 +13,7 @@ from ringfort.backends.neighbours import share_with_neighbours
 from ringfort.backends.rendezvous import Channels, Terms, host_group, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
 from ringfort.backends.stripes import host_of, open_stripes, wanted
-from ringfort.config import DistributedConfig, parse_address
+from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, parse_address, patience_of
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
@@ -108,12 +108,13 @@ def links_over(rank: int, channels: Channels, config: DistributedConfig, credent
     machines[rank] = machine_for(config)
     terms = Terms.begin(config.timeout, credentials, machines[rank])
     hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in channels.items()}
+    patience = patience_of(config.patience, DEFAULT_PATIENCE)
     sets = [channels]
     made: list[tuple[dict[int, Stream], Poller]] = []
     try:
         sets += open_stripes(rank, channels, wanted(config.collective, machines), terms)
         for each in sets:
-            made.append(_streams_over(rank, machines[rank], each, terms.deadline))  # noqa: PERF401  # see below
+            made.append(_streams_over(rank, machines[rank], each, terms.deadline, patience))  # noqa: PERF401  # see below
     except BaseException:
         for streams, poller in made:
             for stream in streams.values():
@@ -126,11 +127,13 @@ def links_over(rank: int, channels: Channels, config: DistributedConfig, credent
     return Links(*made[0], machines, made[1:], Ways(hosts, credentials))
 
 
-def _streams_over(rank: int, machine: Machine, channels: Channels, deadline: float) -> tuple[dict[int, Stream], Poller]:
+def _streams_over(
+    rank: int, machine: Machine, channels: Channels, deadline: float, patience: float
+) -> tuple[dict[int, Stream], Poller]:
     local = share_with_neighbours(rank, machine, channels, deadline)
     sockets = {peer: channel.sock for peer, channel in channels.items()}
     streams = {peer: local.get(peer) or channel.stream() for peer, channel in sorted(channels.items())}
-    return streams, LocalPoller(sockets, local) if local else tcp.SocketPoller(sockets)
+    return streams, LocalPoller(sockets, local, patience) if local else tcp.SocketPoller(sockets, patience)
 
 
 def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -12,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import links_over, machine_for
 from ringfort.cluster.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
-from ringfort.cluster.health import HealthSummary
+from ringfort.cluster.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.topology import ClusterTopology
-from ringfort.config import AutoDiscoveryConfig, DistributedConfig, check_timeout
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, check_timeout
 from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
@@ -26,7 +24,6 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.channel import Channel
 from ringfort.transport.engine import Engine
 
 if TYPE_CHECKING:
@@ -36,9 +33,9 @@ _EPOCHS: Final = 1 << 32
 """A frame has 32 bits for the epoch: enough to tell neighbouring ones apart."""
 _PAUSE: Final = 0.05
 """Seconds before a mesh that came to nothing is tried again in the same epoch."""
-_DEAD_WAY: Final = 4
-"""Seconds after which a data connection whose way is cut is given up, where the control link goes another way and so
-tells nothing. A peer that is only busy answers: its kernel does."""
+_LONGER: Final = 2.0
+"""Seconds by which a data link is more patient than the control link, which may go another way: who is lost there is
+lost first, and by the same word at all members."""
 
 
 class AutoDiscoveryBackend(MeshBackend):
@@ -70,7 +67,8 @@ class AutoDiscoveryBackend(MeshBackend):
         self._group: tuple[Epoch, Engine] | None = None
         self._has_lost = False
         self._is_closed = False
-        settings = replace(group or DistributedConfig(), encryption=self.node.config.encryption)
+        patience = (self.node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
+        settings = replace(group or DistributedConfig(), encryption=self.node.config.encryption, patience=patience)
         super().__init__(0, 1, settings, {}, tcp.SocketPoller({}))
         try:
             self.node.start()
@@ -141,8 +139,6 @@ class AutoDiscoveryBackend(MeshBackend):
 
     def _form(self, epoch: Epoch, timeout: float) -> None:
         channels = self.node.connect_members(epoch, timeout, machine_for(self.config))
-        for channel in channels.values():
-            _notice_dead_ways(channel)
         place = epoch.peers.index(self.node.peer_id)
         links = links_over(place, channels, self.config, self.node.credentials)
         super().__init__(place, len(epoch.members), self.config, *links, epoch=epoch.number % _EPOCHS)
@@ -161,8 +157,9 @@ class AutoDiscoveryBackend(MeshBackend):
             engine.fail(lambda: ControlLostError(event.why))
         elif isinstance(event, PeerLost) and event.peer in epoch.peers:
             self._has_lost = True
-            # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
-            if not event.died:
+            # One that has left may only have been done first; the others may finish, and the engine learns by itself
+            # who needed it. Of one that was killed it may not learn: a forked child can keep the connections open.
+            if not event.left:
                 engine.lose(epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
@@ -181,12 +178,3 @@ class AutoDiscoveryBackend(MeshBackend):
         else:
             with suppress(ChannelClosedError):
                 self.node.hold(False)
-
-
-def _notice_dead_ways(channel: Channel) -> None:
-    """Lets the kernel ask now and then whether the other kernel is still there."""
-    if not sys.platform.startswith("linux"):  # elsewhere the names differ, and heartbeats must do
-        return
-    options = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, _DEAD_WAY - 1))
-    for option, value in (*options, (socket.TCP_USER_TIMEOUT, _DEAD_WAY * 1000)):
-        channel.sock.setsockopt(socket.IPPROTO_TCP, option, value)

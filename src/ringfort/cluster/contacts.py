@@ -38,6 +38,8 @@ class Contact:
     """Our time then."""
     hung_up: str = ""
     """Why the other side closes this link, if it said so."""
+    has_left: bool = False
+    """The peer has closed its node, and said so."""
     _credit: float = BURST
     _credit_at: float = field(default=0.0)
 

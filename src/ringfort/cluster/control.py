@@ -34,8 +34,7 @@ from ringfort.cluster.standings import StandingStore
 from ringfort.cluster.talk import About, Note, Ways, about, decode, encode
 from ringfort.cluster.wire import ControlLink
 from ringfort.config import format_address, parse_address
-from ringfort.errors import DistributedError, ProtocolError
-from ringfort.identity.keypair import peer_id_of
+from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import greeting
 from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet
@@ -90,6 +89,8 @@ class Control:
         self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
         self._numbers = count(1)
         self._probes = 0
+        self._closing: list[ControlLink] = []
+        """Links whose last words may still be under way: `stop` sees them to their end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -116,10 +117,11 @@ class Control:
             raise
         self._do(self.core.tick(clock()))
 
-    async def stop(self, why: str = "", within: float = STOP_WITHIN) -> None:
-        """Says goodbye, and closes everything, within about `within` seconds. May be called again."""
-        links = [line.link for line in self.lines.values()]
-        self._do(self.core.leave(clock(), why))
+    async def stop(self, why: str = "", *, died: bool = False) -> None:
+        """Says goodbye, and closes everything, within about two seconds. `died`: the program did not want to go. May be
+        called again."""
+        links = [*self._closing, *(line.link for line in self.lines.values())]
+        self._do(self.core.leave(clock(), why, died=died))
         if self._timer is not None:
             self._timer.cancel()
         self.entrance.close()
@@ -128,14 +130,15 @@ class Control:
             line.link.abort()
         ending = asyncio.gather(self.finder.close(), *(link.ended.wait() for link in links), return_exceptions=True)
         with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(ending, within)
+            await asyncio.wait_for(ending, STOP_WITHIN)
         for link in links:
             link.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=within)
+            await asyncio.wait(tasks, timeout=1.0)
         self._store.close(is_released=self.core.is_released)
 
     def _vouch(self) -> None:
@@ -187,6 +190,13 @@ class Control:
         self._begin(self._attach(sock, opening, address, address), sock)
 
     async def _attach(self, sock: socket.socket, opening: Opening, address: str, where: str) -> None:
+        try:
+            node = self.setup.proved(opening)
+        except HandshakeError as exc:
+            sock.close()
+            self.finder.refused(where, str(exc))
+            self.finder.failed(address, str(exc))
+            return
         number = next(self._numbers)
         link = ControlLink(
             opening,
@@ -202,7 +212,6 @@ class Control:
                 raise
             self.finder.failed(address, str(exc))
             return
-        node = peer_id_of(opening.identity) if opening.identity else ""
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
         link.send(encode(about(self.speeds.own)))
 
@@ -339,6 +348,7 @@ class Control:
         if line is None:
             return
         line.link.close()
+        self._closing = [link for link in (*self._closing, line.link) if not link.ended.is_set()]
         if line.peer:
             self._follow(line.peer)
 

@@ -28,11 +28,13 @@ class PeerJoined(ClusterEvent):
 
 @dataclass(frozen=True)
 class PeerLost(ClusterEvent):
-    """A peer is gone. `died`: it left or its process ended, so it is at work nowhere; else contact was lost."""
+    """A peer is gone. `died`: it left or its process ended, so it is at work nowhere; else contact was lost. `left`: it
+    closed its node, so it has sent all that it had to send."""
 
     peer: str
     why: str
     died: bool
+    left: bool = False
 
     def __str__(self) -> str:
         return f"{self.peer} is {'gone' if self.died else 'out of reach'}: {self.why}"

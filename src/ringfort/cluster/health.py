@@ -13,10 +13,14 @@ from enum import Enum
 from typing import Final
 
 from ringfort.cluster.events import ClusterEvent
-from ringfort.config import HealthConfig
+from ringfort.config import CLUSTER_PATIENCE, HealthConfig
 
 _WEIGHT: Final = 0.2
 """Of a new sample in the averages: five beats, one second of the LAN preset, mostly forget the past."""
+
+
+JITTER_ROOM: Final = 1.0
+"""Seconds beyond `patience` that a link with jitter is given at most."""
 
 
 class HealthStatus(Enum):
@@ -124,7 +128,8 @@ class HealthMonitor:
         """Seconds of silence after which `peer` is lost."""
         watched = self._peers[peer]
         usual = watched.pause + self.config.caution * watched.variation
-        return min(max(self.config.lost_after, usual), self.config.lost_after_at_most)
+        patience = CLUSTER_PATIENCE if self.config.patience is None else self.config.patience
+        return min(max(patience, usual), patience + JITTER_ROOM)
 
     def check(self, now: float) -> list[HealthEvent]:
         """What changed since the last check, in the order in which peers were met."""

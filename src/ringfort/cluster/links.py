@@ -84,4 +84,4 @@ class Links:
         state.forget(peer)
         if contact.report is not None and state.counts(contact):
             why = f"it closed the link: {contact.hung_up}" if contact.hung_up else why
-            state.notify(PeerLost(peer, why, peer in state.departed))
+            state.notify(PeerLost(peer, why, peer in state.departed, contact.has_left))

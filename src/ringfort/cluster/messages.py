@@ -232,6 +232,8 @@ class Departed(Message, frozen=True, forbid_unknown_fields=True, tag="departed")
     peer: PeerId
     standing: Standing
     why: Text = ""
+    died: bool = False
+    """It did not want to go: its program was killed or crashed. False where it closed its node."""
 
 
 AnyMessage = (

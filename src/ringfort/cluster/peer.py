@@ -9,7 +9,7 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     bytes came that are no message      garbled(now, link, why)
     a link ended                        closed(now, link, why)
     `deadline` has come                 tick(now)
-    this process wants to go            leave(now)
+    this process wants to go            leave(now, why, died=...)
     the program starts or ends what     hold(now, True), hold(now, False)
       newcomers must not interrupt
     a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
@@ -82,7 +82,7 @@ from ringfort.cluster.messages import (
 from ringfort.cluster.proposing import RingOrder
 from ringfort.cluster.reports import Reports
 from ringfort.cluster.state import LEAP, PeerState
-from ringfort.config import AutoDiscoveryConfig
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 GRAIN: Final = 0.001
@@ -242,7 +242,7 @@ class PeerCore:
             self.is_released = not died and all(map(self._is_here, state.ledger.companions() - state.dead))
             state.end_epoch(state.ledger.leave(), why or "this peer leaves")
             for contact in state.contacts:
-                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why))
+                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why, died))
                 state.out.append(Close(contact.link, why or "this peer leaves"))
             self.is_over = True
         self._deadline = inf
@@ -268,7 +268,7 @@ class PeerCore:
         if self._begin(now):
             state = self._state
             state.departed[peer] = standing
-            state.vouched[peer] = Departed(peer, standing, "its process has ended")
+            state.vouched[peer] = Departed(peer, standing, "its process has ended", died=True)
             state.tell_all(state.vouched[peer])
             self._refresh()
         return self._end()
@@ -319,7 +319,7 @@ class PeerCore:
     def _is_here(self, peer: str) -> bool:
         """Whether `peer` is in sight, and answered not long ago."""
         contact, now = self.contacts.get(peer), self._state.now
-        return contact is not None and now - contact.asked <= self._state.config.health.lost_after
+        return contact is not None and now - contact.asked <= (self._state.config.health.patience or CLUSTER_PATIENCE)
 
     # --- what follows -------------------------------------------------------------------------------------------------
 

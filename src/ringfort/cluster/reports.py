@@ -83,6 +83,7 @@ class Reports:
             del state.departed[next(iter(state.departed))]
         gone = state.contacts.get(about)
         if gone is not None:
+            gone.has_left = not said.died
             self._links.close(gone, said.why or "it left")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import secrets
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -16,11 +16,13 @@ from ringfort.cluster.host import host_id
 from ringfort.cluster.messages import Member
 from ringfort.cluster.profile import from_torch, own_version
 from ringfort.cluster.topology import Accelerator
-from ringfort.config import AutoDiscoveryConfig, Environment
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, patience_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
+from ringfort.identity.known import KnownKeys
 from ringfort.identity.namespace import NetworkNamespace
+from ringfort.transport.opening import Opening
 
 MAX_SLOTS = 4096
 """As `messages.Member` has it."""
@@ -56,10 +58,11 @@ class Setup:
     version: str
     accelerators: tuple[Accelerator, ...] = ()
     """Those that the program's torch knows of; empty where it knows none or is not there."""
+    keys: KnownKeys = field(default_factory=KnownKeys, compare=False, repr=False)
 
     @classmethod
     def make(cls, config: AutoDiscoveryConfig | None, slots: int, credentials: Credentials | None) -> Setup:
-        """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`,
+        """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
         `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
         Raises `ConfigError`, `InvalidArgumentError` and `IdentityError`.
@@ -122,6 +125,13 @@ class Setup:
         """What connections are opened with; None with encryption off."""
         return None if self.config.encryption == "off" else self.credentials
 
+    def proved(self, opening: Opening) -> str:
+        """Return the node that the other side of an open connection proved to be; empty with encryption off.
+
+        Raises `HandshakeError` if another key has shown the same id before.
+        """
+        return self.keys.name(opening.identity) if opening.identity else ""
+
     def member(self) -> Member:
         """This peer before it has an address."""
         return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
@@ -134,6 +144,9 @@ def _completed(config: AutoDiscoveryConfig, told: Environment) -> AutoDiscoveryC
         config = replace(config, peers=_listed(told.peers))
     if not config.restart_without and told.restart_without:
         config = replace(config, restart_without=_listed(told.restart_without))
+    health = config.health
+    if health.patience is None:
+        config = replace(config, health=replace(health, patience=patience_of(None, CLUSTER_PATIENCE)))
     if config.encryption == "on" and told.encryption == "off":
         config = replace(config, encryption="off")
     return config

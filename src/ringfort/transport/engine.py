@@ -371,6 +371,7 @@ class Engine(ShortWay):
         if wait:
             self._say_what_we_wait_for()
             self._look_for_disagreement()
+            self._look_for_silence()
         for link in self.links.values():
             if link.error is None:
                 self._update_watch(link)

@@ -180,6 +180,9 @@ class MemoryPoller:
     def forget(self, peer: int) -> None:
         self._watched.pop(peer, None)
 
+    def silent(self) -> list[tuple[int, float]]:
+        return []
+
     def wait(self, deadline: float) -> list[Ready]:
         while True:
             with self._bell:

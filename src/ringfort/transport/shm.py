@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from struct import Struct
 
-from ringfort.config import KIB
+from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.segment import Segment
 from ringfort.transport.stream import Ready
@@ -214,8 +214,10 @@ class ShmStream:
 class LocalPoller(SocketPoller):
     """Sleeps on sockets, some of which only ring for streams through memory."""
 
-    def __init__(self, sockets: dict[int, socket.socket], local: dict[int, ShmStream]) -> None:
-        super().__init__(sockets)
+    def __init__(
+        self, sockets: dict[int, socket.socket], local: dict[int, ShmStream], patience: float = DEFAULT_PATIENCE
+    ) -> None:
+        super().__init__(sockets, patience)
         self._local = local
         self._wants: dict[int, tuple[bool, bool]] = {}
 

@@ -61,6 +61,11 @@ class Poller(Protocol):
         """What can move; may be empty when woken, when `deadline` has passed, or for no reason."""
         ...
 
+    def silent(self) -> list[tuple[int, float]]:
+        """Peers whose machine has left something unanswered for longer than the group's patience, with the seconds.
+        Cheap; asked whenever nothing moves."""
+        ...
+
     def wake(self) -> None:
         """Makes the present or the next `wait` return at once."""
         ...

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from math import ceil
+from struct import Struct
 
-from ringfort.config import KIB, MIB, format_address
+from ringfort.config import DEFAULT_PATIENCE, KIB, MIB, format_address
 from ringfort.errors import NoConnectionError, TransportError
 from ringfort.transport.stream import Ready
 
@@ -23,10 +26,18 @@ _LOCAL_BUFFER = 256 * KIB
 """Bytes in flight on one machine; Linux doubles it for its own needs."""
 LONGEST_SLEEP = 3600.0
 """Seconds: what is asked of the system at once. It counts milliseconds in 31 bits and would refuse a month."""
+_LOOKS = 8
+"""How often a silent machine is looked at within the patience."""
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
 _READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
 """An error or a hang-up shows when it is read: that is where it gets its name."""
+
+
+_TCP_RXT_CONNDROPTIME = 0x80
+"""macOS: seconds of retransmission after which a connection is dropped. Not in Python's socket module."""
+_TCP_INFO = Struct("=3xB20xI28xI")
+"""Of Linux's struct tcp_info: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv (milliseconds)."""
 
 
 def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
@@ -56,6 +67,39 @@ def tune(sock: socket.socket) -> socket.socket:
     if sock.getsockname()[0] == sock.getpeername()[0]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER)
     return sock
+
+
+def keep_alive(sock: socket.socket, patience: float) -> None:
+    """Has the kernel ask the other one whether it is still there while nothing is under way, so that a machine that
+    answers nothing for `patience` seconds breaks the connection. `silence` is for what is under way."""
+    interval = max(1, round(patience / 5))
+    count = max(1, ceil(patience / interval) - 1)
+    options = {"TCP_KEEPIDLE": interval, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": count}
+    if not hasattr(socket, "TCP_KEEPIDLE"):  # macOS's name
+        options["TCP_KEEPALIVE"] = options.pop("TCP_KEEPIDLE")
+    with suppress(OSError):  # a connection that has broken already tells that when it is read
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if sys.platform == "darwin":
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, ceil(patience))
+
+
+def silence(sock: socket.socket) -> float:
+    """Seconds for which the other kernel has answered nothing though it was sent something; 0 while it answers.
+
+    TCP_USER_TIMEOUT would do this without us, but it also ends a connection whose other side answers and has no room
+    left: that of a peer that computes, or holds its interpreter lock, while messages wait for it.
+    """
+    if not sys.platform.startswith("linux"):  # macOS ends such a connection by itself: see `keep_alive`
+        return 0.0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:  # closed, or no TCP
+        return 0.0
+    probes, unacked, last_ack = _TCP_INFO.unpack(info)
+    # One probe of a window may be under way; that a second one was sent means that the first was not answered.
+    return last_ack / 1000 if unacked or probes >= 2 else 0.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -175,7 +219,13 @@ class SocketStream:
 class SocketPoller:
     """Sleeps on sockets with poll(2)."""
 
-    def __init__(self, sockets: dict[int, socket.socket]) -> None:
+    def __init__(self, sockets: dict[int, socket.socket], patience: float = DEFAULT_PATIENCE) -> None:
+        """`patience` is how many seconds a machine may leave what it was sent unanswered."""
+        self._sockets = sockets
+        self._patience = patience
+        self._look_at = time.monotonic()
+        for sock in sockets.values():
+            keep_alive(sock, patience)
         self._poll = select.poll()
         self._fds = {peer: sock.fileno() for peer, sock in sockets.items()}
         self._peers = {fd: peer for peer, fd in self._fds.items()}
@@ -196,8 +246,16 @@ class SocketPoller:
         with suppress(KeyError):  # it was never watched
             self._poll.unregister(self._fds[peer])
 
+    def silent(self) -> list[tuple[int, float]]:
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + self._patience / _LOOKS
+        found = [(peer, silence(sock)) for peer, sock in self._sockets.items()]
+        return [(peer, seconds) for peer, seconds in found if seconds >= self._patience]
+
     def wait(self, deadline: float) -> list[Ready]:
-        left = max(0.0, min(deadline - time.monotonic(), LONGEST_SLEEP))
+        left = max(0.0, min(deadline - time.monotonic(), self._patience / _LOOKS, LONGEST_SLEEP))
         found: list[Ready] = []
         for fd, event in self._poll.poll(left * 1000):
             if fd == self._wake_fd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfort.errors import PeerLostError
 from ringfort.transport.frames import WAITING, pack
 from ringfort.transport.inbound import Disagreement
 from ringfort.transport.link import Job
@@ -34,6 +35,12 @@ class Vigil(Links):
                 frame = pack(WAITING, epoch=self._epoch, channel=channel, tag=tag, operation=operation, call=call)
                 link.outbound.control(frame)
                 self._write(link)
+
+    def _look_for_silence(self) -> None:
+        """A machine without power closes no connection: only its silence tells. See `Patience` in docs/clusters.md."""
+        for peer, seconds in self._poller.silent():
+            reason = f"its machine has not answered for {seconds:.1f} s"
+            self._lose(self.links[peer], lambda peer=peer, reason=reason: PeerLostError(peer, reason), reason)
 
     def _look_for_disagreement(self) -> None:
         """A peer that called something else in place of what we wait for may never send what we wait for: its messages

@@ -371,7 +371,7 @@ def test_who_leaves_says_goodbye_with_its_promises_and_is_silent_from_then_on(be
 
 def test_one_vouches_for_ones_own_node_alone(bench: Bench) -> None:
     bench.meet(1, "n0.a")
-    gone = Departed("n1.before", Standing(5), "its process has ended")
+    gone = Departed("n1.before", Standing(5), "its process has ended", died=True)
     assert gone in sent(bench.do(bench.core.vouch(bench.now, "n1.before", Standing(5))), 1)
     assert gone in sent(bench.meet(2, "n2.c"), 2)
     with pytest.raises(InvalidArgumentError, match="own node"):

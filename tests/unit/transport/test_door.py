@@ -24,7 +24,7 @@ from ringfort.transport import door as door_module
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Ready, Refused
+from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening
 from ringfort.transport.records import LENGTH
 from ringfort.transport.tcp import listen
@@ -202,8 +202,8 @@ def test_a_plain_door_drops_what_is_no_greeting_and_what_is_too_long() -> None:
     plain = preamble(mode=PLAIN, network_id=bytes(16))
     street.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
     assert "cannot be read" in street.turned_away()
-    street.call(plain + LENGTH.pack(MAX_GREETING + 1))
-    assert str(MAX_GREETING + 1) in street.turned_away(2)
+    street.call(plain + LENGTH.pack(MAX_PURPOSE + 1))
+    assert str(MAX_PURPOSE + 1) in street.turned_away(2)
     street.close()
 
 

@@ -24,13 +24,13 @@ from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import greeting
 from ringfort.transport.ciphers import CIPHERS, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Meet, Ready, Refused
+from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Meet, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening, sealed
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
 from tests.openings import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
 
 ALICE, BOB = member(), member()
-MOST_WANTED = MAX_GREETING + MAX_PROOF_BYTES + 200
+MOST_WANTED = MAX_PURPOSE + MAX_PROOF_BYTES + 200
 """Bytes: more than anything that may be waited for before somebody has proved who they are."""
 
 purposes = st.one_of(
@@ -364,7 +364,7 @@ def test_a_third_message_that_cannot_be_is_refused_before_it_is_read(length: int
     assert isinstance(responder.error, ProtocolError)
 
 
-@pytest.mark.parametrize("length", [MAX_GREETING + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [MAX_PURPOSE + 1, 2**32 - 1])
 def test_a_plain_purpose_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
     responder = Side(Opening(None))
     responder.listen(Opening(None, PURPOSE).outgoing + LENGTH.pack(length))
