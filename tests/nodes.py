@@ -22,21 +22,21 @@ PATIENCE = 30.0
 
 
 class Node:
-    """A process of `tests.node_worker`."""
+    """A process of `tests.node_worker`, or of another module that takes its commands."""
 
-    def __init__(self, host: Host, key: str, home: Path) -> None:
+    def __init__(self, host: Host, key: str, home: Path, module: str = "tests.node_worker") -> None:
         self.host = host
         self.lines: list[dict[str, Any]] = []
         self.peer = ""
         self.epoch: dict[str, Any] | None = None
         """The epoch that it is in."""
-        self.key, self.home = key, home
+        self.key, self.home, self.module = key, home, module
         self._come: queue.Queue[dict[str, Any]] = queue.Queue()
         self._begin()
 
     def _begin(self) -> None:
         self.process = self.host.start(
-            sys.executable, "-m", "tests.node_worker",
+            sys.executable, "-m", self.module,
             variables={"RINGFORT_KEY": self.key, "RINGFORT_HOME": str(self.home), "RINGFORT_CLUSTER": ""},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -147,14 +147,14 @@ def agree(nodes: list[Node], patience: float = PATIENCE) -> float:
 
 
 @contextmanager
-def nodes_on(hosts: list[Host], *, clusters: int = 1) -> Iterator[list[list[Node]]]:
+def nodes_on(hosts: list[Host], *, clusters: int = 1, module: str = "tests.node_worker") -> Iterator[list[list[Node]]]:
     """A process on each host for each of `clusters` clusters, none started yet. A list a cluster."""
     with tempfile.TemporaryDirectory(prefix="ringfort-nodes-") as folder:
         made: list[list[Node]] = []
         try:
             for cluster in range(clusters):
                 key = NetworkNamespace.generate("home").join_code()
-                made.append([Node(host, key, Path(folder) / f"{cluster}-{host.number}") for host in hosts])
+                made.append([Node(host, key, Path(folder) / f"{cluster}-{host.number}", module) for host in hosts])
             yield made
         finally:
             for host in hosts:

@@ -16,7 +16,8 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
                   backend.py (AutoDiscoveryBackend)
     compression/  codecs (pure: tensor to bytes and back), error feedback, the compressed all-reduce, auto
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
-    backends/     base.py (Backend) and tcp, ring, simulated, sub, hybrid; native.py and gloo, mpi, nccl (other engines)
+    backends/     base.py (Backend), group.py (what is true for one set of ranks only) and tcp, ring, simulated, sub,
+                  hybrid; native.py and gloo, mpi, nccl (other engines)
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
                   (streams), board (what ranks of one host share), opening, records (pure: the wall), door
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         ConfigError,
         DistributedError,
         EncryptionMismatchError,
+        EpochEndedError,
         FunctionNotFoundError,
         GradientMismatchError,
         HandshakeError,
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
         NamespaceMismatchError,
         NoConnectionError,
         NonFiniteError,
+        NotEstablishedError,
         ObjectTooLargeError,
         OperationTimeoutError,
         PeerLostError,
@@ -151,6 +154,7 @@ _HOMES = {
         "ConfigError",
         "DistributedError",
         "EncryptionMismatchError",
+        "EpochEndedError",
         "FunctionNotFoundError",
         "GradientMismatchError",
         "HandshakeError",
@@ -165,6 +169,7 @@ _HOMES = {
         "NamespaceMismatchError",
         "NoConnectionError",
         "NonFiniteError",
+        "NotEstablishedError",
         "ObjectTooLargeError",
         "OperationTimeoutError",
         "PeerLostError",
@@ -237,6 +242,7 @@ __all__ = [
     "ElectionManager",
     "ElectionState",
     "EncryptionMismatchError",
+    "EpochEndedError",
     "FunctionNotFoundError",
     "GlooBackend",
     "GradientCompressor",
@@ -265,6 +271,7 @@ __all__ = [
     "NodeIdentity",
     "NodeProfile",
     "NonFiniteError",
+    "NotEstablishedError",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",
