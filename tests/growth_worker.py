@@ -1,7 +1,7 @@
 """A node of `tests.node_worker` whose program goes on through many groups with one context.
 
 {"do": "form", "n": n, "stripes": ...}   establishes the ring until it has n ranks. Says {"formed": seconds, "rank": r}
-{"do": "price", "size": bytes}   what AUTO makes of the links. Says {"mbit": of the slowest, "strategy", "compression"}
+{"do": "price", "size": bytes}   what AUTO makes of the links. Says {"mbit": ..., "strategy", "compression", "hosts"}
 {"do": "clock", "size": bytes, "compression": name or null}   says {"ms": of the median all-reduce}
 {"do": "battery", "largest": bytes, "step": s}   every kind of collective. Says {"right": seconds} or {"failed": text}
 
@@ -69,6 +69,7 @@ class Grower(Worker):
             mbit=8e-6 / float(model.links.per_byte.max()),
             strategy=str(model.choose(AllReduceStrategy, size)),
             compression=str(choice.strategy),
+            hosts=backend.hosts,
         )
 
     def clock(self, size: int, compression: str | None = None, rounds: int = 5) -> None:

@@ -16,8 +16,6 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.training.gradients import average_gradients
-from tests.namespaces import lan, needs_namespaces
-from tests.nodes import nodes_on
 
 PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""
@@ -124,9 +122,9 @@ def check_everything(group: list[DistributedContext], step: int) -> None:
     run([lambda ctx=ctx: work(ctx) for ctx in group])
 
 
-def test_contexts_compute_right_while_their_group_grows_shrinks_and_all_are_replaced(peers: Peers) -> None:
+def test_contexts_compute_right_while_members_come_are_replaced_and_go(peers: Peers) -> None:
     peers.come()
-    for step, (coming, going) in enumerate([(1, None), (1, None), (0, 0), (1, 0), (1, 0)]):
+    for step, (coming, going) in enumerate([(1, None), (1, None), (1, 0), (0, 0)]):
         if going is not None:
             peers.go(going)
         for _ in range(coming):
@@ -181,25 +179,3 @@ def test_what_was_made_in_an_epoch_is_refused_by_all_after_it(peers: Peers) -> N
         for call in (pair.send, pair.recv):
             with pytest.raises(EpochEndedError, match=epoch):
                 call(np.ones(1), 1 - pair.rank)
-
-
-def test_the_links_are_priced_as_the_cluster_measured_them() -> None:
-    """On 100 Mbit/s: two ranks on each of two hosts send little between the hosts, and that compressed."""
-    if needs_namespaces.args[0]:
-        pytest.skip(needs_namespaces.kwargs["reason"])
-    with lan(2) as net, nodes_on([*net.hosts, *net.hosts], module="tests.growth_worker") as (nodes,):
-        for host in net.hosts:
-            net.limit(host, 100)
-        for node in nodes:
-            node.start()
-        for node in nodes:
-            node.do("form", n=4)
-        for node in nodes:
-            node.next("formed")
-        for node in nodes:
-            node.do("price", size=4 << 20)
-        prices = [node.next("mbit") for node in nodes]
-    assert len({(price["mbit"], price["strategy"], price["compression"]) for price in prices}) == 1
-    assert 20 < prices[0]["mbit"] < 200  # two ranks share each wire
-    assert prices[0]["strategy"] == "hierarchical"
-    assert prices[0]["compression"] not in ("none", "auto")

@@ -83,6 +83,30 @@ def test_a_group_whose_every_member_is_replaced_in_turn_computes_right() -> None
     )
 
 
+def test_the_links_are_priced_as_the_cluster_measured_them() -> None:
+    """On 100 Mbit/s: two ranks on each of two hosts send little between the hosts, and that compressed."""
+    with lan(2) as net, nodes_on([*net.hosts, *net.hosts], module="tests.growth_worker") as (nodes,):
+        for host in net.hosts:
+            net.limit(host, 100)
+        for node in nodes:
+            node.start()
+        together(nodes, 1, largest=SIZES[4], stripes=1)
+        for node in nodes:
+            node.do("price", size=4 << 20)
+        prices = [node.next("mbit") for node in nodes]
+        for compression in (None, "auto"):
+            for node in nodes:
+                node.do("clock", size=4 << 20, compression=compression)
+            took = max(node.next("ms")["ms"] for node in nodes)
+            print(f"4 MiB, compression={compression}: {took:.0f} ms; {prices[0]['strategy']} over {prices[0]['hosts']}")
+    assert len({(price["mbit"], price["strategy"], price["compression"]) for price in prices}) == 1
+    assert 20 < prices[0]["mbit"] < 100  # two ranks share each wire
+    # Where the ranks of a host do not follow each other, halving sends no more between the hosts.
+    assert prices[0]["strategy"] in ("hierarchical", "halving_doubling")
+    assert prices[0]["hosts"] != [0, 0, 2, 2] or prices[0]["strategy"] == "hierarchical"
+    assert prices[0]["compression"] == "int4"
+
+
 def leave(here: list[Node], chance: random.Random) -> Node:
     """One of them says goodbye."""
     node = here.pop(chance.randrange(len(here)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import Links, links_over, machine_for
-from ringfort.cluster.events import ClusterEvent, EpochEnded, PeerLost
+from ringfort.cluster.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
@@ -19,6 +19,8 @@ from ringfort.cluster.topology import ClusterTopology
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, check_timeout
 from ringfort.errors import (
     ChannelClosedError,
+    ConfigError,
+    ControlLostError,
     DistributedError,
     EpochEndedError,
     NotEstablishedError,
@@ -92,18 +94,19 @@ class AutoDiscoveryBackend(Backend):
         group: DistributedConfig | None = None,
         node: ClusterNode | None = None,
         credentials: Credentials | None = None,
+        encryption: str | None = None,
     ) -> None:
         """Starts to look for peers and returns. `group` has the settings of the groups that are formed. A `node` that
-        is given is used and not closed in the end; otherwise one is made with `config` and `credentials`.
+        is given is used and not closed in the end; otherwise one is made with `config`, `credentials` and `encryption`,
+        which decides where it is given (else see `choose_encryption`).
 
         Raises as `ClusterNode` and its `start` do.
         """
-        self.node = node or ClusterNode(config, credentials=credentials)
+        self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
         self._owns_node = node is None
         self._waited: Epoch | None = None
         self._is_closed = False
-        patience = (self.node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
-        settings = replace(group or DistributedConfig(), encryption=self.node.config.encryption, patience=patience)
+        settings = _like_node(group or DistributedConfig(), self.node, encryption)
         self._mesh = _EpochBackend(self.node, None, settings)
         super().__init__(0, 1, settings, group=self._mesh.group)
         try:
@@ -215,11 +218,13 @@ class AutoDiscoveryBackend(Backend):
         return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
     def _on_event(self, event: ClusterEvent) -> None:
-        """In the control thread."""
+        """In the node's thread of events."""
         mesh = self._mesh
         if mesh.epoch is None:
             return
-        if isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
+        if isinstance(event, ControlLost):
+            mesh.fail(lambda: ControlLostError(event.why))
+        elif isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
             mesh.has_lost = True
             # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
             if not event.died:
@@ -337,3 +342,13 @@ def _replaced(epoch: Epoch | None) -> Callable[[], DistributedError]:
     name = "the world of one before the first epoch" if epoch is None else str(epoch)
     why = "establish_ring() was called since; make sub-groups anew from the context"
     return lambda: EpochEndedError(name, why)
+
+
+def _like_node(group: DistributedConfig, node: ClusterNode, keyword: str | None) -> DistributedConfig:
+    """Links of a group are opened as the node opens all of its connections, and are a little more patient. Raises
+    `ConfigError` if `group` asks for something else, and no keyword decides."""
+    if keyword is None and group.encryption not in (None, node.config.encryption):
+        why = f"in `group`, but the node has encryption {node.config.encryption}, by its configuration or by"
+        raise ConfigError("encryption", group.encryption, f"{why} RINGFORT_ENCRYPTION; set the same for both")
+    patience = (node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
+    return replace(group, encryption=node.config.encryption, patience=patience)

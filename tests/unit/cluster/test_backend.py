@@ -46,7 +46,7 @@ def test_who_stays_away_until_the_end_is_waited_for_until_the_end() -> None:
 class Recorder:
     """In place of the backend that `join` makes."""
 
-    def __init__(self, config: AutoDiscoveryConfig, *, group: DistributedConfig) -> None:
+    def __init__(self, config: AutoDiscoveryConfig, *, group: DistributedConfig, encryption: str | None) -> None:
         made.append((config, group))
 
     def join_group(self, min_peers: int, timeout: float) -> None:
