@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
 from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
-from ringfort.errors import InvalidArgumentError
+from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.transport import quick
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
@@ -162,6 +162,11 @@ class MeshBackend(Backend):
             stripe.ring = back if number % 2 else self.ring
         return (self, *self._others)
 
+    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
+        notice = self._engine.notice_of(failed)
+        if notice is not None:
+            self._engine.end(envelope, notice)
+
     def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
         end_all([stripe._engine for stripe in self.stripes], failed, envelope, error)
 
@@ -216,6 +221,19 @@ class MeshBackend(Backend):
         self._on_all(lambda engine: engine.close())
         for boards in self._all_boards:
             boards.close()
+
+    def fail(self, error: Callable[[], DistributedError]) -> None:
+        """Ends every call of this process on this group and its sub-groups, now and later, with `error`. The peers are
+        not told. Returns at once."""
+        self.group.end(error)
+        for stripe in self.stripes:
+            stripe._engine.fail(error)
+
+    def lose(self, peer: int, reason: str) -> None:
+        """`peer` was found to be gone: ends what waits for it, and every collective that it is part of. Returns at
+        once."""
+        for stripe in self.stripes:
+            stripe._engine.lose(peer, reason)
 
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""

@@ -8,7 +8,6 @@ from contextvars import Context
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -187,8 +186,11 @@ class _Swap(NamedTuple):
     """Where they are folded, our elements come before the partner's."""
 
 
-_landings: WeakKeyDictionary[Backend, Array] = WeakKeyDictionary()
-"""Where a partner's elements wait until they are folded: a group is in one collective at a time."""
+class _Landing:
+    """Where a partner's elements wait until they are folded: a group is in one collective at a time."""
+
+    def __init__(self) -> None:
+        self.room: Array = np.empty(MAX_FRAGMENT, np.uint8)
 
 
 class OverLinks:
@@ -199,7 +201,7 @@ class OverLinks:
     def __init__(self, backend: Backend, call: bytes, steps: Sequence[_Swap], flat: Array) -> None:
         self._backend = backend
         self._call = call
-        landing = _landings.setdefault(backend, np.empty(MAX_FRAGMENT, np.uint8))
+        landing = backend.group.part(_Landing).room
         places = [landing[: (step.into[1] - step.into[0]) * flat.itemsize] for step in steps]
         arrived = [(place.view(flat.dtype), memoryview(place)) for place in places]
         self._steps = tuple(zip(steps, arrived, strict=True))

@@ -149,6 +149,17 @@ def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> Non
     assert closed(bench.meet(2, "n0.a")) == [1]
 
 
+def test_an_epoch_goes_on_when_a_member_comes_by_another_link(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    bench.out.clear()
+    bench.do(bench.core.connected(bench.now, 5, "n0", initiated=False))
+    assert closed(bench.say(5, Hello(Member("n0.a", "host-n0")))) == [1]
+    assert bench.core.epoch == epoch
+    bench.say(5, Report(Standing(3, epoch), 3, ("n1.b", "n2.c")), Beat(1.0, bench.now))
+    assert bench.core.epoch == epoch
+    assert not [event for event in events(bench.out) if isinstance(event, (PeerJoined, PeerLost, EpochEnded))]
+
+
 def test_a_call_to_oneself_is_ended_without_a_word(bench: Bench) -> None:
     bench.core.connected(bench.now, 1, "n1", initiated=True)
     out = bench.say(1, Hello(Member("n1.b", "host1")))
