@@ -224,9 +224,12 @@ class RpcConfig:
     """Requests that wait here for a worker, from all ranks together."""
     max_held_bytes: int = 2 * (GIB + MIB)
     """Bytes of requests and responses that this rank holds for one other."""
+    max_references: int = 65536
+    """Values that this rank keeps for the `RRef`s that one other rank has asked for. Each costs about 2 KB beside the
+    value."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1)):
+        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1), ("max_references", 1)):
             value = getattr(self, name)
             if not _is_whole(value) or value < least:
                 raise ConfigError(name, value, f"must be a whole number of at least {least}")

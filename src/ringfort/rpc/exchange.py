@@ -68,7 +68,13 @@ class Exchange:
         self._accepts = formed.max_message_bytes
         label = f"ringfort-rpc-{rank}"
         self._poller = Poller(label, self._on_event, self._on_lost, self._expire, lambda: self.serving.is_running)
-        self.references = References(rank, lambda peer: self._lines[peer], self._poller.soon)
+        self.references = References(
+            rank,
+            lambda peer: self._lines[peer],
+            self._poller.soon,
+            world_size=len(formed.names),
+            most=config.max_references,
+        )
         self.references.remote_fetch = self._fetch
         self.serving = Serving(label, config, self.references)
         self._calls = Calls(config.max_in_flight, self._tell_cancelled)
@@ -169,7 +175,7 @@ class Exchange:
         seconds = self.seconds(timeout)
         if name.owner != self.rank:
             return self.wait(self.call(name.owner, FETCH, (name.creator, name.number), {}, seconds))
-        outcome = self.references.outcome(name)
+        outcome = self.references.outcome(name, self.rank)
         try:
             value = outcome.result(seconds)
         except FutureTimeoutError as exc:
@@ -214,7 +220,9 @@ class Exchange:
         if isinstance(event, Message):
             self._on_message(line, event)
         elif isinstance(event, Count):
-            self.references.count(event)
+            wrong = self.references.count(event, line.peer)
+            if wrong and isinstance(line, Link):
+                line.broken = line.broken or wrong
         elif isinstance(event, Cancelled):
             self._given.pop((line.peer, True, event.call), None)
             self.serving.release(line.peer, event.dropped)
