@@ -22,6 +22,7 @@ from ringfort.compression.collective import Compression
 from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Thread
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class DistributedContext:
         self.backend = backend
         self._metrics = DistributedMetrics()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
+        keep_from_children(self)
+
+    def abandon(self) -> None:
+        """In a forked child: a thread of the parent's may have held a lock of these. For `transport/forks.py`."""
+        self._metrics = DistributedMetrics()
 
     @property
     def rank(self) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
 from ringfort.backends.boards import Boards
@@ -17,9 +16,10 @@ from ringfort.errors import InvalidArgumentError
 from ringfort.transport import quick
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
+from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.link import Job, Link
-from ringfort.transport.locks import Thread
+from ringfort.transport.locks import Thread, in_finaliser
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
@@ -40,8 +40,8 @@ def _describe(call: bytes) -> str:
     return describers[-1](call) if describers else call.hex()
 
 
-_engines: Final[WeakValueDictionary[int, StripeEngine]] = WeakValueDictionary()
-"""Of groups over sockets, one a stripe, in the order in which they were made: the same at every rank."""
+_engines: Final[WeakGroup[StripeEngine]] = WeakGroup()
+"""Of groups over sockets, one a stripe."""
 _numbers: Final = count()
 os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's: a child has nothing to say on them
 
@@ -50,11 +50,9 @@ os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's
 def _say_goodbye() -> None:
     """On what the program has not closed. Else the peers, which may be busy with the end of the last collective, would
     take its end for a crash and fail, though they need nothing more of it."""
-    for number in sorted(_engines):
-        engine = _engines.get(number)
-        if engine is not None:
-            with suppress(Exception):  # the program is over: there is nobody to tell
-                engine.close(has_ended=True)
+    for engine in sorted(_engines.alive(), key=lambda engine: engine.number):
+        with suppress(Exception):  # the program is over: there is nobody to tell
+            engine.close(has_ended=True)
 
 
 class MeshBackend(Backend):
@@ -88,7 +86,8 @@ class MeshBackend(Backend):
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
         if isinstance(poller, SocketPoller):
-            _engines[next(_numbers)] = self._engine
+            self._engine.number = next(_numbers)
+            _engines.add(self._engine)
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")
@@ -216,6 +215,12 @@ class MeshBackend(Backend):
         self._on_all(lambda engine: engine.close())
         for boards in self._all_boards:
             boards.close()
+
+    def __del__(self) -> None:
+        """The last reference is gone. What was not closed ends here: else the peers would wait for the timeout."""
+        engine = getattr(self, "_engine", None)  # there is none if `__init__` has failed
+        if engine is not None:
+            in_finaliser(engine.let_go)
 
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -99,6 +100,15 @@ class AutoDiscoveryBackend(MeshBackend):
     def next_operation(self) -> int:
         self.node.record_work()  # who has done most leads, among equals
         return super().next_operation()
+
+    def numbering(self) -> Callable[[], int]:
+        node, number = self.node, super().numbering()
+
+        def next_number() -> int:
+            node.record_work()
+            return number()
+
+        return next_number
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
         """Lets newcomers in until there are at least `n` peers beside this one; see `ClusterNode.wait_for_peers`.

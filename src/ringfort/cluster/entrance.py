@@ -18,6 +18,7 @@ from ringfort.errors import DistributedError, TransportError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.door import MAX_WAITING, OPENING_TIMEOUT
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.opening import Opening
 
 _TRIES: Final = 20
@@ -112,7 +113,7 @@ class Entrance:
             sock, address = listener.accept()
         except OSError:  # nobody there any more, or no descriptor left: others may still be served
             return
-        sock.setblocking(False)
+        keep_from_children(sock).setblocking(False)
         if len(self._waiting) >= MAX_WAITING:
             # The one that has waited longest makes room; a member that was pushed out so comes again.
             oldest = next(iter(self._waiting))

@@ -28,6 +28,7 @@ from ringfort.rpc.references import References
 from ringfort.rpc.serving import Serving, current
 from ringfort.rpc.wire import FETCH, Failed, Failure, Request
 from ringfort.transport import locks
+from ringfort.transport.forks import FORKED, keep_from_children
 
 _LAST_WORDS = 1.0
 """Seconds that closing gives what was said last to leave."""
@@ -76,6 +77,7 @@ class Exchange:
         self._gone: dict[int, str] = {}
         self._is_closed = False
         self._is_over = False
+        self._why_closed = "this agent is closed"
         self._closing = threading.RLock()
         links = {
             peer: Link(
@@ -88,7 +90,18 @@ class Exchange:
         self._links = links
         if not links:
             self.all_gone.set()
+        keep_from_children(self)
         self._poller.start(list(links.values()))
+
+    def abandon(self) -> None:
+        """In a forked child: the connections and the threads are the parent's."""
+        self._why_closed = FORKED
+        self._is_closed = self._is_over = True
+        self._closing = threading.RLock()
+        self.all_gone = locks.Event()
+        self.all_gone.set()
+        self.references.abandon()
+        self._poller.abandon()
 
     def is_alive(self, peer: int) -> bool:
         """Whether `peer` can be called, as far as is known."""
@@ -97,7 +110,7 @@ class Exchange:
     def check_open(self) -> None:
         """Raises `RpcNoConnectionError` if the agent is closed."""
         if self._is_closed:
-            raise RpcNoConnectionError("this agent is closed")
+            raise RpcNoConnectionError(self._why_closed)
 
     # --- calls ----------------------------------------------------------------------------------------------------
 

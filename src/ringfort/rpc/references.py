@@ -210,6 +210,10 @@ class References:
             rref.created.result()  # if it could not be made: why not
         return self.remote_fetch(name, timeout)
 
+    def abandon(self) -> None:
+        """In a forked child: nobody is told of anything."""
+        self._is_over = True
+
     def close(self) -> None:
         """Frees everything."""
         self._is_over = True

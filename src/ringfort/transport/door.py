@@ -13,6 +13,7 @@ from ringfort.config import format_address
 from ringfort.errors import DistributedError, ProtocolError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport.channel import Channel
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.greeting import Greeting
 from ringfort.transport.opening import Opening
 from ringfort.transport.tcp import LONGEST_SLEEP
@@ -49,7 +50,7 @@ class Door:
     """Accepts on a listening socket, opens connections with all who come at the same time, and drops strays."""
 
     def __init__(self, listener: socket.socket, credentials: Credentials | None) -> None:
-        listener.setblocking(False)
+        keep_from_children(listener).setblocking(False)
         self._listener = listener
         self._credentials = credentials
         self._selector = selectors.DefaultSelector()
@@ -118,7 +119,7 @@ class Door:
                 sock, address = self._listener.accept()
             except OSError:  # nobody there any more, or no descriptor left: others may still be served
                 return
-            sock.setblocking(False)
+            keep_from_children(sock).setblocking(False)
             if len(self._waiting) >= MAX_WAITING:
                 self._turn_away(next(iter(self._waiting.values())), "too many strangers at once")
             deadline = time.monotonic() + OPENING_TIMEOUT

@@ -15,6 +15,8 @@ through what is here, and never through `Event`, `Condition` or `Future` of the 
 
 from __future__ import annotations
 
+import _thread
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from concurrent import futures
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _RLock: Any = type(threading.RLock())
 
@@ -29,6 +32,16 @@ _RLock: Any = type(threading.RLock())
 def is_mine(lock: Any) -> bool:
     """Whether this thread holds `lock`, which is an `RLock`."""
     return lock._is_owned()
+
+
+def in_finaliser(action: Callable[[], object]) -> None:
+    """Runs `action` where Python swallows what is raised: in `__del__`. A Ctrl-C is raised again once that is over."""
+    try:
+        action()
+    except KeyboardInterrupt:
+        _thread.interrupt_main()
+    except Exception:
+        _log.debug("a finaliser failed", exc_info=True)
 
 
 class Signal:
