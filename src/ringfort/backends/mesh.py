@@ -15,11 +15,12 @@ from ringfort.config import DistributedConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport import quick
 from ringfort.transport.board import Board
+from ringfort.transport.finalisers import when_gone
 from ringfort.transport.fold import Fold
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.link import Job, Link
-from ringfort.transport.locks import Thread, in_finaliser
+from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
@@ -83,6 +84,8 @@ class MeshBackend(Backend):
         self._others = tuple(
             MeshBackend(rank, world_size, config, *stripe, machines, epoch=epoch) for stripe in stripes
         )
+        # A group that is dropped and not closed ends too: else its peers would wait for the whole timeout.
+        self._farewell = when_gone(self, self._engine.let_go)
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
         if isinstance(poller, SocketPoller):
@@ -213,14 +216,11 @@ class MeshBackend(Backend):
 
     def close(self) -> None:
         self._on_all(lambda engine: engine.close())
+        self._farewell.call_off()
+        for stripe in self._others:
+            stripe._farewell.call_off()
         for boards in self._all_boards:
             boards.close()
-
-    def __del__(self) -> None:
-        """The last reference is gone. What was not closed ends here: else the peers would wait for the timeout."""
-        engine = getattr(self, "_engine", None)  # there is none if `__init__` has failed
-        if engine is not None:
-            in_finaliser(engine.let_go)
 
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""

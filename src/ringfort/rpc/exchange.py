@@ -34,6 +34,8 @@ _LAST_WORDS = 1.0
 """Seconds that closing gives what was said last to leave."""
 
 
+_LETS_GO = 0.02
+"""Seconds between two looks, while this rank holds references, for some that are gone."""
 _WATCH = 1.0
 """Seconds that a waiting caller sleeps at most before it looks again."""
 _MOST_LATE = 10.0
@@ -288,7 +290,10 @@ class Exchange:
             line.control(pack_cancel(call.number))
 
     def _expire(self, now: float) -> float | None:
-        return self._calls.expire(now)
+        due = self._calls.expire(now)
+        if not self.references.let_go():
+            return due
+        return now + _LETS_GO if due is None else min(due, now + _LETS_GO)
 
     # --- life ----------------------------------------------------------------------------------------------------
 

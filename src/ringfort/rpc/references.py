@@ -12,10 +12,12 @@ takes the message or not; a message of which nothing was sent gives them back. W
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
 from typing import Any
+from weakref import ref
 
 from ringfort.errors import InvalidArgumentError, InvalidMessageError
 from ringfort.rpc.link import Line
@@ -33,6 +35,7 @@ class RRef:
         """Holds the reference: the owner has been told."""
         self._references = references
         self._name = name
+        references.hold(self, name)
         self.created: Future[Any] | None = None
         """Where it was asked for: done when the owner has the value."""
 
@@ -63,8 +66,13 @@ class RRef:
     def __repr__(self) -> str:
         return f"<RRef {self._name.creator}.{self._name.number} on rank {self._name.owner}>"
 
-    def __del__(self) -> None:
-        self._references.drop(self._name)
+
+class _Hold(ref[RRef]):
+    """Knows of which reference an `RRef` was when that is gone."""
+
+    __slots__ = ("name",)
+
+    name: Reference
 
 
 class _Entry:
@@ -107,7 +115,7 @@ class References:
     """This rank's values that others may hold, and its own holds on theirs."""
 
     def __init__(self, rank: int, line_to: Callable[[int], Line], soon: Callable[[Callable[[], None]], None]) -> None:
-        """`soon` runs something in the agent's thread: Python may collect an `RRef` anywhere, under any lock."""
+        """`soon` runs something in the agent's thread."""
         self.rank = rank
         self.remote_fetch: Fetch
         """How to ask an owner; the agent sets it."""
@@ -118,6 +126,10 @@ class References:
         self._dead: set[int] = set()
         self._lock = threading.RLock()
         self._is_over = False
+        # Python may collect an `RRef` anywhere, under any lock, and swallows what is raised meanwhile (see
+        # transport/finalisers.py): nothing but `deque.append`, in C, is called then. The agent's thread looks later.
+        self._holds: set[_Hold] = set()
+        self._dropped: deque[_Hold] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -138,10 +150,22 @@ class References:
         """For the references of one message to the rank `to`."""
         return Giver(self, to)
 
-    def drop(self, name: Reference) -> None:
-        """An `RRef` of this rank is gone."""
-        if not self._is_over:
-            self._soon(lambda: self.tell(Count(name, self.rank, -1)))
+    def hold(self, rref: RRef, name: Reference) -> None:
+        """Notices when `rref` is gone."""
+        hold = _Hold(rref, self._dropped.append)
+        hold.name = name
+        self._holds.add(hold)
+        if len(self._holds) == 1 and not self._is_over:
+            self._soon(lambda: None)  # from now on it must look
+
+    def let_go(self) -> bool:
+        """Tells the owners of `RRef`s that are gone. For the agent's thread; whether it must look again."""
+        while self._dropped:
+            hold = self._dropped[0]
+            self._holds.discard(hold)
+            self.tell(Count(hold.name, self.rank, -1))
+            self._dropped.popleft()
+        return bool(self._holds)
 
     def tell(self, told: Count) -> None:
         """Tells the owner who holds what."""

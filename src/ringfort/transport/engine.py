@@ -175,8 +175,8 @@ class Engine(ShortWay):
         self._as_leader(lambda: self._close(has_ended=has_ended))
 
     def let_go(self) -> None:
-        """`close` for a group that nobody holds any more. For finalisers, which may run in any thread at any bytecode:
-        waits for nothing and starts no thread. Peers that still need this rank have lost it."""
+        """`close` for a group that nobody holds any more; waits for nothing. Peers that still need this rank have lost
+        it."""
         if not self._is_closed:
             self._soon(lambda: self._close(has_ended=True, linger=0.0))
 

@@ -15,8 +15,6 @@ through what is here, and never through `Event`, `Condition` or `Future` of the 
 
 from __future__ import annotations
 
-import _thread
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +22,6 @@ from concurrent import futures
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _RLock: Any = type(threading.RLock())
 
@@ -32,16 +29,6 @@ _RLock: Any = type(threading.RLock())
 def is_mine(lock: Any) -> bool:
     """Whether this thread holds `lock`, which is an `RLock`."""
     return lock._is_owned()
-
-
-def in_finaliser(action: Callable[[], object]) -> None:
-    """Runs `action` where Python swallows what is raised: in `__del__`. A Ctrl-C is raised again once that is over."""
-    try:
-        action()
-    except KeyboardInterrupt:
-        _thread.interrupt_main()
-    except Exception:
-        _log.debug("a finaliser failed", exc_info=True)
 
 
 class Signal:
@@ -101,6 +88,8 @@ class Thread(threading.Thread):
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...] = (), *, name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
         self._started = Event()  # the starting thread waits for it
+        # A set of all threads, for tests of Python's own, whose callback would swallow a Ctrl-C when this is freed.
+        threading._dangling.discard(self)  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue]
 
 
 class Future(futures.Future[T]):
