@@ -71,6 +71,15 @@ class _EpochBackend(MeshBackend):
         self.node.record_work()  # who has done most leads, among equals
         return super().next_operation()
 
+    def numbering(self) -> Callable[[], int]:
+        node, number = self.node, super().numbering()
+
+        def next_number() -> int:
+            node.record_work()
+            return number()
+
+        return next_number
+
 
 class AutoDiscoveryBackend(Backend):
     """A rank of whatever group the machines here have agreed on.
@@ -281,6 +290,9 @@ class AutoDiscoveryBackend(Backend):
 
     def next_operation(self) -> int:
         return self.current.next_operation()
+
+    def numbering(self) -> Callable[[], int]:
+        return self.current.numbering()
 
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         return self.current.envelope_of(operation, call, timeout)

@@ -9,10 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final
-from weakref import WeakSet
 
 from ringfort.config import check_timeout
 from ringfort.errors import OperationTimeoutError
+from ringfort.transport.forks import WeakGroup, keep_from_children
 from ringfort.transport.locks import Future, Thread
 
 _IDLE = 1.0
@@ -96,13 +96,21 @@ class Runner:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._begin()
+        _runners.add(self)
+        keep_from_children(self)
+
+    def _begin(self) -> None:
         self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self.queue: deque[tuple[Work, Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        _runners.add(self)
+
+    def abandon(self) -> None:
+        """In a forked child: the thread does not exist here, and may have held a lock."""
+        self._begin()
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
@@ -173,8 +181,8 @@ class Runner:
             return None if self._thread is threading.current_thread() else self._thread
 
 
-_runners: Final[WeakSet[Runner]] = WeakSet()
-os.register_at_fork(after_in_child=_runners.clear)  # a child has none of the threads, and perhaps a lock of theirs
+_runners: Final[WeakGroup[Runner]] = WeakGroup()
+os.register_at_fork(after_in_child=_runners.clear)
 
 
 @atexit.register
@@ -182,5 +190,5 @@ def _end_threads() -> None:
     """A thread that is inside C++, such as what a program has hung on a future of torch's, would be ended there with
     the interpreter, and then C++ ends the whole process as a crash."""
     deadline = time.monotonic() + _LAST
-    for runner in tuple(_runners):
+    for runner in _runners.alive():
         runner.end(deadline)

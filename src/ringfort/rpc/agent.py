@@ -130,9 +130,7 @@ class RpcAgent:
         seconds = self._exchange.seconds(timeout)
         rref = self._exchange.references.new(peer)
         keep = rref._name.number  # pyright: ignore[reportPrivateUsage]
-        rref.created = self._exchange.call(peer, name, args, kwargs, seconds, keep)
-        # Not the reference itself: the future must not keep it.
-        rref.created.add_done_callback(rref._hold.release_if_refused)  # pyright: ignore[reportPrivateUsage]
+        self._exchange.references.created(rref, self._exchange.call(peer, name, args, kwargs, seconds, keep))
         return rref
 
     def map(

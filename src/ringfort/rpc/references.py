@@ -16,10 +16,12 @@ takes the message or not; a message of which nothing was sent gives them back. W
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
 from typing import Any, Final
+from weakref import ref
 
 from ringfort.config import RpcConfig
 from ringfort.errors import InvalidArgumentError, InvalidMessageError, RpcOverloadedError
@@ -44,7 +46,7 @@ class RRef:
         """Holds the reference: the owner has been told."""
         self._references = references
         self._name = name
-        self._hold = Hold(references, name)
+        self._hold = references.hold(self, name)
         self.created: Future[Any] | None = None
         """Where it was asked for: done when the owner has the value."""
 
@@ -75,33 +77,14 @@ class RRef:
     def __repr__(self) -> str:
         return f"<RRef {self._name.creator}.{self._name.number} on rank {self._name.owner}>"
 
-    def __del__(self) -> None:
-        self._hold.release()
 
+class _Hold(ref[RRef]):
+    """One hold on a value. It knows of which when its `RRef` is gone, and may be given up before that."""
 
-class Hold:
-    """One hold on a value, which is given up once: by whoever is first, in any thread."""
+    __slots__ = ("is_over", "name")
 
-    def __init__(self, references: References, name: Reference) -> None:
-        self._references, self._name = references, name
-        self._left = [True]
-
-    @property
-    def is_over(self) -> bool:
-        return not self._left
-
-    def release(self) -> None:
-        """Lets go."""
-        try:
-            self._left.pop()  # atomic
-        except IndexError:
-            return
-        self._references.drop(self._name)
-
-    def release_if_refused(self, created: Future[Any]) -> None:
-        """The value was not made because the owner keeps too many: it need not keep the name either."""
-        if not created.cancelled() and isinstance(created.exception(), RpcOverloadedError):
-            self.release()
+    name: Reference
+    is_over: bool
 
 
 class _Entry:
@@ -156,8 +139,7 @@ class References:
         world_size: int = MAX_RANKS,
         most: int = RpcConfig.max_references,
     ) -> None:
-        """`soon` runs something in the agent's thread: Python may collect an `RRef` anywhere, under any lock. `most`
-        values are kept for each other rank."""
+        """`soon` runs something in the agent's thread. `most` values are kept for each other rank."""
         self.rank = rank
         self.most = most
         self._world_size = world_size
@@ -172,6 +154,10 @@ class References:
         self._dead: set[int] = set()
         self._lock = threading.RLock()
         self._is_over = False
+        # Python may collect an `RRef` anywhere, under any lock, and swallows what is raised meanwhile (see
+        # transport/finalisers.py): nothing but `deque.append`, in C, is called then. The agent's thread looks later.
+        self._holds: set[_Hold] = set()
+        self._dropped: deque[_Hold] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -192,10 +178,38 @@ class References:
         """For the references of one message to the rank `to`."""
         return Giver(self, to)
 
-    def drop(self, name: Reference) -> None:
-        """An `RRef` of this rank is gone."""
-        if not self._is_over:
-            self._soon(lambda: self.tell(Count(name, self.rank, -1)))
+    def hold(self, rref: RRef, name: Reference) -> _Hold:
+        """Notices when `rref` is gone."""
+        hold = _Hold(rref, self._dropped.append)
+        hold.name, hold.is_over = name, False
+        self._holds.add(hold)
+        if len(self._holds) == 1 and not self._is_over:
+            self._soon(lambda: None)  # from now on it must look
+        return hold
+
+    def created(self, rref: RRef, created: Future[Any]) -> None:
+        """The outcome of what was asked for with `new`. A value that its owner refused to make, for it keeps too many,
+        is not held: so the owner need not keep the name either."""
+        rref.created = created
+        hold = rref._hold  # pyright: ignore[reportPrivateUsage]  # not the `RRef`: the future must not keep it
+
+        def release_if_refused(created: Future[Any]) -> None:
+            if not created.cancelled() and isinstance(created.exception(), RpcOverloadedError):
+                hold.is_over = True
+                self._dropped.append(hold)
+                self._soon(lambda: None)
+
+        created.add_done_callback(release_if_refused)
+
+    def let_go(self) -> bool:
+        """Tells the owners of `RRef`s that are gone. For the agent's thread; whether it must look again."""
+        while self._dropped:
+            hold = self._dropped[0]
+            if hold in self._holds:  # else it was given up before its `RRef` was gone
+                self._holds.remove(hold)
+                self.tell(Count(hold.name, self.rank, -1))
+            self._dropped.popleft()
+        return bool(self._holds)
 
     def tell(self, told: Count) -> None:
         """Tells the owner who holds what."""
@@ -286,6 +300,10 @@ class References:
         if rref.created is not None and rref.created.done():
             rref.created.result()  # if it could not be made: why not
         return self.remote_fetch(name, timeout)
+
+    def abandon(self) -> None:
+        """In a forked child: nobody is told of anything."""
+        self._is_over = True
 
     def close(self) -> None:
         """Frees everything."""

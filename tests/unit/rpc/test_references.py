@@ -81,6 +81,7 @@ class World:
         """What was left for the agent's thread."""
         if self.soon[rank]:
             self.soon[rank].popleft()()
+        self.ranks[rank].let_go()
 
     def deliver(self, a: int, b: int) -> None:
         """One count, on one wire."""
@@ -95,7 +96,11 @@ class World:
             assert self.ranks[b].count(count, a) == ""
 
     def settle(self) -> None:
-        while any(self.soon) or any(wire.frames for wire in self.wires.values()):
+        while (
+            any(self.soon)
+            or any(references._dropped for references in self.ranks)
+            or any(wire.frames for wire in self.wires.values())
+        ):
             for rank in range(RANKS):
                 self.work(rank)
             for a, b in self.wires:
