@@ -46,8 +46,14 @@ def routed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def tell_of_cuda(store: Any, rank: int) -> None:
     """Puts into a group's store whether this rank has a GPU. Ranks without one have the whole of a tensor in the host's
-    memory at once, and those with one must know."""
-    store.set(f"ringfort/cuda/{rank}", str(int(torch.cuda.is_available())))
+    memory at once, and those with one must know.
+
+    Torch makes its own tensors, such as those of `ShardedTensor.gather`, on the first device of a backend that is not
+    the CPU: it is told as well."""
+    is_there = torch.cuda.is_available()
+    store.set(f"ringfort/cuda/{rank}", str(int(is_there)))
+    if not is_there:
+        dist.Backend.backend_capability[OURS] = ["cpu"]
 
 
 def all_have_cuda(store: Any, world_size: int) -> bool:
