@@ -284,6 +284,16 @@ class DistributedContext:
             return None
         return DistributedContext(SubBackend(self.backend, chosen))
 
+    def over(self, backend: Backend) -> DistributedContext:
+        """A context of this one's group over another backend, which counts in the metrics of this one."""
+        context = DistributedContext(backend)
+        context._metrics = self._metrics
+        return context
+
+    def let_go(self) -> None:
+        """Nothing more will be issued: the threads end when they have done what is queued. Waits for nothing."""
+        self._runner.let_go()
+
     def metrics_snapshot(self) -> MetricsSnapshot:
         """What this context has done: per operation count, failures, bytes and duration; and the process's traffic."""
         sent, bytes_sent, received, bytes_received = self.backend.traffic()

@@ -17,9 +17,11 @@ from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import CudaDevice
 from ringfort.torch.tensors import pieces, to_seconds
 from ringfort.torch.transfers import Transfers
+from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
 
+@untraced
 class CudaWork(RingfortWork):
     """A call whose result is there after an event of the device."""
 

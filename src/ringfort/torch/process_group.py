@@ -18,6 +18,7 @@ from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
 from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.callbacks import current, origin_of
 from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
 from ringfort.torch.messages import Messages
@@ -25,12 +26,14 @@ from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rendezvous import forget
 from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds
+from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
 _RECORDS_CALLS = "_maybe_attach_flight_recorder"
 """The function of torch's that does."""
 
 
+@untraced
 class RingfortProcessGroup(dist.ProcessGroup):
     """One group of torch's. `context` is this rank's handle on the same group outside torch."""
 
@@ -59,11 +62,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """Every rank's tensor becomes the reduction of all, in place."""
         tensors, op, opts = as_list(tensors), op_of(opts), options_of(opts, timeout)
         if len(tensors) == 1 and not getattr(opts, "asyncOp", True) and self._coalesced is None:
-            self._sequence += 1
-            seconds = to_seconds(opts.timeout, self._timeout)
-            self.context.all_reduce(
-                to_array(tensors[0]), op, timeout=None if seconds == self.context.config.timeout else seconds
-            )
+            context, seconds = self._next(), to_seconds(opts.timeout, self._timeout)
+            context.all_reduce(to_array(tensors[0]), op, timeout=None if seconds == context.config.timeout else seconds)
             return RingfortWork(tensors)
         return self._issue(tensors, opts, lambda seconds: (self._all_reduce(t, op, seconds) for t in tensors))
 
@@ -79,7 +79,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
         kind, opts = op_of(opts if op is None else op), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
-            return [reductions.reduce(self.context.backend, to_array(tensor), root, kind, timeout=seconds)]
+            return [reductions.reduce(self._current.backend, to_array(tensor), root, kind, timeout=seconds)]
 
         return self._issue([tensor], opts, prepare)
 
@@ -89,7 +89,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
         tensor, root, opts = only(tensors, "tensors"), root_of(opts), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
-            return [movements.broadcast(self.context.backend, to_moved(tensor), root, timeout=seconds)]
+            return [movements.broadcast(self._current.backend, to_moved(tensor), root, timeout=seconds)]
 
         return self._issue([tensor], opts, prepare)
 
@@ -118,8 +118,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> Iterable[Operation]:
             for output, source in pairs:
-                places = rows(output, self.context.world_size, "output")
-                yield landing.all_gather(self.context.backend, to_moved(source, "input"), places, timeout=seconds)
+                places = rows(output, self._current.world_size, "output")
+                yield landing.all_gather(self._current.backend, to_moved(source, "input"), places, timeout=seconds)
 
         return self._issue(outputs, opts, prepare)
 
@@ -129,11 +129,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
         if not source.is_cpu:  # not by `routed`: away from the root there are no outputs to look at
             return self.engine_for(source.device).gather(outputs, inputs, opts)
         opts = options_of(opts, timeout)
-        places = only_list(outputs) if self.context.rank == root else None
+        places = only_list(outputs) if self._current.rank == root else None
 
         def prepare(seconds: float) -> list[Operation]:
             into = None if places is None else [to_moved(tensor, "output") for tensor in places]
-            return [landing.gather(self.context.backend, to_moved(source, "input"), into, root, timeout=seconds)]
+            return [landing.gather(self._current.backend, to_moved(source, "input"), into, root, timeout=seconds)]
 
         return self._issue(places or [], opts, prepare)
 
@@ -141,11 +141,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's output becomes its part of the root's list of inputs."""
         place, root, opts = only(outputs, "output"), root_of(opts), options_of(opts, timeout)
-        sources = only_list(inputs) if self.context.rank == root else None
+        sources = only_list(inputs) if self._current.rank == root else None
 
         def prepare(seconds: float) -> list[Operation]:
             parts = None if sources is None else [to_moved(tensor, "input") for tensor in sources]
-            return [landing.scatter(self.context.backend, parts, to_moved(place, "output"), root, timeout=seconds)]
+            return [landing.scatter(self._current.backend, parts, to_moved(place, "output"), root, timeout=seconds)]
 
         return self._issue([place], opts, prepare)
 
@@ -156,7 +156,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> list[Operation]:
             parts = [to_array(tensor, "input") for tensor in sources]
-            return [landing.reduce_scatter(self.context.backend, parts, to_array(place), op, timeout=seconds)]
+            return [landing.reduce_scatter(self._current.backend, parts, to_array(place), op, timeout=seconds)]
 
         return self._issue([place], opts, prepare)
 
@@ -172,8 +172,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> Iterable[Operation]:
             for output, source in pairs:
-                parts = rows(source, self.context.world_size, "input")
-                yield landing.reduce_scatter(self.context.backend, parts, to_array(output), op, timeout=seconds)
+                parts = rows(source, self._current.world_size, "input")
+                yield landing.reduce_scatter(self._current.backend, parts, to_array(output), op, timeout=seconds)
 
         return self._issue(outputs, opts, prepare)
 
@@ -183,7 +183,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> list[Operation]:
             parts, into = [to_moved(t, "input") for t in inputs], [to_moved(t, "output") for t in outputs]
-            return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
+            return [landing.all_to_all(self._current.backend, parts, into, timeout=seconds)]
 
         return self._issue(outputs, opts, prepare)
 
@@ -194,16 +194,16 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
 
         def prepare(seconds: float) -> list[Operation]:
-            parts = rows(source, self.context.world_size, "input", input_sizes)
-            into = rows(output, self.context.world_size, "output", output_sizes)
-            return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
+            parts = rows(source, self._current.world_size, "input", input_sizes)
+            into = rows(output, self._current.world_size, "output", output_sizes)
+            return [landing.all_to_all(self._current.backend, parts, into, timeout=seconds)]
 
         return self._issue([output], opts, prepare)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Done when every rank has called it."""
         opts = options_of(opts, timeout)
-        return self._issue([], opts, lambda seconds: [movements.barrier(self.context.backend, timeout=seconds)])
+        return self._issue([], opts, lambda seconds: [movements.barrier(self._current.backend, timeout=seconds)])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier in which rank 0 names those who did not come: the first, or with `wait_all_ranks` all of them."""
@@ -324,7 +324,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def _issue(self, tensors: Any, opts: Any, prepare: Callable[[float], Iterable[Operation]]) -> RingfortWork:
         """Runs the operations of one call: at once where torch says that it waits, else in their turn."""
-        self._sequence += 1
+        context = self._next()
         for engine in self._engines.values():
             if isinstance(engine, CudaEngine):
                 engine.check()
@@ -332,10 +332,23 @@ class RingfortProcessGroup(dist.ProcessGroup):
         is_async = self._coalesced is not None or getattr(opts, "asyncOp", True)
         if not is_async:
             for operation in operations:
-                self.context.issue(operation, False)
+                context.issue(operation, False)
             return RingfortWork(tensors)
         operation = operations[0] if len(operations) == 1 else _as_one(operations)
-        return self._keep(RingfortWork(tensors, self.context.issue(operation, True)))
+        origin = origin_of(self.context, self._sequence)
+        return self._keep(RingfortWork(tensors, context.issue(operation, True), origin=origin))
+
+    def _next(self) -> DistributedContext:
+        """Where the next collective runs. Those of callbacks do not count: they come at another time at each rank."""
+        context = self._current
+        if context is self.context:
+            self._sequence += 1
+        return context
+
+    @property
+    def _current(self) -> DistributedContext:
+        """Where collectives that are issued now run."""
+        return current(self.context)
 
     def _keep(self, work: RingfortWork) -> RingfortWork:
         if self._coalesced is not None:
@@ -343,11 +356,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
         return work
 
     def _all_reduce(self, tensor: Any, op: Op, seconds: float) -> Operation:
-        return reductions.all_reduce(self.context.backend, to_array(tensor), op, timeout=seconds)
+        return reductions.all_reduce(self._current.backend, to_array(tensor), op, timeout=seconds)
 
     def _all_gather(self, places: Sequence[Any], source: Any, seconds: float) -> Operation:
         into = [to_moved(tensor, "output") for tensor in places]
-        return landing.all_gather(self.context.backend, to_moved(source, "input"), into, timeout=seconds)
+        return landing.all_gather(self._current.backend, to_moved(source, "input"), into, timeout=seconds)
 
 
 def _as_one(operations: Sequence[Operation]) -> Operation:
