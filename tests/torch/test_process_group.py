@@ -56,6 +56,18 @@ def test_meshes_functional_collectives_and_distributed_tensors_work(zygote: Zygo
     zygote.run("meshes", 4)
 
 
+@pytest.mark.parametrize("scenario", ["keywords", "several", "sparse"])
+def test_group_methods_take_what_those_of_gloo_take(zygote: Zygote, scenario: str) -> None:
+    ours, theirs = (zygote.run(f"torch.legacy_scenarios.{scenario}", 2, name) for name in ("ringfort", "gloo"))
+    assert ours == theirs
+
+
+def test_sparse_tensors_that_cannot_be_added_are_refused_in_words(zygote: Zygote) -> None:
+    shapes, op = zygote.run("torch.legacy_scenarios.sparse_refused", 2)[0]
+    assert "this rank has [1, 2] sparse axes and shape, rank 1 [1, 3]" in shapes
+    assert "can only be added" in op
+
+
 def test_a_work_has_what_torch_and_people_ask_of_it(zygote: Zygote) -> None:
     zygote.run("works", 2)
 

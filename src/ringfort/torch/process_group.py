@@ -17,14 +17,16 @@ from ringfort.collectives import landing, movements, reductions
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
-from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch import several, sparse
+from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_of
 from ringfort.torch.callbacks import current, origin_of
 from ringfort.torch.cuda import CudaEngine
-from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
+from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named, named_for, routed
 from ringfort.torch.messages import Messages
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rendezvous import forget
+from ringfort.torch.sparse import is_sparse
 from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds
 from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
@@ -59,18 +61,34 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     @routed
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
-        """Every rank's tensor becomes the reduction of all, in place."""
-        tensors, op, opts = as_list(tensors), op_of(opts), options_of(opts, timeout)
-        if len(tensors) == 1 and not getattr(opts, "asyncOp", True) and self._coalesced is None:
+        """Every rank's tensor becomes the reduction of all, in place. Several tensors per rank are reduced with each
+        other too. A sparse one can be summed."""
+        tensors, op, opts = at_least_one(tensors), op_of(opts), options_of(opts, timeout)
+        if len(tensors) > 1:
+            return self._issue(
+                tensors, opts, lambda seconds: [several.all_reduce(self._current.backend, tensors, op, seconds)]
+            )
+        if is_sparse(tensors[0]):
+            return self._issue(
+                tensors, opts, lambda seconds: [sparse.all_reduce(self._current.backend, tensors[0], op, seconds)]
+            )
+        if not getattr(opts, "asyncOp", True) and self._coalesced is None:
             context, seconds = self._next(), to_seconds(opts.timeout, self._timeout)
             context.all_reduce(to_array(tensors[0]), op, timeout=None if seconds == context.config.timeout else seconds)
             return RingfortWork(tensors)
-        return self._issue(tensors, opts, lambda seconds: (self._all_reduce(t, op, seconds) for t in tensors))
+        return self._issue(tensors, opts, lambda seconds: [self._all_reduce(tensors[0], op, seconds)])
 
     @routed
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingfortWork:
-        """The same for several tensors."""
-        return self.allreduce(tensors, opts)
+        """Each of several tensors becomes the reduction of those of all ranks in its place. Where some share memory,
+        all are read before one is written."""
+        tensors, op = at_least_one(tensors), op_of(opts)
+        copies = several.apart(tensors)
+
+        def prepare(seconds: float) -> Sequence[Operation]:
+            return several.around(tensors, copies, [self._all_reduce(copy, op, seconds) for copy in copies])
+
+        return self._issue(tensors, opts, prepare)
 
     @routed
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> RingfortWork:
@@ -85,31 +103,39 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     @routed
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
-        """Every rank's tensor becomes the root's, in place."""
-        tensor, root, opts = only(tensors, "tensors"), root_of(opts), options_of(opts, timeout)
+        """Every rank's tensor becomes the root's, in place. Of several tensors, the root's is `opts.rootTensor`."""
+        tensors, root, opts = at_least_one(tensors), root_of(opts), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
-            return [movements.broadcast(self._current.backend, to_moved(tensor), root, timeout=seconds)]
+            if len(tensors) > 1:
+                index = getattr(opts, "rootTensor", 0)
+                return [several.broadcast(self._current.backend, tensors, root, index, seconds)]
+            return [movements.broadcast(self._current.backend, to_moved(tensors[0]), root, timeout=seconds)]
 
-        return self._issue([tensor], opts, prepare)
+        return self._issue(tensors, opts, prepare)
 
     @routed
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
-        """The list of outputs becomes every rank's input."""
-        source, places = only(inputs, "input"), only_list(outputs)
+        """The list of outputs becomes every rank's input. For several inputs there is a list for each, with all."""
+        if len(sources := at_least_one(inputs)) > 1:
+            written = [tensor for places in outputs for tensor in places]
+            return self._issue(
+                written, opts, lambda seconds: [several.all_gather(self._current.backend, outputs, sources, seconds)]
+            )
+        source, places = sources[0], only_list(outputs)
         return self._issue(places, opts, lambda seconds: [self._all_gather(places, source, seconds)])
 
     @routed
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """`allgather` for several inputs; `outputs[r]` is the list for those of rank r."""
-        pairs = pairs_of(list(zip(*outputs, strict=True)), inputs)
+        pairs = pairs_of(list(zip(*outputs, strict=True)), at_least_one(inputs))
         written = [tensor for places, _ in pairs for tensor in places]
         return self._issue(written, opts, lambda seconds: (self._all_gather(*pair, seconds) for pair in pairs))
 
     @routed
-    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+    def all_gather_single(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """One output with every rank's input, one after the other."""
-        return self.all_gather_single_coalesced([output], [source], opts)
+        return self.all_gather_single_coalesced([outputs], [inputs], opts)
 
     @routed
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
@@ -123,6 +149,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         return self._issue(outputs, opts, prepare)
 
+    @named
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """At the root, the list of outputs becomes every rank's input."""
         source, root = only(inputs, "input"), root_of(opts)
@@ -161,9 +188,9 @@ class RingfortProcessGroup(dist.ProcessGroup):
         return self._issue([place], opts, prepare)
 
     @routed
-    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+    def reduce_scatter_single(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same with all parts in one input, one after the other."""
-        return self.reduce_scatter_single_coalesced([output], [source], opts)
+        return self.reduce_scatter_single_coalesced([outputs], [inputs], opts)
 
     @routed
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
@@ -189,16 +216,16 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     @routed
     def all_to_all_single(
-        self, output: Any, source: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+        self, outputs: Any, inputs: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> RingfortWork:
         """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
 
         def prepare(seconds: float) -> list[Operation]:
-            parts = rows(source, self._current.world_size, "input", input_sizes)
-            into = rows(output, self._current.world_size, "output", output_sizes)
+            parts = rows(inputs, self._current.world_size, "input", input_sizes)
+            into = rows(outputs, self._current.world_size, "output", output_sizes)
             return [landing.all_to_all(self._current.backend, parts, into, timeout=seconds)]
 
-        return self._issue([output], opts, prepare)
+        return self._issue([outputs], opts, prepare)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Done when every rank has called it."""
@@ -334,7 +361,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
             for operation in operations:
                 context.issue(operation, False)
             return RingfortWork(tensors)
-        operation = operations[0] if len(operations) == 1 else _as_one(operations)
+        operation = several.as_one(operations)
         origin = origin_of(self.context, self._sequence)
         return self._keep(RingfortWork(tensors, context.issue(operation, True), origin=origin))
 
@@ -361,15 +388,6 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def _all_gather(self, places: Sequence[Any], source: Any, seconds: float) -> Operation:
         into = [to_moved(tensor, "output") for tensor in places]
         return landing.all_gather(self._current.backend, to_moved(source, "input"), into, timeout=seconds)
-
-
-def _as_one(operations: Sequence[Operation]) -> Operation:
-    def run() -> None:
-        for operation in operations:
-            operation.run()
-
-    name = operations[0].name if operations else "nothing"
-    return Operation(name, sum(operation.nbytes for operation in operations), run)
 
 
 for _new, _old in BEFORE_2_13.items():
