@@ -61,7 +61,7 @@ class DistributedContext:
 
     def abandon(self) -> None:
         """In a forked child: a thread of the parent's may have held a lock of these. For `transport/forks.py`."""
-        self._metrics = DistributedMetrics()
+        self.metrics = DistributedMetrics()
 
     @property
     def rank(self) -> int:
