@@ -150,9 +150,11 @@ class Control:
         if self._writer is not None:
             self._to_write.clear()
             ends.append(asyncio.shield(self._writer))
-        ending = asyncio.gather(*ends, return_exceptions=True)
-        with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(ending, STOP_WITHIN)
+        # Not `wait_for`, which waits without limit for what it has cancelled: zeroconf swallows that now and then.
+        endings = [asyncio.ensure_future(end) for end in ends]
+        await asyncio.wait(endings, timeout=STOP_WITHIN)
+        for ending in endings:
+            ending.cancel()
         for link in links:
             link.abort()
         await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
