@@ -237,6 +237,90 @@ def test_a_goodbye_is_a_departure_and_nothing_is_waited_for(bench: Bench) -> Non
     assert bench.core.epoch.peers == ("n1.b",)
 
 
+# --- starting again ---------------------------------------------------------------------------------------------------
+
+
+OLD = Epoch(7, "n0.x", (Member("n0.x", name="desk"), Member("n1.x", name="shed"), Member("n2.x", name="den")), (), LINE)
+"""What the last process of n1 was in; n1.b is the next."""
+
+
+def restarted(*without: str) -> Bench:
+    bench = Bench(AutoDiscoveryConfig(restart_without=without))
+    bench.do(bench.core.vouch(bench.now, "n1.x", Standing(7, OLD)))
+    bench.do(bench.core.recall(bench.now, [Standing(7, OLD)]))
+    return bench
+
+
+def waits(bench: Bench) -> list[str]:
+    return [event.why for event in events(bench.out) if isinstance(event, Waiting)]
+
+
+def test_a_process_that_starts_again_waits_for_the_others_and_says_for_whom() -> None:
+    bench = restarted()
+    assert Remember(Standing(7, None, (OLD,))) in bench.out
+    bench.wait(1.0)
+    assert waits(bench) == [], "they may only not have been found yet"
+    bench.wait(4.0)
+    assert len(waits(bench)) == 1
+    assert "in a group with den, desk, which may still be at work" in waits(bench)[0]
+    assert "--restart-without NAME" in waits(bench)[0]
+    assert bench.core.epoch is None
+
+
+@pytest.mark.parametrize("names", [("desk", "den"), ("n0.x", "n2.x"), ("n0", "den"), ("desk", "den", "attic")])
+def test_a_person_may_say_who_is_gone_by_name_peer_or_node(names: tuple[str, ...]) -> None:
+    bench = restarted(*names)
+    bench.wait(2.0)
+    assert bench.core.epoch is not None
+    assert bench.core.epoch.peers == ("n1.b",)
+    assert waits(bench) == []
+
+
+def test_those_whose_machines_vouch_for_them_are_not_waited_for() -> None:
+    bench = restarted("den")
+    bench.meet(1, "n0.a")
+    bench.say(1, Departed("n0.x", Standing(7, OLD)))
+    bench.do(bench.core.closed(bench.now, 1))
+    bench.wait(2.0)
+    assert bench.core.epoch is not None
+
+
+def test_an_observer_recalls_nothing() -> None:
+    core = PeerCore(Member("n1.b", "host1", 0), AutoDiscoveryConfig(), 0.0)
+    assert core.recall(0.0, [Standing(7, OLD)]) == []
+    assert core.ledger.standing == Standing()
+
+
+def test_a_peer_may_hold_what_an_earlier_process_of_its_machine_was_in_but_not_what_others_were_in(
+    bench: Bench,
+) -> None:
+    bench.core.connected(bench.now, 1, "n2", initiated=False)
+    out = bench.say(1, Hello(Member("n2.c")), Report(Standing(7, None, (OLD,))))
+    assert bench.core.sees == ("n2.c",)
+    bench.core.connected(bench.now, 2, "n5", initiated=False)
+    out = bench.say(2, Hello(Member("n5.z")), Report(Standing(7, None, (OLD,))))
+    assert [e.why for e in events(out) if isinstance(e, Misbehaved)] == ["it lies about epoch 7"]
+
+
+def test_who_leaves_is_released_where_all_its_companions_are_there_to_hear_it() -> None:
+    for seconds, died, released in ((0.0, False, True), (0.0, True, False), (1.2, False, False)):
+        bench = Bench()
+        bench.in_epoch()
+        bench.now += seconds  # and nobody has answered since
+        bench.core.leave(bench.now, died=died)
+        assert bench.core.is_released is released
+    bench = Bench()
+    epoch = bench.in_epoch()
+    bench.do(bench.core.closed(bench.now, 2))
+    bench.core.leave(bench.now)
+    assert not bench.core.is_released
+    bench = Bench()
+    bench.in_epoch()
+    bench.say(2, Departed("n2.c", Standing(3, epoch)))
+    bench.core.leave(bench.now)
+    assert bench.core.is_released
+
+
 # --- the epoch --------------------------------------------------------------------------------------------------------
 
 
