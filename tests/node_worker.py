@@ -124,17 +124,16 @@ class Worker:
         say(holds=holding)
 
 
-def main() -> None:
-    worker = Worker()
+def main(worker: Worker) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
         try:
             getattr(worker, do)(**command)
-        except DistributedError as exc:
+        except (DistributedError, AssertionError) as exc:
             say(failed=f"{type(exc).__name__}: {exc}")
     worker.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(Worker())

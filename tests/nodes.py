@@ -24,7 +24,7 @@ PATIENCE = 30.0
 
 
 class Node:
-    """A process of `tests.node_worker`."""
+    """A process of `tests.node_worker`, or of another module that takes its commands."""
 
     module = "tests.node_worker"
 

@@ -569,6 +569,28 @@ def abort(rank: int, world_size: int) -> str:
         return str(raised(lambda: dist.all_reduce(torch.ones(1))))
 
 
+def dropped(rank: int, world_size: int) -> tuple[str, object] | None:
+    """Rank 0 drops its last reference to a group that torch's own lists do not hold, as torchft does, and lives on."""
+    from ringfort.config import DistributedConfig
+    from ringfort.context import DistributedContext
+    from ringfort.torch.forming import form
+
+    store = dist.FileStore(os.environ["STORE"], world_size)
+    context = DistributedContext(form(store, rank, world_size, DistributedConfig(timeout=30)))
+    pg = RingfortProcessGroup(store, context, 30)
+    del context
+    pg.allreduce([torch.ones(4)]).wait()
+    if rank == 0:
+        pg.allreduce([torch.ones(4)]).wait()
+        del pg
+        store.wait(["told"])
+        return None
+    error: Any = raised(lambda: [pg.allreduce([torch.ones(4)]).wait() for _ in range(2)])
+    store.set("told", "")
+    pg.shutdown()
+    return type(error).__name__, error.peer
+
+
 def killed_in_backward(rank: int, world_size: int) -> tuple[float, float, str] | None:
     """The last rank is killed in the middle of DDP's backward. How long until the others raise, and until they have
     destroyed the group; and what was raised."""

@@ -88,6 +88,10 @@ def test_an_abort_wakes_the_others(zygote: Zygote) -> None:
     assert "aborted by rank 0" in zygote.run("abort", 2)[1]
 
 
+def test_a_group_whose_last_reference_goes_is_left_at_once(zygote: Zygote) -> None:
+    assert zygote.run("dropped", 2)[1] == ["PeerLostError", 0]
+
+
 @pytest.mark.parametrize("shared", ["on", "off"])
 def test_a_rank_killed_in_the_backward_of_ddp_is_named_within_two_seconds(zygote: Zygote, shared: str) -> None:
     outcomes = zygote.outcomes("killed_in_backward", 3, RINGFORT_SHM=shared)

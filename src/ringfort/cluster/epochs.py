@@ -5,6 +5,8 @@ What is lawful is in membership.py; what a leader proposes, and when, in proposi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from ringfort.cluster.contacts import Contact
@@ -13,12 +15,21 @@ from ringfort.cluster.events import EpochStarted, Waiting
 from ringfort.cluster.instructions import Remember
 from ringfort.cluster.links import Links
 from ringfort.cluster.membership import is_lawful, records_of
-from ringfort.cluster.messages import Accept, Commit, Epoch, Propose, Reject
+from ringfort.cluster.messages import Accept, Commit, Epoch, Propose, Reject, Standing
 from ringfort.cluster.proposing import Proposer, RingOrder, Situation
 from ringfort.cluster.state import PeerState
 
 DISCOVERY: Final = 3.0
 """How many times `settle` others may take to be found before a new process says that it waits for them."""
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What is being written to the disk, and takes effect when it is there."""
+
+    standing: Standing
+    accepts: Propose | None = None
+    commits: Epoch | None = None
 
 
 class Epochs:
@@ -29,11 +40,12 @@ class Epochs:
         self._links = links
         self._proposer = Proposer(state.me.peer, state.config, ring_order)
         self._told_waiting = ""
+        self._writing: _Promise | None = None
 
     @property
     def deadline(self) -> float:
         """When something is due even if nothing happens, in the state's `time`."""
-        return self._proposer.deadline
+        return self._proposer.deadline if self._writing is None else inf
 
     # --- a member -----------------------------------------------------------------------------------------------------
 
@@ -52,13 +64,43 @@ class Epochs:
             return
         if leader != state.me.peer:
             self._proposer.rest()  # the law: what we proposed ourselves, we never commit from now on
-        left = state.ledger.accept(proposal)
-        state.out.append(Remember(state.ledger.standing))
-        state.end_epoch(left, f"{epoch} is to follow")
-        self._answer(leader, Accept(epoch.number))
+        self._write(_Promise(state.ledger.accepting(proposal), accepts=proposal))
+
+    def _write(self, promise: _Promise) -> None:
+        """The law: a promise is on the disk before it takes effect. Until then this peer is where it was, and promises
+        nothing else."""
+        self._writing = promise
+        self._state.out.append(Remember(promise.standing))
+
+    def written(self, standing: Standing, why: str) -> None:
+        """`standing` is on the disk; or it is not, for the reason `why`, and this peer has promised nothing."""
+        promise = self._writing
+        if promise is None or promise.standing is not standing:
+            return
+        self._writing = None
+        if promise.accepts is not None:
+            self._accept(promise.accepts, why)
+        elif promise.commits is not None and why:
+            self._proposer.give_up(self._state.time, why)
+        elif promise.commits is not None:
+            started = self._state.ledger.commit(promise.commits.key)
+            self._state.tell(promise.commits.peers, Commit(promise.commits.number))
+            if started is not None:
+                self._started(started)
+
+    def _accept(self, proposal: Propose, why: str) -> None:
+        state, epoch = self._state, proposal.epoch
+        objection = why or self._objection(epoch.leader, proposal)  # the disk may have taken long
+        if objection:
+            self._answer(epoch.leader, Reject(epoch.number, objection[:256]))
+            return
+        state.end_epoch(state.ledger.accept(proposal), f"{epoch} is to follow")
+        self._answer(epoch.leader, Accept(epoch.number))
 
     def _objection(self, leader: str, proposal: Propose) -> str | None:
         state, wanted = self._state, set(proposal.epoch.peers)
+        if self._writing is not None:
+            return "my disk is slow: I am still writing down an earlier promise"
         if state.election.leader != leader:
             return f"I follow {state.election.leader}"
         why = state.ledger.objection(proposal)
@@ -80,8 +122,8 @@ class Epochs:
             state.send(contact.link, message)
         elif leader == state.me.peer and isinstance(message, Accept):
             self.accepted(leader, message.number)
-        elif leader == state.me.peer:
-            self.rejected(leader, message.number)
+        elif leader == state.me.peer and isinstance(message, Reject):
+            self.rejected(leader, message.number, message.why)
 
     def committed(self, contact: Contact, number: int) -> None:
         """The peer of `contact` says that all have accepted what it proposed."""
@@ -142,7 +184,7 @@ class Epochs:
         why = self._why_stuck() if state.is_stuck else ""
         if state.election.state is not ElectionState.MASTER:
             self._proposer.rest()
-        else:
+        elif self._writing is None:
             why = self._propose() or why
         if why != self._told_waiting:
             self._told_waiting = why
@@ -174,17 +216,12 @@ class Epochs:
         """`peer` accepts what we proposed; the last one commits it."""
         state = self._state
         epoch = self._proposer.accepted(state.time, peer, number)
-        if epoch is None:
-            return
-        started = state.ledger.commit(epoch.key)
-        state.out.append(Remember(state.ledger.standing))
-        state.tell(epoch.peers, Commit(number))
-        if started is not None:
-            self._started(started)
+        if epoch is not None:
+            self._write(_Promise(state.ledger.committing(epoch.key), commits=epoch))
 
-    def rejected(self, peer: str, number: int) -> None:
+    def rejected(self, peer: str, number: int, why: str) -> None:
         """`peer` does not accept what we proposed."""
-        self._proposer.rejected(self._state.time, peer, number)
+        self._proposer.rejected(self._state.time, peer, number, why)
 
 
 def _listed(names: set[str]) -> str:

@@ -99,6 +99,20 @@ class Misbehaved(ClusterEvent):
 
 
 @dataclass(frozen=True)
+class DiskTrouble(ClusterEvent):
+    """What this peer promises cannot be written down, so it joins no group; it goes on trying."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"cannot write {self.path}: {self.why}. This peer joins no group until it can. Free space on that disk, or "
+            "set RINGFORT_HOME to a folder on another one"
+        )
+
+
+@dataclass(frozen=True)
 class ControlLost(ClusterEvent):
     """The control process beside this one is gone, and this node with it: nothing more will happen."""
 

@@ -37,7 +37,10 @@ class Links:
             self.close(surplus, "there are two links")
         if surplus is contact:
             return False
-        state.forget(member.peer)
+        if surplus is None:
+            state.forget(member.peer)
+        else:  # the same peer by another way: what it said of itself still holds, and so does the epoch with it
+            contact.report = surplus.report
         state.health.watch(member.peer, state.time)
         if surplus is not None:  # what changed since this link was opened was told on the other
             state.send(contact.link, state.own_report())

@@ -196,22 +196,32 @@ class Ledger:
         recalled = sorted(basis.records, key=_by_key)[-MAX_RECALLED:]
         self.standing = Standing(max(basis.highest, self.standing.highest), self.standing.formed, tuple(recalled))
 
+    def accepting(self, proposal: Propose) -> Standing:
+        """What this peer will have promised when it has accepted `proposal`."""
+        return Standing(proposal.epoch.number, self.standing.formed, (*self._left_over(proposal), proposal.epoch))
+
     def accept(self, proposal: Propose) -> Epoch | None:
         """Promises; returns the epoch that this peer was in until now."""
         left, self.current = self.current, None
-        doubts = (*self._left_over(proposal), proposal.epoch)
-        self.standing = Standing(proposal.epoch.number, self.standing.formed, doubts)
+        self.standing = self.accepting(proposal)
         return left
 
-    def commit(self, key: tuple[int, str]) -> Epoch | None:
-        """All have accepted the epoch of `key`. Returns it if this peer is in it from now on."""
+    def committing(self, key: tuple[int, str]) -> Standing:
+        """What this peer will have promised when the epoch of `key` is committed."""
         mine = (doubt for doubt in self.standing.doubts if self.me in doubt.peers)
         epoch = next((doubt for doubt in mine if doubt.key == key), None)
         if epoch is None:
-            return None
+            return self.standing
         later = tuple(doubt for doubt in self.standing.doubts if doubt.number > epoch.number)
-        self.standing = Standing(self.standing.highest, epoch, later)
-        if later or self.standing.highest != epoch.number:
+        return Standing(self.standing.highest, epoch, later)
+
+    def commit(self, key: tuple[int, str]) -> Epoch | None:
+        """All have accepted the epoch of `key`. Returns it if this peer is in it from now on."""
+        before, self.standing = self.standing, self.committing(key)
+        epoch = self.standing.formed
+        if self.standing is before or epoch is None:
+            return None
+        if self.standing.doubts or self.standing.highest != epoch.number:
             return None  # it has gone on to accept another, and is in none until that is committed
         self.current = epoch
         return epoch

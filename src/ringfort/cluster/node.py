@@ -72,17 +72,19 @@ class ClusterNode:
         *,
         slots: int = 1,
         credentials: Credentials | None = None,
+        encryption: str | None = None,
         control: Literal["process", "thread"] | None = None,
     ) -> None:
-        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given. `control` is
+        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given. `encryption`
+        decides where it is given; otherwise `config` and the environment do (see `choose_encryption`). `control` is
         where the control service runs: by default in a process of its own, for an observer (no `slots`) in a thread.
 
-        Raises `InvalidArgumentError` for `slots` and `control`, and `IdentityError` if the key or secret cannot be
-        read.
+        Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` where `config` and the environment
+        contradict each other, and `IdentityError` if the key or secret cannot be read.
         """
         if control not in (None, "process", "thread"):
             raise InvalidArgumentError("control", control, "must be process or thread")
-        self._setup = Setup.make(config, slots, credentials)
+        self._setup = Setup.make(config, slots, credentials, encryption)
         self._in_process = control == "process" if control else slots > 0
         self._changed = threading.Condition()
         self._callbacks: list[Callback] = []

@@ -17,6 +17,8 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
       were in groups
     the program holds its interpreter   set_busy(now, True), set_busy(now, False)
       lock, or does no longer
+    a promise is on the disk, or        remembered(now, standing, why)
+      cannot be written
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
 
@@ -25,8 +27,8 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     Close(link, why)                    closes the link once what was queued has left or a second has passed; no
                                         closed() is expected for it
     Learn(peer, addresses)              may dial these: hints that prove nothing (for the address directory)
-    Remember(standing)                  writes it to this instance's file (standings.py) before what follows is
-                                        carried out
+    Remember(standing)                  writes it to this instance's file (standings.py), in the background, and calls
+                                        remembered() when it is on the disk or cannot be: only then does it take effect
     Notify(event)                       gives the event to the program (events, ElectionEvent, HealthEvent)
 
 `now` is seconds of a clock that never goes back and runs on while the machine sleeps (CLOCK_BOOTTIME on Linux): after a
@@ -288,6 +290,13 @@ class PeerCore:
             self._refresh()
         return self._end()
 
+    def remembered(self, now: float, standing: Standing, why: str = "") -> list[Instruction]:
+        """`standing`, of a `Remember`, is on the disk; or it could not be written, for the reason `why`."""
+        if self._begin(now):
+            self._epochs.written(standing, why)
+            self._refresh()
+        return self._end()
+
     def set_addresses(self, now: float, addresses: Sequence[str]) -> list[Instruction]:
         """This peer's addresses are now these."""
         if self._begin(now):
@@ -345,8 +354,8 @@ class PeerCore:
                 self._epochs.consider(contact, message)
             case Accept(number=number):
                 self._epochs.accepted(peer, number)
-            case Reject(number=number):
-                self._epochs.rejected(peer, number)
+            case Reject(number=number, why=why):
+                self._epochs.rejected(peer, number, why)
             case Commit(number=number):
                 self._epochs.committed(contact, number)
             case Introduce(peer=about, addresses=addresses):

@@ -19,6 +19,8 @@ ANSWER: Final = 1.5
 its promise is on its disk, which takes milliseconds, or seconds where the disk is slow."""
 MAX_LATE: Final = 4
 """Times that this is doubled at most."""
+MAX_FAILURES: Final = 4
+"""Proposals in a row that came to nothing, after which they are made no more slowly, and people are told why."""
 NEWS: Final = 1.0
 """Seconds after a commit before a member that has not reported it is asked again."""
 
@@ -57,6 +59,7 @@ class Proposer:
         self._since = 0.0
         self._first: float | None = None
         self._failures = 0
+        self._why_failed = ""
         self._late = 0
         self._committed_at = -inf
         self._last_number = 0
@@ -87,6 +90,8 @@ class Proposer:
         if len(group) - 1 < self._config.min_peers:
             self.why = f"{len(group) - 1} of at least {self._config.min_peers} other peers are here"
             return None
+        if self._failures == MAX_FAILURES:  # most objections are gone by the next try
+            self.why = self._why_failed
         due = self._due(now, frozenset(group), situation)
         if now < due:
             self.deadline = due
@@ -105,15 +110,20 @@ class Proposer:
         self.pending, self._first, self._failures, self._late, self._committed_at = None, None, 0, 0, now
         return epoch
 
-    def rejected(self, now: float, peer: str, number: int) -> None:
+    def rejected(self, now: float, peer: str, number: int, why: str = "") -> None:
         """`peer` does not accept: the epoch is given up."""
         if self.pending is not None and self.pending.epoch.number == number and peer in self.pending.epoch.peers:
-            self._fail(now)
+            self.give_up(now, f"{'this peer' if peer == self.me else peer} does not accept: {why}")
+
+    def give_up(self, now: float, why: str) -> None:
+        """The epoch that was proposed is never committed; another will be."""
+        self._fail(now)
+        self._why_failed = why
 
     def _fail(self, now: float) -> None:
         self.pending = None
         self._since = now
-        self._failures = min(self._failures + 1, 4)
+        self._failures = min(self._failures + 1, MAX_FAILURES)
 
     # --- who --------------------------------------------------------------------------------------------------------
 

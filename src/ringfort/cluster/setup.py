@@ -16,7 +16,7 @@ from ringfort.cluster.host import host_id
 from ringfort.cluster.messages import Member
 from ringfort.cluster.profile import from_torch, own_version
 from ringfort.cluster.topology import Accelerator
-from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, patience_of
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, choose_encryption, patience_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
@@ -61,7 +61,13 @@ class Setup:
     keys: KnownKeys = field(default_factory=KnownKeys, compare=False, repr=False)
 
     @classmethod
-    def make(cls, config: AutoDiscoveryConfig | None, slots: int, credentials: Credentials | None) -> Setup:
+    def make(
+        cls,
+        config: AutoDiscoveryConfig | None,
+        slots: int,
+        credentials: Credentials | None,
+        encryption: str | None = None,
+    ) -> Setup:
         """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
         `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
@@ -71,7 +77,7 @@ class Setup:
             raise InvalidArgumentError("slots", slots, f"must be a whole number from 0 to {MAX_SLOTS}")
         told = Environment.from_mapping()
         return cls(
-            _completed(config or AutoDiscoveryConfig(), told),
+            _completed(config or AutoDiscoveryConfig(), told, encryption),
             credentials or Credentials.load(told),
             secrets.token_hex(TOKEN_BYTES),
             slots,
@@ -137,19 +143,16 @@ class Setup:
         return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
 
 
-def _completed(config: AutoDiscoveryConfig, told: Environment) -> AutoDiscoveryConfig:
+def _completed(config: AutoDiscoveryConfig, told: Environment, encryption: str | None) -> AutoDiscoveryConfig:
     if not config.interfaces and told.interfaces:
         config = replace(config, interfaces=_listed(told.interfaces))
     if not config.peers and told.peers:
         config = replace(config, peers=_listed(told.peers))
     if not config.restart_without and told.restart_without:
         config = replace(config, restart_without=_listed(told.restart_without))
-    health = config.health
-    if health.patience is None:
-        config = replace(config, health=replace(health, patience=patience_of(None, CLUSTER_PATIENCE)))
-    if config.encryption == "on" and told.encryption == "off":
-        config = replace(config, encryption="off")
-    return config
+    if config.health.patience is None:
+        config = replace(config, health=replace(config.health, patience=patience_of(None, CLUSTER_PATIENCE)))
+    return replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
 
 
 def _listed(text: str) -> tuple[str, ...]:

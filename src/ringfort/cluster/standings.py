@@ -7,11 +7,13 @@ is the file that was locked and not a copy of it: a file says on which machine i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -34,8 +36,10 @@ TOUCHED_EVERY: Final = 600.0
 """Seconds after which a process that lives marks its file as new, so that a long run is not forgotten."""
 MAX_VOUCHED: Final = 32
 """The latest that are vouched for; each is told to every peer that is met."""
-_LENGTH: Final = Struct("<I")
-_MAX_BYTES: Final = 1 << 20
+_HEAD: Final = Struct("<IIQ")
+"""Length, checksum and number of what follows. The higher number is the later one."""
+_PLACE: Final = 1 << 20
+"""Bytes between the two places of a file; what nobody has written takes no room on the disk."""
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -53,13 +57,22 @@ _decoder = msgspec.msgpack.Decoder(_Content)
 class StandingStore:
     """This process's file, and those of the others of the same node and cluster."""
 
-    def __init__(self, home: Path, network: str, peer: str, host: HostMarks | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        network: str,
+        peer: str,
+        host: HostMarks | None = None,
+        fsync: Callable[[int], None] = os.fsync,
+    ) -> None:
         self._folder = home / FOLDER
         self._prefix = f"{network}-"
         self._peer = peer
         self._host = this_host() if host is None else host
         self._standing = Standing()
+        self._number = 0
         self._handle = -1
+        self._fsync = fsync
         self._touched = time.monotonic()
         self._warned: set[Path] = set()
 
@@ -72,24 +85,32 @@ class StandingStore:
         try:
             self._handle = os.open(coming, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._put()
+            self._put(self._standing)
             coming.rename(path)
         except OSError as exc:
             raise IdentityError(path, exc.strerror or str(exc), "export RINGFORT_HOME=/a/folder/of/your/own") from exc
 
+    @property
+    def path(self) -> Path:
+        """This process's file."""
+        return self._path(self._peer)
+
     def write(self, standing: Standing) -> None:
-        """On the disk when this returns: the machine may lose power after the promise is given."""
+        """On the disk when this returns: the machine may lose power after the promise is given. Where this raises
+        `OSError`, the promise before is there as it was. May be called in another thread than the rest, one at a time.
+        """
         if self._handle < 0:
             return
+        self._put(standing)
+        self._fsync(self._handle)
         self._standing = standing
-        self._put()
-        os.fsync(self._handle)
 
     def touch(self) -> None:
         """To be called now and then: this process still lives."""
         if self._handle >= 0 and time.monotonic() - self._touched >= TOUCHED_EVERY:
             self._touched = time.monotonic()
-            os.utime(self._handle)
+            with suppress(OSError):
+                os.utime(self._handle)
 
     def dead(self) -> list[tuple[str, Standing]]:
         """The processes that have surely ended, latest first, with the last each promised. Old files are removed."""
@@ -115,15 +136,20 @@ class StandingStore:
                 if not is_binding(promised_by(self._peer, self._standing)):
                     self._path(self._peer).unlink()
                 elif is_released:
-                    self._put(is_released=True)
+                    self._put(self._standing, is_released=True)
             os.close(self._handle)
             self._handle = -1
 
-    def _put(self, *, is_released: bool = False) -> None:
+    def _put(self, standing: Standing, *, is_released: bool = False) -> None:
+        """Writes to the one of two places in the file that is not the latest: a disk that is full, or power that is
+        lost, damages nothing that was there. (A new file in its place would need a lock of its own.)"""
         status = os.fstat(self._handle)
-        content = _Content(self._host, (status.st_dev, status.st_ino), self._standing, is_released)
+        content = _Content(self._host, (status.st_dev, status.st_ino), standing, is_released)
         data = msgspec.msgpack.encode(content)
-        os.pwrite(self._handle, _LENGTH.pack(len(data)) + data, 0)
+        record = _HEAD.pack(len(data), zlib.crc32(data), self._number + 1) + data
+        if os.pwrite(self._handle, record, (self._number + 1) % 2 * _PLACE) < len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._number += 1
 
     def _others(self) -> Iterator[tuple[Path, float, _Content, bool]]:
         """Each other process of this node that somebody may remember: its file, its age, what is in it, and whether it
@@ -151,7 +177,7 @@ class StandingStore:
             except OSError:  # its process lives; or there are no locks here, and nobody can tell
                 is_free = False
             status = os.fstat(handle)
-            content = _decoded(os.read(handle, _MAX_BYTES))
+            content = _decoded(os.pread(handle, _PLACE, 0), os.pread(handle, _PLACE, _PLACE))
         finally:
             os.close(handle)
         is_own = self._wrote(content, status)
@@ -179,11 +205,18 @@ class StandingStore:
         return path.name[len(self._prefix) :]
 
 
-def _decoded(data: bytes) -> _Content:
+def _decoded(*places: bytes) -> _Content:
+    """The latest of what is whole. Raises `ProtocolError` where nothing is."""
+    found: list[tuple[int, bytes]] = []
+    for place in places:
+        if len(place) >= _HEAD.size:
+            length, checksum, number = _HEAD.unpack_from(place)
+            data = place[_HEAD.size : _HEAD.size + length]
+            if len(data) == length and zlib.crc32(data) == checksum:
+                found.append((number, data))
+    if not found:
+        raise ProtocolError("the file is not whole")
     try:
-        (length,) = _LENGTH.unpack_from(data)
-        return _decoder.decode(data[_LENGTH.size : _LENGTH.size + length])
+        return _decoder.decode(max(found)[1])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as exc:
         raise ProtocolError(f"the file cannot be read: {exc}") from exc
-    except Exception as exc:  # struct.error has no parent but this
-        raise ProtocolError("the file is not whole") from exc

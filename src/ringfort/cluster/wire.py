@@ -15,6 +15,7 @@ from ringfort.cluster.messages import MAX_MESSAGE_BYTES
 from ringfort.errors import DistributedError, NoConnectionError, ProtocolError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import greeting
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.greeting import Greeting, Refused
 from ringfort.transport.opening import Opening, sealed
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
@@ -37,7 +38,7 @@ async def dial(
     loop = asyncio.get_running_loop()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
-        sock = socket.socket(found[0], socket.SOCK_STREAM)
+        sock = keep_from_children(socket.socket(found[0], socket.SOCK_STREAM))
     except OSError as exc:
         raise NoConnectionError(f"{host} is no address ({exc.strerror or exc})") from exc
     opening = Opening(credentials, purpose)

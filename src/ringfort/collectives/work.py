@@ -8,18 +8,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final
-from weakref import WeakSet
 
 from ringfort.config import check_timeout
 from ringfort.errors import OperationTimeoutError
+from ringfort.transport.forks import WeakGroup, keep_from_children
+from ringfort.transport.locks import Future, Thread
 
 _IDLE = 1.0
 """Seconds that the thread of a group stays when there is nothing to do: so that none outlives its use."""
 _LAST = 2.0
 """Seconds that the end of the program waits for all threads that are still at something."""
+_WATCH = 1.0
+"""Seconds that a waiting caller sleeps at most before it looks whether the operation has begun: an interrupt may have
+kept the group's thread from it."""
+_ENDING = 10.0
+"""Seconds that `Runner.close` waits for the thread. What is queued fails at once, so only a callback takes as long."""
 
 
 class Work:
@@ -37,14 +41,13 @@ class Work:
         """
         if timeout is not None:
             check_timeout(timeout)
-        elif self._help_out is not None and not self._future.done():
-            self._help_out(self)
-        try:
-            return self._future.result(timeout)
-        except FutureTimeoutError as exc:
-            if self._future.done():
-                raise  # the operation's own
-            raise OperationTimeoutError(f"waiting for {self._what}", timeout or 0, state="it goes on") from exc
+        while True:
+            if timeout is None and self._help_out is not None and not self._future.done():
+                self._help_out(self)
+            if self._future.is_done_within(_WATCH if timeout is None else timeout):
+                return self._future.result()
+            if timeout is not None:
+                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="it goes on")
 
     def result(self) -> Any:
         """`wait()`, by the name that futures have."""
@@ -74,11 +77,12 @@ class Work:
     def run(self, action: Callable[[], Any]) -> None:
         """Does the work, in the thread that calls this."""
         try:
-            result = action()
+            self._future.set_result(action())
         except BaseException as exc:  # belongs to whoever waits
-            self._future.set_exception(exc)
-        else:
-            self._future.set_result(result)
+            if not self._future.done():
+                self._future.set_exception(exc)
+            if not isinstance(exc, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C: also belongs to this thread, which may wait for something else
 
 
 class Runner:
@@ -92,13 +96,21 @@ class Runner:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._begin()
+        _runners.add(self)
+        keep_from_children(self)
+
+    def _begin(self) -> None:
         self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self.queue: deque[tuple[Work, Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        _runners.add(self)
+
+    def abandon(self) -> None:
+        """In a forked child: the thread does not exist here, and may have held a lock."""
+        self._begin()
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
@@ -113,8 +125,9 @@ class Runner:
         with self._lock:
             self.queue.append((work, action))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+                thread = Thread(self._serve, name=self._name)
+                thread.start()
+                self._thread = thread
             else:
                 self._arrived.notify_all()
         return work
@@ -132,8 +145,14 @@ class Runner:
     def _run_next(self) -> None:
         """The first in the queue, if a waiting caller has not run it. `turn` is held."""
         if self.queue:
-            work, action = self.queue.popleft()
-            work.run(action)
+            first = work, action = self.queue[0]
+            try:
+                self.queue.popleft()
+                work.run(action)
+            except BaseException:
+                if not work.is_completed() and first not in self.queue:  # an interrupt came before it began
+                    self.queue.appendleft(first)
+                raise
 
     def _help_out(self, work: Work) -> None:
         """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it."""
@@ -146,7 +165,7 @@ class Runner:
         all that is queued fails at once."""
         thread = self._let_go()
         if thread is not None and (wait or not (self.queue or self.turn.locked())):
-            thread.join()
+            thread.join(_ENDING)
 
     def end(self, deadline: float) -> None:
         """Lets the thread end likewise, and waits for that until `deadline`: at the end of the program."""
@@ -162,8 +181,8 @@ class Runner:
             return None if self._thread is threading.current_thread() else self._thread
 
 
-_runners: Final[WeakSet[Runner]] = WeakSet()
-os.register_at_fork(after_in_child=_runners.clear)  # a child has none of the threads, and perhaps a lock of theirs
+_runners: Final[WeakGroup[Runner]] = WeakGroup()
+os.register_at_fork(after_in_child=_runners.clear)
 
 
 @atexit.register
@@ -171,5 +190,5 @@ def _end_threads() -> None:
     """A thread that is inside C++, such as what a program has hung on a future of torch's, would be ended there with
     the interpreter, and then C++ ends the whole process as a crash."""
     deadline = time.monotonic() + _LAST
-    for runner in tuple(_runners):
+    for runner in _runners.alive():
         runner.end(deadline)

@@ -126,6 +126,7 @@ class SimulatedNetwork:
         self._instances = count(1)
         self._cuts: set[tuple[int, int]] = set()
         self._slow: dict[int, float] = {}
+        self._disk_faults: dict[int, tuple[float, str]] = {}
         self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(hosts)}
         """The processes that have a file on the disk of each host."""
 
@@ -260,6 +261,12 @@ class SimulatedNetwork:
         self.log(f"host {host} is slow: {seconds:.2f} s")
         self._slow[host] = seconds
 
+    def hurt_disk(self, host: int, seconds: float = 0.0, why: str = "") -> None:
+        """Every write to the disk of `host` takes `seconds` from now on and then fails with `why`, if that is given.
+        With neither, the disk is sound again."""
+        self.log(f"the disk of host {host} takes {seconds:.1f} s {why}")
+        self._disk_faults[host] = (seconds, why)
+
     def leap(self, host: int, seconds: float) -> None:
         """The clock of the peer on `host` leaps ahead."""
         self.log(f"the clock of host {host} leaps {seconds:.1f} s")
@@ -348,7 +355,20 @@ class SimulatedNetwork:
     def _clock(self, peer: SimulatedPeer) -> float:
         return peer.offset + self.now * peer.rate
 
+    def _written(self, peer: SimulatedPeer, standing: Standing) -> None:
+        """The disk has done its work, well or not."""
+        if not peer.alive:
+            return
+        if peer.frozen:
+            peer.backlog.append((self._written, (peer, standing)))
+            return
+        _, why = self._disk_faults.get(peer.host, (0.0, ""))
+        if not why:
+            peer.standing = standing
+        self._do(peer, peer.core.remembered(self._clock(peer), standing, why))
+
     def _do(self, peer: SimulatedPeer, instructions: list[Instruction]) -> None:
+        written: list[Standing] = []
         for instruction in instructions:
             match instruction:
                 case Send(link=link, message=message):
@@ -362,7 +382,8 @@ class SimulatedNetwork:
                         assert pipe.back is not None
                         pipe.back.is_open = False
                 case Remember(standing=standing):
-                    peer.standing = standing
+                    delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
+                    self._at(delay, self._written, peer, standing) if delay else written.append(standing)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -370,6 +391,8 @@ class SimulatedNetwork:
                         self.log(f"{peer.id}: {event}")
             if self._observer is not None:
                 self._observer(peer, instruction)
+        for standing in written:
+            self._written(peer, standing)
         if instructions or peer.tick_at <= self.now:
             self._tick(peer, peer.tick_at)
 

@@ -72,6 +72,8 @@ class Opening:
         self.sealer: Sealer | None = None
         self.opener: Opener | None = None
         self.is_open = False
+        self.has_begun = False
+        """At the responder: whether the other side has sent a valid first message. A stranger can do that too."""
         self._credentials = credentials
         self._ciphers = preferred() if ciphers is None else ciphers
         self._preamble = PREAMBLE.pack(
@@ -137,11 +139,13 @@ class Opening:
         self.outgoing += self._preamble
         self._compare(preamble)
         if self._credentials is None:
+            self.has_begun = True
             length = _checked(LENGTH.unpack((yield LENGTH.size))[0], MAX_PURPOSE)
             self.purpose = greeting.decode((yield length) if length else b"")
             return
         noise = self._noise(initiator=False)
         noise.read((yield MESSAGE_1_BYTES))
+        self.has_begun = True
         self.outgoing += noise.write()
         limit = MAX_PURPOSE + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 64
         length = _checked(LENGTH.unpack((yield LENGTH.size))[0], limit, least=MESSAGE_3_OVERHEAD)

@@ -15,6 +15,7 @@ from ringfort.cluster.events import (
     PeerLost,
     Waiting,
 )
+from ringfort.cluster.health import HealthEvent, HealthStatus
 from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.messages import (
     Accept,
@@ -60,11 +61,15 @@ class Bench:
 
     def __init__(self, config: AutoDiscoveryConfig | None = None) -> None:
         self.now = 100.0
+        self.writes = True
         self.core = PeerCore(Member("n1.b", "host1"), config or AutoDiscoveryConfig(), self.now)
         self.out: list[Instruction] = []
 
     def do(self, out: list[Instruction]) -> list[Instruction]:
+        """Carries out what concerns the disk, at once, unless a test does it."""
         self.out += out
+        for instruction in [i for i in out if isinstance(i, Remember)] if self.writes else []:
+            out = out + self.do(self.core.remembered(self.now, instruction.standing))
         return out
 
     def say(self, link: int, *messages: AnyMessage) -> list[Instruction]:
@@ -142,6 +147,17 @@ def test_of_two_links_the_one_that_the_lower_id_dialled_stays(bench: Bench) -> N
 def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> None:
     bench.meet(1, "n0.a")
     assert closed(bench.meet(2, "n0.a")) == [1]
+
+
+def test_an_epoch_goes_on_when_a_member_comes_by_another_link(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    bench.out.clear()
+    bench.do(bench.core.connected(bench.now, 5, "n0", initiated=False))
+    assert closed(bench.say(5, Hello(Member("n0.a", "host-n0")))) == [1]
+    assert bench.core.epoch == epoch
+    bench.say(5, Report(Standing(3, epoch), 3, ("n1.b", "n2.c")), Beat(1.0, bench.now))
+    assert bench.core.epoch == epoch
+    assert not [event for event in events(bench.out) if isinstance(event, (PeerJoined, PeerLost, EpochEnded))]
 
 
 def test_a_call_to_oneself_is_ended_without_a_word(bench: Bench) -> None:
@@ -319,6 +335,30 @@ def test_who_leaves_is_released_where_all_its_companions_are_there_to_hear_it() 
     bench.say(2, Departed("n2.c", Standing(3, epoch)))
     bench.core.leave(bench.now)
     assert bench.core.is_released
+
+
+# --- a busy program ---------------------------------------------------------------------------------------------------
+
+
+def test_the_heartbeats_of_a_busy_program_say_so(bench: Bench) -> None:
+    bench.meet(1, "n0.a")
+    for busy in (True, False):
+        bench.do(bench.core.set_busy(bench.now, busy))
+        beats = [m for m in sent(bench.wait(0.5, 1), 1) if isinstance(m, Beat)]
+        assert {beat.busy for beat in beats} == {busy}
+
+
+def test_a_peer_whose_program_is_busy_is_degraded_at_once_and_stays_in_the_epoch(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    bench.wait(0.3, 1, 2)
+    told: list[ClusterEvent] = []
+    for _ in range(30):
+        bench.wait(0.2, 2)
+        told += events(bench.say(1, Beat(bench.now, bench.now, busy=True)))
+    assert [(event.peer, event.status) for event in told if isinstance(event, HealthEvent)] == [
+        ("n0.a", HealthStatus.DEGRADED)
+    ]
+    assert bench.core.epoch == epoch
 
 
 # --- the epoch --------------------------------------------------------------------------------------------------------

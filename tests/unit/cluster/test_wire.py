@@ -76,6 +76,18 @@ def test_messages_of_every_size_arrive_whole_and_an_end_is_told(encrypted: bool)
     in_loop(_carries)(encrypted)
 
 
+@pytest.mark.parametrize("how", [ControlLink.abort, ControlLink.close])
+def test_a_link_that_is_ended_while_it_is_only_being_attached_ends(how: Callable[[ControlLink], None]) -> None:
+    async def end() -> None:
+        one, two = await opened()
+        how(one.link)  # as a node that stops does: nothing has been made yet that could be closed
+        await one.link.attach(one.sock)
+        await one.link.ended.wait()
+        two.sock.close()
+
+    in_loop(end)()
+
+
 @in_loop
 async def test_a_message_may_arrive_byte_by_byte() -> None:
     one, two = await opened()

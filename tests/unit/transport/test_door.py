@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +23,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport import door as door_module
+from ringfort.transport.admission import MAX_WAITING
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
 from ringfort.transport.frames import PROTOCOL_VERSION
@@ -45,9 +48,13 @@ class Street:
     def call(self, words: bytes = b"") -> socket.socket:
         """Somebody who connects and says `words`."""
         sock = socket.create_connection(self.door.address, timeout=5)
-        self._sockets.append(sock)
+        self.keep(sock)
         sock.sendall(words)
         return sock
+
+    def keep(self, sock: socket.socket) -> None:
+        """Closes `sock` in the end."""
+        self._sockets.append(sock)
 
     def visit(
         self, purpose: Greeting = JOIN, credentials: Credentials | None = None, *, encryption: str = "on"
@@ -273,6 +280,79 @@ def test_the_oldest_stranger_makes_room_for_a_new_one(street: Street, monkeypatc
     visit.result()
     assert "too many strangers" in street.turned_away()
     assert strangers[0].recv(1) == b""
+
+
+@pytest.mark.parametrize("kind", ["silent, the same address", "half an opening, another address"])
+def test_a_member_whose_answer_takes_long_keeps_its_place_in_a_flood(street: Street, kind: str) -> None:
+    """Between its first message and its third, four times as many come as there are places."""
+    words = b"" if "silent" in kind else bytes(Opening(impostor(), JOIN).outgoing)
+    source = ("127.0.0.1" if "the same" in kind else "127.0.0.2", 0)
+
+    def flood() -> None:
+        for _ in range(2 * MAX_WAITING):
+            sock = socket.create_connection(street.door.address, timeout=5, source_address=source)
+            street.keep(sock)
+            sock.sendall(words)
+            assert street.door.wait(time.monotonic())[0] == []
+
+    flood()
+    opening = Opening(member(), JOIN)
+    sock = street.call(bytes(opening.outgoing))
+    opening.outgoing.clear()
+    flood()
+    while not opening.outgoing:
+        opening.feed(sock.recv(opening.wants))
+    flood()
+    sock.sendall(opening.outgoing)
+    [arrival] = street.arrivals()
+    assert arrival.said == JOIN
+
+
+class Full(socket.socket):
+    """A listening socket whose process has no descriptor left. Counts how often it was asked."""
+
+    asked = 0
+    is_full = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        if self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    slept: list[float] = []
+    monkeypatch.setattr(door_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    listener = Full(fileno=listen("127.0.0.1", 0).detach())
+    door = Door(listener, HOST)
+    select = door._selector.select
+
+    def sleep(seconds: float) -> object:
+        found = select(0)
+        if not found:  # nothing to do until then
+            slept.append(seconds)
+            now[0] += seconds
+        return found
+
+    monkeypatch.setattr(door._selector, "select", sleep)
+    with socket.create_connection(door.address, timeout=5) as caller, caplog.at_level(logging.WARNING):
+        while now[0] < 1002:
+            assert door.wait(1002) == ([], [])
+        assert listener.asked == 20
+        assert len(slept) == 20
+        assert len(caplog.records) == 1
+        where = f"127.0.0.1:{door.address[1]}"
+        assert f"cannot accept connections at {where}: Too many open files; raise the limit with" in caplog.text
+        listener.is_full = False
+        while not door._waiting:
+            door.wait(1010)
+        assert now[0] < 1003
+        assert door._waiting[next(iter(door._waiting))].address == address_of(caller)
+    door.close()
 
 
 def test_a_stranger_that_speaks_while_it_makes_room_is_no_problem(
