@@ -408,6 +408,19 @@ def test_a_commit_that_the_leader_could_not_send_is_learned_from_another_member(
     assert bench.core.epoch == proposal.epoch
 
 
+def test_a_member_holds_only_while_nobody_has_left_the_epoch_for_a_later_one(bench: Bench) -> None:
+    """n2.c accepts epoch 4, which lets a newcomer in, before it hears that n1.b holds. It is in no epoch then, and
+    would wait for one for as long as n1.b holds."""
+    epoch = bench.in_epoch()
+    bench.meet(3, "n3.d")
+    bench.do(bench.core.hold(bench.now, True))
+    larger = (*epoch.members, Member("n3.d"))
+    offers = [Propose(Term(1, "n0.a"), Epoch(n, "n0.a", larger, (), LINE), (epoch,)) for n in (4, 5)]
+    assert Reject(4, "I hold: newcomers must wait") in sent(bench.say(1, offers[0]), 1)
+    bench.say(2, Report(Standing(4, epoch, (offers[0].epoch,)), 0, ("n0.a", "n1.b", "n3.d")))
+    assert Accept(5) in sent(bench.say(1, offers[1]), 1)
+
+
 def test_newcomers_wait_while_a_member_holds() -> None:
     bench = Bench(AutoDiscoveryConfig(settle=0.2))
     bench.wait(1.0)
