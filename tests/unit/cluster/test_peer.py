@@ -144,6 +144,17 @@ def test_of_two_links_the_one_that_the_lower_id_dialled_stays(bench: Bench) -> N
     assert not any(isinstance(event, PeerLost) for event in events(bench.out))
 
 
+def test_on_the_link_that_stays_everything_is_said_again(bench: Bench) -> None:
+    """What was said on the other link is not heard once this one is in use."""
+    bench.do(bench.core.vouch(bench.now, "n1.x", Standing()))
+    bench.wait(1.0)
+    bench.meet(1, "n2.c", initiated=False)
+    assert bench.core.leader == "n1.b"
+    out = bench.meet(2, "n2.c", initiated=True)
+    assert closed(out) == [1]
+    assert [type(m) for m in sent(out, 2) if isinstance(m, (Lead, Departed))] == [Lead, Departed]
+
+
 def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> None:
     bench.meet(1, "n0.a")
     assert closed(bench.meet(2, "n0.a")) == [1]
