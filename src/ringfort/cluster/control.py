@@ -121,13 +121,14 @@ class Control:
         choice = self.finder.choose()
         try:
             self._store.open()
+            # Before the core hears of anything or anybody: the disk may be slow, and nothing must be founded meanwhile.
+            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
             self.entrance.open(choice.addresses, config.port)
             self.speeds.describe(
                 this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
             )
             self._tell_addresses()
             await self._vouch()
-            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
             await self.finder.start(self.entrance.port)
             self._moved(choice)
         except BaseException:
