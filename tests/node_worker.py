@@ -13,7 +13,10 @@ Every event of the cluster is a line {"event": its class, "text": ..., "at": sec
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -94,6 +97,27 @@ class Worker:
             context.all_reduce(array)
             time.sleep(pause)
         say(sum=float(array[0]))
+
+    def busy(self, seconds: float) -> None:
+        """Holds the interpreter lock, as a long call of a C library does."""
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        say(was_busy=True)
+
+    def fork(self) -> None:
+        """A child that has copies of all descriptors and does nothing, as a data loader's worker."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                self.node.snapshot()
+            except DistributedError as exc:
+                os.write(writer, str(exc).encode())
+            while True:
+                signal.pause()
+        say(child=child, forked=os.read(reader, 4096).decode())
+
+    def control(self) -> None:
+        say(control=self.node._host.pid)
 
     def hold(self, holding: bool) -> None:
         self.node.hold(holding)

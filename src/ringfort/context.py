@@ -25,6 +25,7 @@ from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Thread
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class DistributedContext:
         """How tensors on a GPU get to the network and back, by device: see `ringfort.torch.gpu`."""
         self._traffic = Traffic()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
+        keep_from_children(self)
+
+    def abandon(self) -> None:
+        """In a forked child: a thread of the parent's may have held a lock of these. For `transport/forks.py`."""
+        self.metrics = DistributedMetrics()
 
     @property
     def rank(self) -> int:
@@ -303,6 +309,14 @@ class DistributedContext:
                     self.backend.check_peer(member, "members")
             return None
         return DistributedContext(SubBackend(self.backend, chosen))
+
+    def over(self, backend: Backend) -> DistributedContext:
+        """A context of this one's group over another backend, which counts in the metrics of this one."""
+        return DistributedContext(backend, metrics=self.metrics)
+
+    def let_go(self) -> None:
+        """Nothing more will be issued: the threads end when they have done what is queued. Waits for nothing."""
+        self._runner.let_go()
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """What this context has done since it was made, or since `reset_metrics`: per operation count, failures, bytes

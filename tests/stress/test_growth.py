@@ -21,7 +21,13 @@ WORK = 60.0
 """Seconds for what takes two on an idle machine."""
 
 
-def together(nodes: list[Node], step: int, *, largest: int, stripes: int | str) -> list[float]:
+class Grower(Node):
+    """Does what `tests.growth_worker` can."""
+
+    module = "tests.growth_worker"
+
+
+def together(nodes: list[Grower], step: int, *, largest: int, stripes: int | str) -> list[float]:
     """All of them form a ring and use it; returns the seconds that forming took each."""
     for node in nodes:
         node.do("form", n=len(nodes), stripes=stripes)
@@ -39,7 +45,7 @@ def together(nodes: list[Node], step: int, *, largest: int, stripes: int | str) 
 def test_a_group_that_grows_and_shrinks_computes_right(stripes: int | str) -> None:
     chance, steps = random.Random(ROUNDS), count(1)
     took: list[float] = []
-    with lan(4) as net, nodes_on(list(net.hosts), module="tests.growth_worker") as (nodes,):
+    with lan(4) as net, nodes_on(list(net.hosts), kind=Grower) as (nodes,):
         here = nodes[:2]
         for node in here:
             node.start()
@@ -65,7 +71,7 @@ def test_a_group_that_grows_and_shrinks_computes_right(stripes: int | str) -> No
 def test_a_group_whose_every_member_is_replaced_in_turn_computes_right() -> None:
     chance, steps = random.Random(3), count(1)
     took: list[float] = []
-    with lan(3) as net, nodes_on(list(net.hosts), module="tests.growth_worker") as (nodes,):
+    with lan(3) as net, nodes_on(list(net.hosts), kind=Grower) as (nodes,):
         for node in nodes:
             node.start()
         together(nodes, next(steps), largest=SIZES[-1], stripes=1)
@@ -85,7 +91,7 @@ def test_a_group_whose_every_member_is_replaced_in_turn_computes_right() -> None
 
 def test_the_links_are_priced_as_the_cluster_measured_them() -> None:
     """On 100 Mbit/s: two ranks on each of two hosts send little between the hosts, and that compressed."""
-    with lan(2) as net, nodes_on([*net.hosts, *net.hosts], module="tests.growth_worker") as (nodes,):
+    with lan(2) as net, nodes_on([*net.hosts, *net.hosts], kind=Grower) as (nodes,):
         for host in net.hosts:
             net.limit(host, 100)
         for node in nodes:
@@ -107,14 +113,14 @@ def test_the_links_are_priced_as_the_cluster_measured_them() -> None:
     assert prices[0]["compression"] == "int4"
 
 
-def leave(here: list[Node], chance: random.Random) -> Node:
+def leave(here: list[Grower], chance: random.Random) -> Grower:
     """One of them says goodbye."""
     node = here.pop(chance.randrange(len(here)))
     node.ask("stop", "stopped")
     return node
 
 
-def die(here: list[Node], chance: random.Random) -> Node:
+def die(here: list[Grower], chance: random.Random) -> Grower:
     """One of them is killed; another process takes its place later."""
     node = here.pop(chance.randrange(len(here)))
     node.kill()

@@ -288,6 +288,10 @@ class Backend(ABC):
         """The number of the group's next collective."""
         return next(self._operations)  # whole, whatever other threads do
 
+    def numbering(self) -> Callable[[], int]:
+        """`next_operation`, as a function that does not hold this backend: for what the backend itself keeps."""
+        return self._operations.__next__
+
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         """`envelope` for a collective that has its number."""
         seconds = self.check_timeout(timeout)

@@ -71,6 +71,15 @@ class _EpochBackend(MeshBackend):
         self.node.record_work()  # who has done most leads, among equals
         return super().next_operation()
 
+    def numbering(self) -> Callable[[], int]:
+        node, number = self.node, super().numbering()
+
+        def next_number() -> int:
+            node.record_work()
+            return number()
+
+        return next_number
+
 
 class AutoDiscoveryBackend(Backend):
     """A rank of whatever group the machines here have agreed on.
@@ -226,8 +235,9 @@ class AutoDiscoveryBackend(Backend):
             mesh.fail(lambda: ControlLostError(event.why))
         elif isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
             mesh.has_lost = True
-            # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
-            if not event.died:
+            # One that has left may only have been done first; the others may finish, and the engine learns by itself
+            # who needed it. Of one that was killed it may not learn: a forked child can keep the connections open.
+            if not event.left:
                 mesh.lose(mesh.epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == mesh.epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
@@ -280,6 +290,9 @@ class AutoDiscoveryBackend(Backend):
 
     def next_operation(self) -> int:
         return self.current.next_operation()
+
+    def numbering(self) -> Callable[[], int]:
+        return self.current.numbering()
 
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         return self.current.envelope_of(operation, call, timeout)

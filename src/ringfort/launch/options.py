@@ -32,6 +32,8 @@ class RunOptions:
     """`MIN` or `MIN:MAX` machines."""
     peers: Sequence[str] = ()
     interfaces: Sequence[str] = ()
+    restart_without: Sequence[str] = ()
+    """Machines, by name or peer id, that are gone for good."""
     timeout: float = TIMEOUT
 
     def __post_init__(self) -> None:

@@ -64,6 +64,7 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 timeout=options.timeout,
                 peers=options.peers,
                 interfaces=options.interfaces,
+                restart_without=options.restart_without,
             )
             node = ClusterNode(config, slots=options.local)
             stack.callback(node.subscribe(inbox.put))

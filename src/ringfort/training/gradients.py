@@ -56,7 +56,8 @@ def average_gradients(
     `sum(weight * gradient) / sum(weight)`; a rank of weight 0 contributes nothing, whatever its arrays hold.
 
     With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, fewer bytes are sent, and what a step does
-    not send goes with the next: by a compressor that the context keeps for that strategy, or by the
+    not send goes with the next (`"auto"` may choose `int4`, which costs Adam some of its progress; `"auto(0.05)"`
+    chooses `int8` at most): by a compressor that the context keeps for that strategy, or by the
     `GradientCompressor` that you pass, whose state you can save with a checkpoint. Gradients are known by their place
     in the tree.
 
