@@ -118,6 +118,18 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def listen_everywhere() -> socket.socket:
+    """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
+    if socket.has_dualstack_ipv6():
+        try:
+            sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+        except OSError:  # switched off for this network
+            return listen("", 0)
+        sock.setblocking(False)
+        return sock
+    return listen("", 0)
+
+
 def adopt_listener(fd: int) -> socket.socket:
     """The listening socket that a launcher opened for this process."""
     try:
