@@ -635,7 +635,7 @@ def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
 
     control.core.tick = faulty  # type: ignore[method-assign]
     assert ticked.wait(PATIENCE)
-    assert "the control thread failed; it goes on" in caplog.text
+    assert "the control service failed; it goes on" in caplog.text
 
 
 def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(

@@ -426,7 +426,7 @@ class Control:
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.
-            _log.exception("the control thread failed; it goes on")
+            _log.exception("the control service failed; it goes on")
             self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILURE, self._tick)
 
     # --- addresses ----------------------------------------------------------------------------------------------------
