@@ -61,7 +61,7 @@ class DistributedContext:
 
     def abandon(self) -> None:
         """In a forked child: a thread of the parent's may have held a lock of these. For `transport/forks.py`."""
-        self._metrics = DistributedMetrics()
+        self.metrics = DistributedMetrics()
 
     @property
     def rank(self) -> int:
@@ -309,6 +309,14 @@ class DistributedContext:
                     self.backend.check_peer(member, "members")
             return None
         return DistributedContext(SubBackend(self.backend, chosen))
+
+    def over(self, backend: Backend) -> DistributedContext:
+        """A context of this one's group over another backend, which counts in the metrics of this one."""
+        return DistributedContext(backend, metrics=self.metrics)
+
+    def let_go(self) -> None:
+        """Nothing more will be issued: the threads end when they have done what is queued. Waits for nothing."""
+        self._runner.let_go()
 
     def metrics_snapshot(self) -> MetricsSnapshot:
         """What this context has done since it was made, or since `reset_metrics`: per operation count, failures, bytes

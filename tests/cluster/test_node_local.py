@@ -619,6 +619,35 @@ def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster
     assert not closing.is_alive()
 
 
+def test_a_discovery_that_does_not_let_itself_be_ended_does_not_keep_a_node_from_closing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeroconf swallows a cancellation now and then; control processes stayed for ever, and at full speed."""
+    monkeypatch.setattr("ringfort.cluster.control.STOP_WITHIN", 0.05)
+    node = cluster.start()
+    control, stopped = inside(node), threading.Event()
+    close, stop = control.finder.close, control.stop
+
+    async def close_when_stopped() -> None:
+        while not stopped.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        await close()
+
+    async def stop_and_tell(*args: Any, **kwargs: Any) -> None:
+        await stop(*args, **kwargs)
+        stopped.set()
+
+    control.finder.close, control.stop = close_when_stopped, stop_and_tell  # type: ignore[method-assign]
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    try:
+        assert stopped.wait(PATIENCE)
+    finally:
+        stopped.set()
+        closing.join()
+
+
 def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

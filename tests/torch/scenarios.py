@@ -512,7 +512,7 @@ def wrong_arguments(rank: int, world_size: int) -> list[str]:
                 lambda: all_gather_single(torch.zeros(3 * world_size + 1), x),
                 lambda: dist.all_to_all_single(x.clone(), x, [1], [3]),
                 lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG),
-                lambda: dist.all_reduce(torch.ones(3, dtype=torch.float32).to_sparse()),
+                lambda: dist.broadcast(torch.ones(3).to_sparse(), src=0),
                 lambda: dist.all_reduce(torch.ones(3, device="meta")),
                 lambda: pg.send([x], world_size, 0),
                 lambda: pg.send([x], (rank + 1) % world_size, -1),

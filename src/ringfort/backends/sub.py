@@ -28,11 +28,18 @@ class SubBackend(Backend):
     """
 
     def __init__(
-        self, parent: Backend, members: Iterable[int], *, is_ordered: bool = False, label: str | None = None
+        self,
+        parent: Backend,
+        members: Iterable[int],
+        *,
+        is_ordered: bool = False,
+        label: str | None = None,
+        is_brief: bool = False,
     ) -> None:
         """`members` are ranks of `parent`; repetition does not matter, nor does order unless `is_ordered`: then it is
         that of the ranks here. With a `label`, which must be the same at all members and no other group's of theirs,
-        their sub-groups may be made in any order.
+        their sub-groups may be made in any order. A group that `is_brief`, made for a few collectives, spends no time
+        on measuring links and on shared memory of its own.
 
         Raises `InvalidWorldSizeError` without members, `InvalidRankError` if this rank is not among them or one is no
         rank of the parent."""
@@ -55,11 +62,12 @@ class SubBackend(Backend):
         self._in_parent = locals_
         # Messages go straight to the outermost backend: nesting costs nothing.
         self._outermost: Backend = parent._outermost if isinstance(parent, SubBackend) else parent
-        self.is_measured = parent.is_measured
+        self.is_measured = parent.is_measured and not is_brief
         self.speeds = {rank: parent.speeds[member] for rank, member in enumerate(locals_) if member in parent.speeds}
         self._members = tuple(parent.members[member] for member in locals_)
         self._member_set = frozenset(self._members)
-        self._boards = self._outermost.boards_for(self) if isinstance(self._outermost, MeshBackend) else None
+        mesh = None if is_brief else self._outermost
+        self._boards = mesh.boards_for(self) if isinstance(mesh, MeshBackend) else None
         twin = parent.count_sub_group(locals_) if label is None else label
         self._channel = _channel(parent.channel, self._members, twin)
 

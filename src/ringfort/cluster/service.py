@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ringfort.cluster import explain, ipc
-from ringfort.cluster.control import Control
+from ringfort.cluster.control import STOP_WITHIN, Control
 from ringfort.cluster.events import ClusterEvent, Noted
 from ringfort.cluster.forming import Forming, Seat
 from ringfort.cluster.process_watch import ProcessWatch
@@ -32,6 +33,8 @@ PING_EVERY: Final = 0.25
 """Seconds between two questions whether the program's interpreter runs."""
 BUSY_AFTER: Final = 0.5
 """Seconds without an answer after which the program is busy."""
+_DEAD_WITHIN: Final = 10
+"""Seconds after the end of the training process within which the control process has ended, too."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program which does not read. Later notes are dropped."""
 _READ: Final = 1 << 16
@@ -69,7 +72,8 @@ class ControlService:
             why, died = await self._end
             for task in tuple(self._tasks.values()):
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            if self._tasks:
+                await asyncio.wait(self._tasks.values(), timeout=STOP_WITHIN)
             if self.control is not None:
                 await self.control.stop(why, died=died)
         finally:
@@ -88,6 +92,10 @@ class ControlService:
 
     def _gone(self) -> None:
         """The training process has ended without a word: its peers hear it from here, at once."""
+        if self._watch is not None:
+            if self._watch.descriptor is not None:
+                self._loop.remove_reader(self._watch.descriptor)  # it stays readable
+            signal.alarm(_DEAD_WITHIN)  # whatever hangs: a control process never outlives its training process for long
         self._stop("its process ended without closing its node", died=True)
 
     def _stop(self, why: str, *, died: bool = False) -> None:
@@ -318,8 +326,6 @@ def _forward_logs(service: ControlService, level: int) -> None:
 
 def main(descriptor: int, pidfd: int) -> None:
     """What the control process runs. `pidfd` is -1 where there is none."""
-    import signal
-
     # It ends with its training process and not before: that one may take its time over a signal to the whole group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -328,5 +334,10 @@ def main(descriptor: int, pidfd: int) -> None:
         if each >= 0:
             os.set_inheritable(each, False)
     watch = ProcessWatch(pidfd if pidfd >= 0 else None)
-    asyncio.run(ControlService(socket.socket(fileno=descriptor), watch).run())
+    asyncio.run(_serve(ControlService(socket.socket(fileno=descriptor), watch)))
+
+
+async def _serve(service: ControlService) -> None:
+    await service.run()
+    # Here and not after `asyncio.run`, which waits without limit for tasks that do not let themselves be cancelled.
     os._exit(0)  # nothing is left to do, and to take the interpreter apart would take 0.1 s that `close` waits for

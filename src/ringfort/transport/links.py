@@ -26,6 +26,8 @@ _LINGER = 0.3
 """Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
 _WITHOUT_A_WORD = "its process died or closed the connection without a word"
 _WITHOUT_CLOSING = "its program ended, or dropped the group, while it was still needed"
+_MOST_WAITS = 1024
+"""Groups of which a link keeps in which collective its peer waits; the callbacks of torch make many that end soon."""
 
 Describe = Callable[[bytes], str]
 """Turns a call's 16 bytes into words for people; the collectives know how."""
@@ -247,6 +249,8 @@ class Links:
             return  # it has done all it can: whoever slept is awake and looks
         if header.kind == WAITING:
             link.waits_in[header.channel] = (header.operation, header.call)
+            if len(link.waits_in) > _MOST_WAITS:
+                del link.waits_in[next(iter(link.waits_in))]
             return
         try:
             notice = notices.decode(event.payload)
