@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import queue
 import select
@@ -314,6 +315,19 @@ def test_a_node_can_be_closed_twice_and_does_not_start_again(cluster: Cluster) -
         node.start()
     with pytest.raises(ChannelClosedError):
         node.snapshot()
+
+
+def test_a_node_that_is_dropped_leaves_the_cluster(cluster: Cluster) -> None:
+    one = cluster.start()
+    two = ClusterNode(LOCAL, credentials=cluster.credentials(), control="thread").start()
+    peer = two.peer_id
+    one.wait_for_peers(1, PATIENCE)
+    two.subscribe(two._callbacks.append)  # as a backend does, which holds its node
+    del two
+    gc.collect()
+    event = cluster.wait_for(one, lambda event: isinstance(event, PeerLost))
+    assert isinstance(event, PeerLost)
+    assert (event.peer, event.left) == (peer, True)
 
 
 def test_closing_wakes_those_who_wait(cluster: Cluster) -> None:
@@ -650,7 +664,7 @@ def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
 
     control.core.tick = faulty  # type: ignore[method-assign]
     assert ticked.wait(PATIENCE)
-    assert "the control thread failed; it goes on" in caplog.text
+    assert "the control service failed; it goes on" in caplog.text
 
 
 def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(

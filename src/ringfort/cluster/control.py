@@ -327,6 +327,8 @@ class Control:
 
     def _measured(self, address: str, found: Measurement) -> None:
         """A control link stays where it is: what it carries is little. The data goes the fastest way."""
+        if self.core.is_over:  # the links are closed already
+            return
         if self.core.contacts.get(found.peer) is not None and self.speeds.measured(found, address):
             ways = encode(self.speeds.ways())
             for contact in self.core.contacts:
@@ -429,7 +431,7 @@ class Control:
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.
-            _log.exception("the control thread failed; it goes on")
+            _log.exception("the control service failed; it goes on")
             self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILURE, self._tick)
 
     # --- addresses ----------------------------------------------------------------------------------------------------

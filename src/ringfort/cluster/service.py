@@ -21,9 +21,10 @@ from typing import Any, Final
 from ringfort.cluster import explain, ipc
 from ringfort.cluster.control import STOP_WITHIN, Control
 from ringfort.cluster.events import ClusterEvent, Noted
+from ringfort.cluster.forming import Forming, Seat
 from ringfort.cluster.process_watch import ProcessWatch
 from ringfort.cluster.setup import Setup
-from ringfort.errors import ChannelClosedError
+from ringfort.errors import ChannelClosedError, RendezvousTimeoutError
 from ringfort.transport.channel import Session
 
 _log = logging.getLogger(__name__)
@@ -154,8 +155,6 @@ class ControlService:
                 control.step_down()
             case ipc.Tell(topic=topic, body=body, peer=peer):
                 control.tell(topic, body, peer)
-            case ipc.Missing():
-                return control.forming.missing()
             case ipc.Peers():
                 return explain.view_peers(control)
             case ipc.Health():
@@ -193,7 +192,7 @@ class ControlService:
         try:
             if self.control is None:
                 raise ChannelClosedError("this node is not running; call start()")
-            seats = await self.control.forming.form(request.epoch, request.machine)
+            seats = await _within(request.timeout, self.control.forming, request)
         except Exception as exc:
             self._failed(number, exc)
             return
@@ -292,6 +291,20 @@ class ControlService:
             self._watch.wait_while_stopped()
             if self._watch.has_ended:
                 self._gone()
+
+
+async def _within(timeout: float, forming: Forming, request: ipc.Form) -> dict[int, Seat]:
+    """Raises `RendezvousTimeoutError` with who is missing."""
+    work = asyncio.ensure_future(forming.form(request.epoch, request.machine))
+    try:
+        await asyncio.wait({work}, timeout=timeout)
+        if work.done():
+            return work.result()
+        missing = forming.missing()
+        state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
+        raise RendezvousTimeoutError(f"connecting {request.epoch}", timeout, missing=tuple(missing), state=state)
+    finally:
+        work.cancel()
 
 
 class _LogForwarder(logging.Handler):
