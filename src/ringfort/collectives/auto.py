@@ -30,7 +30,6 @@ at once, takes at least what all cores together need: (n-1)/n (m a + S (b + f)).
 from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,6 +39,7 @@ from ringfort.collectives.costs import LinkCosts
 from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport import quick
+from ringfort.transport.finalisers import WeakKeys
 from ringfort.transport.frames import MAX_FRAGMENT
 from ringfort.transport.messages import Envelope
 
@@ -267,7 +267,7 @@ def tree_depth(world_size: int, arity: int) -> int:
 
 # --- what a collective asks -------------------------------------------------------------------------------------------
 
-_models: WeakKeyDictionary[Backend, CostModel] = WeakKeyDictionary()
+_models: WeakKeys[Backend, CostModel] = WeakKeys()
 
 
 def needs_measuring(backend: Backend) -> bool:

@@ -8,7 +8,7 @@ from contextvars import Context
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ringfort.collectives.shared import Combine, Folding
 from ringfort.config import KIB, AllReduceStrategy, Shape
 from ringfort.errors import DistributedError
 from ringfort.transport.board import Board
+from ringfort.transport.finalisers import WeakKeys
 from ringfort.transport.fold import Array
 from ringfort.transport.frames import MAX_FRAGMENT
 
@@ -203,7 +204,7 @@ class _Swap(NamedTuple):
     """Where they are folded, our elements come before the partner's."""
 
 
-_landings: WeakKeyDictionary[Backend, Array] = WeakKeyDictionary()
+_landings: WeakKeys[Backend, Array] = WeakKeys()
 """Where a partner's elements wait until they are folded: a group is in one collective at a time."""
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ringfort.collectives import plan
 from ringfort.collectives.operation import Memory, run_steps
 from ringfort.collectives.plan import Span
 from ringfort.config import MIB
+from ringfort.transport.finalisers import WeakKeys
 from ringfort.transport.fold import Array
 from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
@@ -41,8 +41,8 @@ WORTH: Final = 1.2
 Move = Callable[[Backend, Span], None]
 """Moves the elements of a span over one stripe."""
 
-_used: WeakKeyDictionary[Backend, int] = WeakKeyDictionary()
-_tried: WeakKeyDictionary[Backend, dict[bytes, list[float]]] = WeakKeyDictionary()
+_used: WeakKeys[Backend, int] = WeakKeys()
+_tried: WeakKeys[Backend, dict[bytes, list[float]]] = WeakKeys()
 """Seconds of each of the calls so far, by what tells calls apart."""
 
 

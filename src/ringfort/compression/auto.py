@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.config import KIB, MIB
+from ringfort.transport.finalisers import WeakKeys
 from ringfort.transport.fold import Array
 from ringfort.transport.messages import Envelope
 
@@ -158,10 +158,8 @@ def _ms(seconds: float) -> str:
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
-_tables: WeakKeyDictionary[Backend, Table] = WeakKeyDictionary()
-_chosen: WeakKeyDictionary[Backend, dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]] = (
-    WeakKeyDictionary()
-)
+_tables: WeakKeys[Backend, Table] = WeakKeys()
+_chosen: WeakKeys[Backend, dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]] = WeakKeys()
 
 
 def table_of(backend: Backend, envelope: Envelope) -> Table:

@@ -14,7 +14,6 @@ from hashlib import sha256
 from itertools import zip_longest
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ringfort.compression.compressor import GradientCompressor, check_floats
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import MIB
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError
+from ringfort.transport.finalisers import WeakKeys
 from ringfort.transport.fold import Array
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _check_arguments(weight: object, bucket_bytes: object) -> None:
         raise InvalidArgumentError("weight", weight, "must be a finite number of at least 0, such as a sample count")
 
 
-_compressors: WeakKeyDictionary[DistributedContext, dict[CompressionStrategy, GradientCompressor]] = WeakKeyDictionary()
+_compressors: WeakKeys[DistributedContext, dict[CompressionStrategy, GradientCompressor]] = WeakKeys()
 
 
 def _compressor(ctx: DistributedContext, compression: Compression) -> GradientCompressor:
@@ -189,7 +189,7 @@ def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
 # Only the last agreement of each context is kept, and that is what makes skipping the check safe: either all ranks come
 # with what they last agreed on, or one does not and asks, and a question that meets a reduction is a mismatch. With a
 # set of former agreements, two ranks could each find a different one in it and average unrelated arrays.
-_last_agreed: WeakKeyDictionary[DistributedContext, tuple[str, ...]] = WeakKeyDictionary()
+_last_agreed: WeakKeys[DistributedContext, tuple[str, ...]] = WeakKeys()
 
 
 def _agree(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
