@@ -20,7 +20,8 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     backends/     base.py (Backend), group.py (what is true for one set of ranks only) and tcp, ring, simulated, sub,
                   hybrid; native.py and gloo, mpi, nccl (other engines)
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
-                  (streams), board (what ranks of one host share), opening, records (pure: the wall), door
+                  (streams), board (what ranks of one host share), opening, records (pure: the wall), door; locks,
+                  finalisers and forks (what Ctrl-C, a dropped group and a forked child must not break)
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     observe/      metrics
     config.py     settings; the only reader of the environment
