@@ -42,7 +42,8 @@ class Links:
         else:  # the same peer by another way: what it said of itself still holds, and so does the epoch with it
             contact.report = surplus.report
         state.health.watch(member.peer, state.time)
-        if surplus is not None:  # what was said on the other may have come too late to be heard
+        if surplus is not None:  # what was said on the other, either way, may have come too late to be heard
+            state.election.unheard(member.peer)
             state.send(contact.link, state.own_report())
             self.brief(contact)
         return True

@@ -155,6 +155,27 @@ def test_on_the_link_that_stays_everything_is_said_again(bench: Bench) -> None:
     assert [type(m) for m in sent(out, 2) if isinstance(m, (Lead, Departed))] == [Lead, Departed]
 
 
+def test_one_that_does_not_say_again_that_it_leads_is_followed_no_more(bench: Bench) -> None:
+    """It may have said on the other link that it does not, when that link was no longer listened to."""
+    bench.meet(1, "n0.a", initiated=True)
+    bench.say(1, Lead(Term(1, "n0.a")))
+    assert bench.core.leader == "n0.a"
+    assert closed(bench.meet(2, "n0.a", initiated=False)) == [1]
+    assert bench.core.leader is None
+    bench.say(2, Lead(Term(1, "n0.a")))
+    assert bench.core.leader == "n0.a"
+
+
+def test_a_goodbye_counts_on_whichever_link_it_comes(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 5, "n2", initiated=True))
+    bench.say(5, Hello(Member("n2.c", "host-n2")))
+    assert bench.core.contacts.get("n2.c") is bench.core.contacts.by_link(5)
+    bench.do(bench.core.connected(bench.now, 6, "n2", initiated=True))
+    bench.say(6, Hello(Member("n2.d", "host-n2")), Departed("n2.c", Standing(3)))
+    assert "n2.c" not in bench.core.sees
+
+
 def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> None:
     bench.meet(1, "n0.a")
     assert closed(bench.meet(2, "n0.a")) == [1]
