@@ -55,7 +55,7 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
         listener = tcp.listen("", 0)
         store.set(_PLACE, _place(listener, config))
         return TcpBackend(0, world_size, config=config, listener=listener)
-    return TcpBackend(rank, world_size, _way_to(store, config), config=config)
+    return TcpBackend(rank, world_size, _ways_to(store, config), config=config)
 
 
 def _config(options: Any) -> DistributedConfig:
@@ -77,8 +77,8 @@ def _place(listener: socket.socket, config: DistributedConfig) -> str:
     return json.dumps({"machine": machine_for(config).id.hex(), "hosts": hosts, "port": port})
 
 
-def _way_to(store: Any, config: DistributedConfig) -> str:
-    """Rank 0's address as seen from here: loopback on its own machine, elsewhere the first that answers."""
+def _ways_to(store: Any, config: DistributedConfig) -> list[str]:
+    """Rank 0's addresses as seen from here, the likeliest first: loopback alone on its own machine."""
     until = time.monotonic() + config.timeout
     try:
         store.wait([_PLACE], timedelta(seconds=config.timeout))  # `get` would wait for as long as the store was told
@@ -94,10 +94,8 @@ def _way_to(store: Any, config: DistributedConfig) -> str:
     except (ValueError, KeyError, TypeError) as exc:
         raise RendezvousError(f"what the store has of rank 0 makes no sense: {place[:200]!r}") from exc
     if machine == machine_for(config).id.hex():
-        return format_address("127.0.0.1", port)
-    found = tcp.connect([(host, port) for host in (*_host_of(store), *hosts)], time.monotonic() + config.timeout)
-    with found:
-        return format_address(found.getpeername()[0], port)
+        return [format_address("127.0.0.1", port)]
+    return [format_address(host, port) for host in dict.fromkeys((*_host_of(store), *hosts))]
 
 
 def _host_of(store: Any) -> list[str]:
