@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ringfort.cluster.contacts import BAN, Contact, node_of
 from ringfort.cluster.events import CloneFound, Misbehaved, PeerLost
 from ringfort.cluster.instructions import Close, Learn
@@ -58,7 +60,7 @@ class Links:
             state.out.append(Learn(about, addresses))
         elif about == contact.peer and contact.hello is not None:
             member = Member(about, contact.hello.member.host, contact.hello.member.slots, addresses)
-            contact.hello = Hello(member, contact.hello.name, contact.hello.version)
+            contact.hello = msgspec.structs.replace(contact.hello, member=member)
 
     def refuse(self, contact: Contact, why: str) -> None:
         """It misbehaves: its link is closed, and it is ignored for a while."""

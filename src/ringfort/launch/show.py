@@ -67,8 +67,9 @@ def _last_drawing(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-def summary(failure: Failure, here: str, stopped: int) -> str:
-    """Who failed first, on which machine, and its last lines. `stopped` ranks of this machine were ended for it."""
+def summary(failure: Failure, here: str, stopped: int, then: str = "") -> str:
+    """Who failed first, on which machine, and its last lines. `stopped` ranks of this machine were ended for it. `then`
+    says what follows."""
     if failure.rank is None:
         text = f"ringfort run: {failure.why}"
     else:
@@ -77,6 +78,8 @@ def summary(failure: Failure, here: str, stopped: int) -> str:
         text = f"ringfort run: rank {failure.rank}{where} {what}: it {describe_exit(failure.exit_code)}"
     if stopped:
         text += f"; stopped {stopped} {'other' if failure.rank is not None else 'rank'}{'s'[: stopped > 1]} here"
+    if then:
+        text += f"; {then}"
     if failure.tail:
         text += "\nits last lines:" + "".join(f"\n    {line}" for line in failure.tail)
     return text

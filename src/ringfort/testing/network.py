@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Any, Final
@@ -125,13 +125,14 @@ class SimulatedNetwork:
 
     # --- what a test does -------------------------------------------------------------------------------------------
 
-    def start(self, host: int, *, slots: int = 1) -> SimulatedPeer:
-        """A new process on `host`, which vouches for those that ended there. With no `slots` it is an observer."""
+    def start(self, host: int, *, slots: int = 1, run: str = "") -> SimulatedPeer:
+        """A new process on `host`, of `run`, which vouches for those that ended there. With no `slots` it is an
+        observer."""
         if host in self.peers and self.peers[host].alive:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
         me = Member(f"n{host}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",))
-        core = PeerCore(me, self._config, offset + self.now * rate, work_done=lambda: peer.work)
+        core = PeerCore(me, replace(self._config, run=run), offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer
         self.log(f"{peer.id} starts")
