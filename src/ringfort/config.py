@@ -440,6 +440,11 @@ def is_set(variable: str) -> bool:
     return bool(os.environ.get(variable))
 
 
+def is_dumb_terminal() -> bool:
+    """Whether the terminal, if there is one, cannot move its cursor."""
+    return os.environ.get("TERM", "") in ("dumb", "unknown")
+
+
 def _parse(name: str, text: str, kind: str) -> str | int | float:
     try:
         return float(text) if kind.startswith("float") else int(text) if kind.startswith("int") else text

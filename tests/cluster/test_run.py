@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -20,6 +22,7 @@ import pytest
 
 from ringfort.identity.namespace import NetworkNamespace
 from tests.namespaces import Host, Lan, lan, needs_namespaces
+from tests.terminal import Screen
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "tests" / "run_worker.py")
@@ -190,6 +193,54 @@ def test_what_is_piped_in_goes_to_the_first_rank() -> None:
     code, out, _ = run("-n", "2", WORKER, "listen", stdin="a word\n")
     assert code == 0
     assert sorted(out.splitlines()) == ["[0] heard 'a word\\n'", "[1] heard ''"]
+
+
+def test_in_a_terminal_progress_bars_show_live_one_for_each_rank(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    ours, theirs = pty.openpty()
+    screen, text = Screen(), codecs.getincrementaldecoder("utf-8")()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "ringfort.cli", "run", "-n", "2", WORKER, "bars", str(fifo)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1"},
+    )
+    os.close(theirs)
+
+    def shows(rows: Sequence[str]) -> bool:
+        """Reads on, until all of `rows` stand on the screen or nothing more comes."""
+        while not all(any(row.startswith(wanted) for row in screen.rows) for wanted in rows):
+            try:
+                screen.feed(text.decode(os.read(ours, 65536)))
+            except OSError:  # Linux says so when the other side has closed
+                return False
+        return True
+
+    try:
+        with launcher:
+            assert shows(["[0] half way", "[0] train:  50%", "[1] train:  50%"]), screen.rows
+            fifo.write_text("go")
+            assert shows(["[0] train: 100%", "[1] train: 100%"]), screen.rows
+            assert not shows(["more"])
+            assert launcher.wait(PATIENCE) == 0
+    finally:
+        launcher.kill()
+        os.close(ours)
+    assert [row[:15] for row in screen.rows[:1]] == ["[0] half way"]
+    assert sorted(row[:15] for row in screen.rows[1:]) == ["", "[0] train: 100%", "[1] train: 100%"]
+
+
+def test_in_a_pipe_a_progress_bar_is_its_last_state(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    (tmp_path / "go").touch()
+    code, out, err = run("-n", "2", WORKER, "bars", str(tmp_path / "go"))
+    assert (code, out) == (0, "[0] half way\n"), err
+    lines = err.splitlines()
+    assert sorted(line[:15] for line in lines if "100%" in line) == ["[0] train: 100%", "[1] train: 100%"]
+    assert all("100%" in line or " 50%" in line for line in lines)
 
 
 def test_when_nobody_reads_any_more_the_ranks_are_stopped() -> None:

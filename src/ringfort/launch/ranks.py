@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import IO, Final
 
-from ringfort.children import Child, Children, Output
+from ringfort.children import Child, Children
 from ringfort.config import DEFAULT_PATIENCE, Environment, format_address, is_set
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.blame import Failure
+from ringfort.launch.drawing import Drawing
+from ringfort.launch.show import Shown
 
 STOP_SECONDS: Final = 10.0
 """How long ranks may take to end by a signal before they are killed: enough to finish a step and write a checkpoint,
@@ -80,6 +82,7 @@ class MachineRanks:
     def __init__(self, children: Children, host: str) -> None:
         self._children = children
         self._host = host
+        self._drawings: dict[tuple[Child, bool], Drawing] = {}
         self._blame_at = inf
         self._kill_at = inf
         self._is_alone = True
@@ -117,14 +120,26 @@ class MachineRanks:
         """How many have not ended."""
         return sum(child.exit_code is None for child in self._children.children)
 
-    def poll(self) -> list[Output]:
-        """What the ranks wrote; waits a moment for it."""
-        outputs = self._children.poll()
-        for child, _, lines in outputs:
-            child.keep(lines)
-        if time.monotonic() >= self._kill_at:
+    def poll(self) -> list[Shown]:
+        """What the ranks wrote and what changed in it; waits a moment for it."""
+        written = {(output.child, output.is_error): output.data for output in self._children.poll()}
+        now = time.monotonic()
+        if now >= self._kill_at:
             self._children.signal(signal.SIGKILL)
-        return outputs
+        for key in written:
+            self._drawings.setdefault(key, Drawing())
+        shown: list[Shown] = []
+        for (child, is_error), drawing in self._drawings.items():
+            data = written.get((child, is_error))
+            rows = drawing.feed(now, data) if data else []
+            rows += drawing.finished(now)
+            # A process that left its group may hold the stream open when all others have ended.
+            if data == b"" or self._children.is_over:
+                rows += drawing.end()
+            child.keep([row.text for row in rows])
+            if rows or data is not None:
+                shown.append(Shown(child.number, is_error, rows, drawing.live()))
+        return shown
 
     def failure(self) -> Failure | None:
         """The first of these ranks that failed, as soon as it is known which; none after `stop`."""

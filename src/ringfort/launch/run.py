@@ -115,7 +115,7 @@ class _Launcher:
         try:
             self._begin()
             while not self._is_over:
-                self._printer.lines(self._ranks.poll())
+                self._printer.show(self._ranks.poll())
                 for item in self._inbox.items():
                     self._take(item)
                 self._do(agreement.tick(time.monotonic()))
@@ -129,6 +129,7 @@ class _Launcher:
             if self._listener is not None:
                 self._listener.close()
             self._children.close()
+            self._printer.finish()
         return self._sum_up()
 
     def _begin(self) -> None:
