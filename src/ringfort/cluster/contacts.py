@@ -30,6 +30,8 @@ class Contact:
     hello: Hello | None = None
     report: Report | None = None
     """The latest. A contact counts from the first one on."""
+    has_reported: bool = False
+    """On this link; the report may be from another one that this took the place of."""
     asked: float = 0.0
     """Our time when we sent the latest heartbeat that it has answered: it was surely there then."""
     their_time: float = 0.0

@@ -38,9 +38,11 @@ class Links:
             self.close(surplus, "there are two links")
         if surplus is contact:
             return False
-        state.forget(member.peer)
         state.health.watch(member.peer, state.time)
-        if surplus is not None:  # what changed since this link was opened was told on the other
+        if surplus is not None:
+            # It is the same process: what it said on the other link holds until it reports on this one, and so does its
+            # epoch. What changed here since this link was opened was told on the other.
+            contact.report = surplus.report
             state.send(contact.link, state.own_report())
         return True
 

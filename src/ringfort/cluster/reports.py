@@ -31,8 +31,8 @@ class Reports:
         if lie:
             self._links.refuse(contact, lie)
             return
-        is_first = contact.report is None
-        contact.report = report
+        is_first = not contact.has_reported
+        contact.report, contact.has_reported = report, True
         if not state.counts(contact):
             if is_first:
                 self._links.introduce_all(contact)

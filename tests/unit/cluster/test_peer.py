@@ -139,6 +139,29 @@ def test_of_two_links_the_one_that_the_lower_id_dialled_stays(bench: Bench) -> N
     assert not any(isinstance(event, PeerLost) for event in events(bench.out))
 
 
+def test_a_newer_link_with_a_member_does_not_end_the_epoch(bench: Bench) -> None:
+    """After an outage, dials that were under way succeed late: the second link is ready before the first is closed."""
+    epoch = bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 3, "n2", initiated=False))
+    out = bench.say(3, Hello(Member("n2.c", "host-n2")))
+    assert closed(out) == [2]
+    out += bench.do(bench.core.closed(bench.now, 2, by_kernel=True))
+    out += bench.say(3, Report(Standing(3, epoch), 3, ("n0.a", "n1.b")))
+    assert bench.core.epoch == epoch
+    assert not any(isinstance(event, (EpochEnded, PeerLost)) for event in events(out))
+    out = bench.do(bench.core.closed(bench.now, 3, by_kernel=True))
+    assert any(isinstance(event, PeerLost) for event in events(out))
+
+
+def test_a_newer_link_that_ends_before_its_first_report_is_a_loss(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 3, "n2", initiated=False))
+    bench.say(3, Hello(Member("n2.c", "host-n2")))
+    out = bench.do(bench.core.closed(bench.now, 3, by_kernel=False))
+    assert any(isinstance(event, PeerLost) for event in events(out))
+    assert bench.core.epoch is None
+
+
 def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> None:
     bench.meet(1, "n0.a")
     assert closed(bench.meet(2, "n0.a")) == [1]
