@@ -36,6 +36,8 @@ MAX_RUN_NAME = 64
 MAX_STRIPES = 16
 """Connections between two ranks. Each is a thread in a large collective; more than the cores of a machine only wait."""
 
+Encryption = Literal["on", "off"]
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -176,8 +178,9 @@ class DistributedConfig:
     patience: float | None = None
     """Seconds for which a machine may answer nothing before its ranks are lost (`PeerLostError`). A rank that only
     computes is not silent. `RINGFORT_PATIENCE`, else 10, where it is not given."""
-    encryption: Literal["on", "off"] = "on"
-    """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring."""
+    encryption: Encryption | None = None
+    """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring. None says nothing: it is
+    on, unless `RINGFORT_ENCRYPTION` turns it off where `init` reads the environment (see `choose_encryption`)."""
     shared_memory: Literal["on", "off"] = "on"
     """Whether to move data through memory between ranks of one host where both sides are willing and can. Off for
     measuring, and where even that memory may not hold what is sent."""
@@ -191,9 +194,9 @@ class DistributedConfig:
         check_timeout(self.timeout)
         if self.patience is not None:
             _check_positive("patience", self.patience)
-        for name in ("encryption", "shared_memory"):
-            if getattr(self, name) not in ("on", "off"):
-                raise ConfigError(name, getattr(self, name), "must be on or off")
+        _check_encryption(self.encryption)
+        if self.shared_memory not in ("on", "off"):
+            raise ConfigError("shared_memory", self.shared_memory, "must be on or off")
         for name in ("inbox_bytes", "max_object_bytes"):
             if getattr(self, name) < MIB:
                 raise ConfigError(name, getattr(self, name), "must be at least 1 MiB (1048576)")
@@ -311,8 +314,9 @@ class AutoDiscoveryConfig:
     """Interfaces to be found on, by name, address or network; empty for all useful ones."""
     port: int = 0
     """Where this peer accepts connections; 0 for the usual port or, where that is taken, any that is free."""
-    encryption: Literal["on", "off"] = "on"
-    """Off only by name, on all peers: for wires that nobody else can reach, and for measuring."""
+    encryption: Encryption | None = None
+    """Off only by name, on all peers: for wires that nobody else can reach, and for measuring. None says nothing: it is
+    on, unless `RINGFORT_ENCRYPTION` turns it off (see `choose_encryption`)."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
 
@@ -329,8 +333,7 @@ class AutoDiscoveryConfig:
             raise ConfigError("run", self.run, f"must be a text of at most {MAX_RUN_NAME} characters")
         if not _is_whole(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError("port", self.port, "must be a number from 0 to 65535")
-        if self.encryption not in ("on", "off"):
-            raise ConfigError("encryption", self.encryption, "must be on or off")
+        _check_encryption(self.encryption)
         for name in ("peers", "interfaces"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(name, getattr(self, name), 'must be a list, such as ["..."]')
@@ -459,6 +462,25 @@ def _is_whole(value: object) -> bool:
 def check_timeout(timeout: float, name: str = "timeout") -> None:
     """Raises `ConfigError` unless `timeout` is a positive, finite number of seconds."""
     _check_positive(name, timeout)
+
+
+def choose_encryption(keyword: str | None, configured: Encryption | None, told: str | None) -> Encryption:
+    """Return whether to encrypt, by what was said: a keyword of the call wins; then the configuration and the
+    environment, which must not contradict each other; where nothing was said, it is on.
+
+    Raises `ConfigError` if the keyword is neither on nor off, and where the configuration and `RINGFORT_ENCRYPTION` say
+    different things: neither may silently turn off what the other asked for.
+    """
+    _check_encryption(keyword)
+    if keyword is None and None not in (configured, told) and configured != told:
+        why = f"but RINGFORT_ENCRYPTION={told} in the environment; remove one of them, or pass encryption= to the call"
+        raise ConfigError("encryption", configured, why)
+    return "off" if (keyword or configured or told) == "off" else "on"
+
+
+def _check_encryption(value: str | None) -> None:
+    if value not in (None, "on", "off"):
+        raise ConfigError("encryption", value, "must be on or off")
 
 
 def _check_positive(name: str, value: object) -> None:

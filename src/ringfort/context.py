@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -23,6 +22,7 @@ from ringfort.compression.collective import Compression
 from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
+from ringfort.transport.locks import Thread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -336,9 +336,7 @@ class DistributedContext:
         if not async_op:
             return self._measure(operation)
         work = Work(operation.name)
-        threading.Thread(
-            target=work.run, args=(lambda: self._measure(operation),), name=f"ringfort-{operation.name}", daemon=True
-        ).start()
+        Thread(work.run, (lambda: self._measure(operation),), name=f"ringfort-{operation.name}").start()
         return work
 
     def _measure(self, operation: Operation) -> Any:

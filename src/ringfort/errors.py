@@ -144,6 +144,14 @@ class ChannelClosedError(TransportError):
     is_fatal = True
 
 
+class ControlLostError(TransportError):
+    """The control process beside this one has ended or does not answer, so this process is no longer a peer of its
+    cluster. Make a new `ClusterNode`, or start the program again."""
+
+    is_fatal = True
+    is_peer_failure = False
+
+
 class BackendUnavailableError(DistributedError, ImportError):
     """An engine that is not installed or not supported here; the message says how to get it."""
 

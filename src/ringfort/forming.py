@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from ringfort.backends.ring import RingBackend
-from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment, format_address
+from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment, choose_encryption, format_address
 from ringfort.context import DistributedContext
 from ringfort.errors import ConfigError
 from ringfort.transport import tcp
@@ -39,21 +39,20 @@ def init(
     `mpiexec` has numbered, so nothing else is needed), `nccl`, `tcp`. What is not given comes from the environment, as
     torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two:
     `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds; `RINGFORT_ENCRYPTION=off`;
-    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as the backends do; `BackendUnavailableError`
-    says how to get an engine.
+    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as the backends do; `ConfigError` if `config`
+    and `RINGFORT_ENCRYPTION` contradict each other and `encryption` does not decide; `BackendUnavailableError` says how
+    to get an engine.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
     world_size = told.world_size if world_size is None else world_size
     timeout = told.timeout if timeout is None else timeout
-    encryption = told.encryption if encryption is None else encryption
     config = config or DistributedConfig()
     if timeout is not None:
         config = replace(config, timeout=timeout)
     if patience is not None:
         config = replace(config, patience=patience)
-    if encryption is not None:
-        config = replace(config, encryption=encryption)  # pyright: ignore[reportArgumentType]  # it is checked there
+    config = replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
     shared_memory = told.shared_memory if shared_memory is None else shared_memory
     if shared_memory is not None:
         config = replace(config, shared_memory=shared_memory)  # pyright: ignore[reportArgumentType]
@@ -124,7 +123,7 @@ def join(
     if told.master is not None and told.world_size is not None:
         if told.world_size <= min_peers:
             raise ConfigError("min_peers", min_peers, f"but `ringfort run` made a world of {told.world_size}")
-        return init(config=group)
+        return init(config=group, encryption=settings.get("encryption"))
     from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
 
     known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
@@ -132,7 +131,8 @@ def join(
         if name not in known:
             raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
     deadline = time.monotonic() + timeout
-    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group)
+    encryption = settings.pop("encryption", None)
+    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group, encryption=encryption)
     try:
         backend.wait_for_peers(min_peers, timeout)
         backend.establish_ring(max(0.01, deadline - time.monotonic()))

@@ -24,7 +24,9 @@ from ringfort.cluster.discovery.directory import Source
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
 from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
+from ringfort.cluster.forming import token_of
 from ringfort.cluster.host import clock
+from ringfort.cluster.hosting import ThreadHost
 from ringfort.cluster.instructions import Instruction
 from ringfort.cluster.line import Line
 from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
@@ -46,7 +48,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.transport.greeting import Control, Join, Probe
+from ringfort.transport.greeting import Control, Join, Meet, Probe
 from ringfort.transport.opening import Opening, sealed
 from tests.agents import until
 
@@ -73,7 +75,8 @@ class Cluster:
     def start(
         self, config: AutoDiscoveryConfig = LOCAL, *, identity: NodeIdentity | None = None, slots: int = 1
     ) -> ClusterNode:
-        node = ClusterNode(config, slots=slots, credentials=self.credentials(identity))
+        # In a thread: tests look inside, and a process for each would take long.
+        node = ClusterNode(config, slots=slots, credentials=self.credentials(identity), control="thread")
         events: queue.Queue[ClusterEvent] = queue.Queue()
         self.nodes.append(node)
         self.events[node.peer_id] = events
@@ -93,7 +96,7 @@ class Cluster:
             seen.append(str(event))
 
     def dial(
-        self, node: ClusterNode, purpose: Control | Join | Probe, credentials: Credentials | None = None
+        self, node: ClusterNode, purpose: Control | Join | Meet | Probe, credentials: Credentials | None = None
     ) -> tuple[socket.socket, Opening]:
         """A connection of a member that is no node."""
         host, _, port = node.addresses[0].rpartition(":")
@@ -186,6 +189,7 @@ def test_of_two_nodes_that_came_together_the_one_that_did_more_leads_next(cluste
     leader = next(node for node in nodes if node.peer_id == nodes[0].leader)
     *_, busy = followers = [node for node in nodes if node is not leader]
     busy.record_work(5)  # the higher id, which would not lead otherwise
+    busy.health_summary()  # the count goes along with every question
     leader.close()
     for node in followers:
         cluster.wait_for(
@@ -399,6 +403,28 @@ def test_a_rank_that_never_comes_to_the_ring_is_named(cluster: Cluster) -> None:
             backend.close()
 
 
+def test_an_observer_with_a_key_of_its_own_does_not_get_a_members_data_link(cluster: Cluster) -> None:
+    """It has the cluster's secret, so it is told of the epoch, and it comes before the member."""
+    nodes = [cluster.start() for _ in range(2)]
+    for node in nodes:
+        node.wait_for_peers(1, PATIENCE)
+    epoch = nodes[0].epoch
+    assert epoch is not None
+    lower = next(node for node in nodes if node.peer_id == epoch.peers[0])
+    sock, _ = cluster.dial(lower, Meet(1, 2, token_of(epoch)), cluster.credentials())
+    backends = form(cluster, nodes)
+    with sock:
+        assert sock.recv(1) == b""
+    try:
+        arrays = [np.ones(3, np.float32) for _ in backends]
+        with together(*(partial(DistributedContext(b).all_reduce, x) for b, x in zip(backends, arrays, strict=True))):
+            pass
+        assert [array[0] for array in arrays] == [2, 2]
+    finally:
+        for backend in backends:
+            backend.close()
+
+
 def test_before_a_ring_is_established_it_is_a_world_of_one(cluster: Cluster) -> None:
     with AutoDiscoveryBackend(node=cluster.start()) as backend:
         context = DistributedContext(backend)
@@ -556,8 +582,7 @@ def test_no_more_are_measured_at_a_time_than_there_is_room_for(
 def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster: Cluster) -> None:
     node = cluster.start()
     sock, _ = cluster.dial(node, Control())
-    control = node._control
-    assert control is not None
+    control = inside(node)
     until(lambda: bool(control.lines), "it has not come")
     closing = threading.Thread(target=node.close)
     closing.start()
@@ -572,8 +597,7 @@ def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = cluster.start()
-    control, ticked, failed = node._control, threading.Event(), threading.Event()
-    assert control is not None
+    control, ticked, failed = inside(node), threading.Event(), threading.Event()
     tick = control.core.tick
 
     def faulty(now: float) -> Sequence[Instruction]:
@@ -592,26 +616,30 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = cluster.start()
-    control, looked = node._control, queue.Queue[str]()
-    assert control is not None
-    assert node._loop is not None
+    control, looked = inside(node), queue.Queue[str]()
     monkeypatch.setattr(control, "_vouch", lambda: looked.put("looked"))
     sibling = f"{node.peer_id.rpartition('.')[0]}.sibling"
     for peer in ("elsewhere.1", sibling):
-        node._loop.call_soon_threadsafe(control._happened, PeerLost(peer, "silent", died=False))
+        in_loop(node, lambda control, peer=peer: control._happened(PeerLost(peer, "silent", died=False)))
         cluster.wait_for(node, lambda event, peer=peer: isinstance(event, PeerLost) and event.peer == peer)
         assert looked.empty() is (peer != sibling)
+
+
+def inside(node: ClusterNode) -> Inside:
+    assert isinstance(node._host, ThreadHost)
+    assert node._host.service.control is not None
+    return node._host.service.control
 
 
 def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
     """Does something with a node's inside, in its own thread."""
 
     async def act() -> None:
-        assert node._control is not None
-        action(node._control)
+        action(inside(node))
 
-    assert node._loop is not None
-    asyncio.run_coroutine_threadsafe(act(), node._loop).result(PATIENCE)
+    assert isinstance(node._host, ThreadHost)
+    assert node._host.loop is not None
+    asyncio.run_coroutine_threadsafe(act(), node._host.loop).result(PATIENCE)
 
 
 def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:

@@ -32,6 +32,7 @@ PUBLIC = [
     "CompressionStrategy",
     "ConfigError",
     "ConnectionProfile",
+    "ControlLostError",
     "DistributedConfig",
     "DistributedContext",
     "DistributedError",

@@ -15,6 +15,7 @@ from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendErro
 from ringfort.identity.credentials import Credentials
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Array, Fold
+from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
 
 if TYPE_CHECKING:
@@ -160,12 +161,18 @@ class Backend(ABC):
             except BaseException as exc:  # handed to the caller's thread below
                 failure.append(exc)
 
-        sender = threading.Thread(target=send, name="ringfort-exchange", daemon=True)
-        sender.start()
+        sender = Thread(send, name="ringfort-exchange")
         try:
+            sender.start()
             self.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
+        except Exception:
+            raise
+        except BaseException as exc:  # Ctrl-C: nobody needs what is still being sent
+            self.abort(str(exc) or type(exc).__name__)
+            raise
         finally:
-            sender.join()
+            while sender.is_alive():  # ends by its own timeout
+                sender.join(1.0)
         if failure:
             raise failure[0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -20,6 +19,7 @@ from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.link import Job, Link
+from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
@@ -28,6 +28,9 @@ from ringfort.transport.tcp import SocketPoller
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_ENDING: Final = 20.0
+"""Seconds that closing waits for each engine, which has bounds of its own: the last words, and a leader to act."""
 
 describers: list[Callable[[bytes], str]] = []
 """How to put a call's 16 bytes into words. The collectives, which are above this layer, add theirs when imported."""
@@ -220,12 +223,12 @@ class MeshBackend(Backend):
 
     def _on_all(self, end: Callable[[StripeEngine], None]) -> None:
         """Ends all engines at the same time: each may wait a moment for last words to be taken."""
-        threads = [threading.Thread(target=end, args=(stripe._engine,), name="ringfort-end") for stripe in self._others]
+        threads = [Thread(end, (stripe._engine,), name="ringfort-end") for stripe in self._others]
         for thread in threads:
             thread.start()
         end(self._engine)
         for thread in threads:
-            thread.join()
+            thread.join(_ENDING)
 
     def traffic(self) -> Traffic:
         return Traffic(*map(sum, zip(*(stripe._engine.traffic() for stripe in self.stripes), strict=True)))

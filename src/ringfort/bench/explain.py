@@ -126,7 +126,7 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
 
 def run_rank(options: Options) -> None:
     """Measures every case, and at rank 0 reports it."""
-    with ringfort.init(config=options.settings()) as ctx:
+    with ringfort.init(config=options.settings(), encryption=options.encryption) as ctx:
         backend = ctx.backend
         model = auto.model_of(backend, backend.envelope(calls.encode(Collective.BARRIER)))
         gc.disable()  # as timeit does: a collection in the middle of a call is not the call's

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import links_over, machine_for
-from ringfort.cluster.events import ClusterEvent, EpochEnded, PeerLost
+from ringfort.cluster.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
@@ -18,6 +18,8 @@ from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedCo
 from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
+    ConfigError,
+    ControlLostError,
     DistributedError,
     RendezvousTimeoutError,
 )
@@ -55,19 +57,20 @@ class AutoDiscoveryBackend(MeshBackend):
         group: DistributedConfig | None = None,
         node: ClusterNode | None = None,
         credentials: Credentials | None = None,
+        encryption: str | None = None,
     ) -> None:
         """Starts to look for peers and returns. `group` has the settings of the groups that are formed. A `node` that
-        is given is used and not closed in the end; otherwise one is made with `config` and `credentials`.
+        is given is used and not closed in the end; otherwise one is made with `config`, `credentials` and `encryption`,
+        which decides where it is given (else see `choose_encryption`).
 
         Raises as `ClusterNode` and its `start` do.
         """
-        self.node = node or ClusterNode(config, credentials=credentials)
+        self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
         self._owns_node = node is None
         self._group: tuple[Epoch, Engine] | None = None
         self._has_lost = False
         self._is_closed = False
-        patience = (self.node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
-        settings = replace(group or DistributedConfig(), encryption=self.node.config.encryption, patience=patience)
+        settings = _like_node(group or DistributedConfig(), self.node, encryption)
         super().__init__(0, 1, settings, {}, tcp.SocketPoller({}))
         try:
             self.node.start()
@@ -148,11 +151,13 @@ class AutoDiscoveryBackend(MeshBackend):
             raise AbortedError(f"{epoch} has ended")
 
     def _on_event(self, event: ClusterEvent) -> None:
-        """In the control thread."""
+        """In the node's thread of events."""
         if self._group is None:
             return
         epoch, engine = self._group
-        if isinstance(event, PeerLost) and event.peer in epoch.peers:
+        if isinstance(event, ControlLost):
+            engine.fail(lambda: ControlLostError(event.why))
+        elif isinstance(event, PeerLost) and event.peer in epoch.peers:
             self._has_lost = True
             # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
             if not event.died:
@@ -174,3 +179,13 @@ class AutoDiscoveryBackend(MeshBackend):
         else:
             with suppress(ChannelClosedError):
                 self.node.hold(False)
+
+
+def _like_node(group: DistributedConfig, node: ClusterNode, keyword: str | None) -> DistributedConfig:
+    """Links of a group are opened as the node opens all of its connections, and are a little more patient. Raises
+    `ConfigError` if `group` asks for something else, and no keyword decides."""
+    if keyword is None and group.encryption not in (None, node.config.encryption):
+        why = f"in `group`, but the node has encryption {node.config.encryption}, by its configuration or by"
+        raise ConfigError("encryption", group.encryption, f"{why} RINGFORT_ENCRYPTION; set the same for both")
+    patience = (node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
+    return replace(group, encryption=node.config.encryption, patience=patience)

@@ -1,6 +1,6 @@
-"""`Control`: the control thread's work. Drives the core with what happens on links and carries out what it instructs.
+"""`Control`: one peer's control plane. Drives the core with what happens on links and carries out what it instructs.
 
-Everything here runs in one asyncio loop; `node.py` has the thread around it. What is decided is decided in `PeerCore`;
+Everything here runs in one asyncio loop; `service.py` has what is around it. What is decided is decided in `PeerCore`;
 where peers are is the `Finder`'s business; who comes is let in by the `Entrance`.
 """
 
@@ -11,6 +11,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
@@ -33,8 +34,7 @@ from ringfort.cluster.standings import StandingStore
 from ringfort.cluster.talk import About, Note, Ways, about, decode, encode
 from ringfort.cluster.wire import ControlLink
 from ringfort.config import format_address, parse_address
-from ringfort.errors import DistributedError, ProtocolError
-from ringfort.identity.keypair import peer_id_of
+from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import greeting
 from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet
@@ -46,16 +46,26 @@ _AFTER_FAILURE: Final = 0.2
 """Seconds."""
 _LISTEN_AGAIN: Final = 1.0
 """Seconds before an address that could not be had is tried again."""
+STOP_WITHIN: Final = 2.0
+"""Seconds that a goodbye may take. A link's last words have one."""
 MAX_EVENTS: Final = 8
 """Of those that are remembered for the error when nobody comes."""
 
 
 class Control:
-    """One peer's control thread, inside. Its methods are called in the loop."""
+    """One peer's control plane. Its methods are called in the loop."""
 
     def __init__(
-        self, setup: Setup, publish: Callable[[ClusterEvent], None], work_done: Callable[[], int] | None = None
+        self,
+        setup: Setup,
+        publish: Callable[[ClusterEvent], None],
+        work_done: Callable[[], int] | None = None,
+        *,
+        on_change: Callable[[], object] = lambda: None,
+        before_tick: Callable[[], None] = lambda: None,
     ) -> None:
+        """`publish` gets every event. `on_change` is called before that and whenever the core may have changed,
+        `before_tick` before every heartbeat."""
         self.setup = setup
         self.lines: dict[int, Line] = {}
         self.core = PeerCore(
@@ -74,9 +84,13 @@ class Control:
         self.events: deque[str] = deque(maxlen=MAX_EVENTS)
         """What was reported of peers that were refused, in words."""
         self._publish = publish
+        self._on_change = on_change
+        self._before_tick = before_tick
         self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
         self._numbers = count(1)
         self._probes = 0
+        self._closing: list[ControlLink] = []
+        """Links whose last words may still be under way: `stop` sees them to their end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -90,7 +104,9 @@ class Control:
         try:
             self._store.open()
             self.entrance.open(choice.addresses, config.port)
-            self.speeds.describe(this_machine(self.setup.peer, self.core.me.host))
+            self.speeds.describe(
+                this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
+            )
             self._tell_addresses()
             self._vouch()
             await self.finder.start(self.entrance.port)
@@ -100,23 +116,28 @@ class Control:
             raise
         self._do(self.core.tick(clock()))
 
-    async def stop(self, why: str = "") -> None:
-        """Says goodbye, and closes everything. May be called again."""
+    async def stop(self, why: str = "", within: float = STOP_WITHIN) -> None:
+        """Says goodbye, and closes everything, within about `within` seconds. May be called again."""
         formed = self.core.ledger.standing.formed
-        links = [line.link for line in self.lines.values()]
+        links = [*self._closing, *(line.link for line in self.lines.values())]
         self._do(self.core.leave(clock(), why))
         if self._timer is not None:
             self._timer.cancel()
         self.entrance.close()
         self.forming.close()
-        await self.finder.close()
         for line in self.lines.values():  # those whose peer never said who it is
             line.link.abort()
+        ending = asyncio.gather(self.finder.close(), *(link.ended.wait() for link in links), return_exceptions=True)
+        with suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(ending, within)
         for link in links:
-            await link.ended.wait()
-        for task in tuple(self._tasks):
+            link.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=within)
         self._store.close(forget=formed is None or len(formed.members) == 1)
 
     def _vouch(self) -> None:
@@ -136,6 +157,10 @@ class Control:
     def step_down(self) -> None:
         """See `PeerCore.step_down`."""
         self._do(self.core.step_down(clock()))
+
+    def set_busy(self, busy: bool) -> None:
+        """See `PeerCore.set_busy`."""
+        self._do(self.core.set_busy(clock(), busy))
 
     def tell(self, topic: str, body: bytes, peer: str | None) -> None:
         """Sends a note to one peer or to all."""
@@ -164,6 +189,13 @@ class Control:
         self._begin(self._attach(sock, opening, address, address), sock)
 
     async def _attach(self, sock: socket.socket, opening: Opening, address: str, where: str) -> None:
+        try:
+            node = self.setup.proved(opening)
+        except HandshakeError as exc:
+            sock.close()
+            self.finder.refused(where, str(exc))
+            self.finder.failed(address, str(exc))
+            return
         number = next(self._numbers)
         link = ControlLink(
             opening,
@@ -179,7 +211,6 @@ class Control:
                 raise
             self.finder.failed(address, str(exc))
             return
-        node = peer_id_of(opening.identity) if opening.identity else ""
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
         link.send(encode(about(self.speeds.own)))
 
@@ -294,6 +325,7 @@ class Control:
                 case Notify(event=event):
                     events.append(event)
         self._set_timer()
+        self._on_change()
         for event in events:  # only now: what the program does about one may make the core speak again
             self._happened(event)
 
@@ -317,6 +349,7 @@ class Control:
         if line is None:
             return
         line.link.close()
+        self._closing = [link for link in (*self._closing, line.link) if not link.ended.is_set()]
         if line.peer:
             self._follow(line.peer)
 
@@ -334,6 +367,7 @@ class Control:
     def _tick(self) -> None:
         self._timer = None
         try:
+            self._before_tick()
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.

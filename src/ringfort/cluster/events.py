@@ -96,6 +96,16 @@ class Misbehaved(ClusterEvent):
 
 
 @dataclass(frozen=True)
+class ControlLost(ClusterEvent):
+    """The control process beside this one is gone, and this node with it: nothing more will happen."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True)
 class Noted(ClusterEvent):
     """The program of another peer tells ours something (`ClusterNode.tell`)."""
 

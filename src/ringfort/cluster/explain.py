@@ -39,6 +39,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         round_trip=core.health.round_trip(peer),
         bandwidth=best[1] if best else None,
         health=core.health.status(peer),
+        is_busy=core.health.is_busy(peer),
         is_self=is_self,
         is_leader=peer == (leader or (epoch and epoch.leader)),
         is_member=epoch is not None and peer in epoch.peers,

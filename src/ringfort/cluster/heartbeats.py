@@ -43,11 +43,12 @@ class Heartbeats:
         if contact.peer not in self._muted:
             contact.their_time, contact.their_time_came = beat.sent, state.now
             self._answered[contact.peer] = state.time
-        state.health.heard(contact.peer, state.time)
+        was_busy = state.health.is_busy(contact.peer)
+        state.health.heard(contact.peer, state.time, busy=beat.busy)
         if beat.echo > contact.asked:
             contact.asked = beat.echo
             state.health.answered(contact.peer, max(0.0, state.now - beat.echo - beat.held))
-        return state.health.status(contact.peer) is HealthStatus.HEALTHY
+        return state.health.status(contact.peer) is HealthStatus.HEALTHY and beat.busy == was_busy
 
     def drop_the_silent(self) -> None:
         """Closes the links of those who are lost, and of those who never said who they are."""
@@ -72,7 +73,7 @@ class Heartbeats:
         """One heartbeat, which answers the other's latest."""
         now = self._state.now
         held = now - contact.their_time_came if contact.their_time else 0.0
-        self._state.send(contact.link, Beat(now, contact.their_time, held))
+        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy))
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 

@@ -131,6 +131,8 @@ class Beat(Message, frozen=True, forbid_unknown_fields=True, tag="beat"):
     echo: Seconds = 0.0
     held: Seconds = 0.0
     """Seconds between hearing what is echoed and this message: the round trip is without them."""
+    busy: bool = False
+    """The sender's program runs but does not respond: it holds its interpreter lock, swaps or computes."""
 
 
 class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):

@@ -13,6 +13,8 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     the program starts or ends what     hold(now, True), hold(now, False)
       newcomers must not interrupt
     a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
+    the program holds its interpreter   set_busy(now, True), set_busy(now, False)
+      lock, or does no longer
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
 
@@ -246,6 +248,12 @@ class PeerCore:
         if self._begin(now):
             self._state.holds = holding
             self._refresh()
+        return self._end()
+
+    def set_busy(self, now: float, busy: bool) -> list[Instruction]:
+        """The program of this peer runs but does not respond, or does again. The heartbeats say so."""
+        if self._state.busy != busy and self._begin(now):
+            self._state.busy = busy
         return self._end()
 
     def vouch(self, now: float, peer: str, standing: Standing) -> list[Instruction]:

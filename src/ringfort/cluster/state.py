@@ -50,6 +50,8 @@ class PeerState:
         self.work = 0
         """The work done when the last epoch ended."""
         self.holds = False
+        self.busy = False
+        """The program of this peer runs but does not respond."""
         self.is_stuck = False
         """It may not go on: too many of its last epoch are out of sight."""
         self.yields = False

@@ -28,6 +28,8 @@ class PeerView:
     bandwidth: float | None = None
     """Bytes a second of the slower direction; None until it has been measured."""
     health: HealthStatus = HealthStatus.UNKNOWN
+    is_busy: bool = False
+    """Its program runs but does not respond, so that `health` is degraded."""
     is_self: bool = False
     is_leader: bool = False
     is_member: bool = False

@@ -161,16 +161,18 @@ class ControlLink(asyncio.Protocol):
     def close(self) -> None:
         """Ends the link when what was queued has left. What still comes is not looked at, but read: a socket that is
         closed with unread bytes in it resets the connection, and the last words could be lost."""
-        if self._is_over or self._transport is None:
+        if self._is_over:
             return
         self._is_over = True
         transport = self._transport
+        if transport is None:  # `connection_made` ends it
+            return
         asyncio.get_running_loop().call_later(CLOSE_WITHIN, transport.abort)
         with suppress(OSError, RuntimeError):
             transport.write_eof()
 
     def abort(self) -> None:
-        """Ends the link at once."""
+        """Ends the link at once; one that is only just being attached, then."""
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()
@@ -180,6 +182,8 @@ class ControlLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._is_over:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:

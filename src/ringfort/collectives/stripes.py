@@ -7,7 +7,6 @@ alike, which go over one stripe and over all of them in turn: from then on as wa
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,6 +20,7 @@ from ringfort.collectives.operation import Memory, run_steps
 from ringfort.collectives.plan import Span
 from ringfort.config import MIB
 from ringfort.transport.fold import Array
+from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
 
 LEAST: Final = MIB
@@ -33,6 +33,8 @@ TRIALS: Final = 4
 the first of each way. Pieces of one array, tried in its first call, were judged wrongly by one group in six."""
 _KINDS: Final = 64
 """Of calls that are compared at the same time."""
+_WATCH: Final = 2.0
+"""Seconds to wait for a thread at once; after an abort, for it to end at all."""
 WORTH: Final = 1.2
 """How many times as quick all stripes must be to be chosen: less is noise, and more threads."""
 
@@ -102,25 +104,24 @@ def run_parts(backend: Backend, stripes: Sequence[Backend], span: Span, envelope
             failures.append(exc)
             backend.end_stripes(number, envelope, exc)
 
-    threads = [
-        threading.Thread(target=run, args=(number,), name=f"ringfort-stripe-{number}", daemon=True)
-        for number in range(1, len(stripes))
-    ]
+    threads = [Thread(run, (number,), name=f"ringfort-stripe-{number}") for number in range(1, len(stripes))]
     try:
         for thread in threads:
             thread.start()
         run(0)
         for thread in threads:
-            thread.join()
+            while thread.is_alive():  # its messages end by the collective's deadline
+                thread.join(_WATCH)
     except BaseException as exc:  # Ctrl-C in the middle of this, or no thread to be had
         backend.abort(str(exc) or type(exc).__name__)
         for thread in threads:
             if thread.ident is not None:
-                thread.join()
+                thread.join(_WATCH)
         raise
     if failures:
         try:
-            raise failures[0]
+            # Ctrl-C belongs to this thread, whatever else has failed.
+            raise next((failure for failure in failures if not isinstance(failure, Exception)), failures[0])
         finally:
             failures.clear()  # whose tracebacks know this frame
 

@@ -8,18 +8,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final
 from weakref import WeakSet
 
 from ringfort.config import check_timeout
 from ringfort.errors import OperationTimeoutError
+from ringfort.transport.locks import Future, Thread
 
 _IDLE = 1.0
 """Seconds that the thread of a group stays when there is nothing to do: so that none outlives its use."""
 _LAST = 2.0
 """Seconds that the end of the program waits for all threads that are still at something."""
+_WATCH = 1.0
+"""Seconds that a waiting caller sleeps at most before it looks whether the operation has begun: an interrupt may have
+kept the group's thread from it."""
+_ENDING = 10.0
+"""Seconds that `Runner.close` waits for the thread. What is queued fails at once, so only a callback takes as long."""
 
 
 class Work:
@@ -37,14 +41,13 @@ class Work:
         """
         if timeout is not None:
             check_timeout(timeout)
-        elif self._help_out is not None and not self._future.done():
-            self._help_out(self)
-        try:
-            return self._future.result(timeout)
-        except FutureTimeoutError as exc:
-            if self._future.done():
-                raise  # the operation's own
-            raise OperationTimeoutError(f"waiting for {self._what}", timeout or 0, state="it goes on") from exc
+        while True:
+            if timeout is None and self._help_out is not None and not self._future.done():
+                self._help_out(self)
+            if self._future.is_done_within(_WATCH if timeout is None else timeout):
+                return self._future.result()
+            if timeout is not None:
+                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="it goes on")
 
     def result(self) -> Any:
         """`wait()`, by the name that futures have."""
@@ -74,11 +77,12 @@ class Work:
     def run(self, action: Callable[[], Any]) -> None:
         """Does the work, in the thread that calls this."""
         try:
-            result = action()
+            self._future.set_result(action())
         except BaseException as exc:  # belongs to whoever waits
-            self._future.set_exception(exc)
-        else:
-            self._future.set_result(result)
+            if not self._future.done():
+                self._future.set_exception(exc)
+            if not isinstance(exc, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C: also belongs to this thread, which may wait for something else
 
 
 class Runner:
@@ -113,8 +117,9 @@ class Runner:
         with self._lock:
             self.queue.append((work, action))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+                thread = Thread(self._serve, name=self._name)
+                thread.start()
+                self._thread = thread
             else:
                 self._arrived.notify_all()
         return work
@@ -132,8 +137,14 @@ class Runner:
     def _run_next(self) -> None:
         """The first in the queue, if a waiting caller has not run it. `turn` is held."""
         if self.queue:
-            work, action = self.queue.popleft()
-            work.run(action)
+            first = work, action = self.queue[0]
+            try:
+                self.queue.popleft()
+                work.run(action)
+            except BaseException:
+                if not work.is_completed() and first not in self.queue:  # an interrupt came before it began
+                    self.queue.appendleft(first)
+                raise
 
     def _help_out(self, work: Work) -> None:
         """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it."""
@@ -146,7 +157,7 @@ class Runner:
         all that is queued fails at once."""
         thread = self._let_go()
         if thread is not None and (wait or not (self.queue or self.turn.locked())):
-            thread.join()
+            thread.join(_ENDING)
 
     def end(self, deadline: float) -> None:
         """Lets the thread end likewise, and waits for that until `deadline`: at the end of the program."""

@@ -34,7 +34,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 class NodeIdentity:
-    """Who this machine is. Its private key leaves it in no way but the file: it has no `repr` and is not pickled."""
+    """Who this machine is. Its private key leaves it for the file and the control process alone: it has no `repr` and
+    is not pickled."""
 
     __slots__ = ("_key", "public_key")
 
@@ -59,6 +60,15 @@ class NodeIdentity:
     def ephemeral(cls) -> NodeIdentity:
         """An identity that lives as long as this object."""
         return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_private_bytes(cls, secret: bytes) -> NodeIdentity:
+        """What `private_bytes` gave, in another process of this user."""
+        return cls(Ed25519PrivateKey.from_private_bytes(secret))
+
+    def private_bytes(self) -> bytes:
+        """The key itself. A secret, for this user's own control process alone."""
+        return self._key.private_bytes_raw()
 
     @property
     def peer_id(self) -> str:

@@ -27,9 +27,16 @@ from ringfort.rpc.poller import Poller
 from ringfort.rpc.references import References
 from ringfort.rpc.serving import Serving, current
 from ringfort.rpc.wire import FETCH, Failed, Failure, Request
+from ringfort.transport import locks
 
 _LAST_WORDS = 1.0
 """Seconds that closing gives what was said last to leave."""
+
+
+_WATCH = 1.0
+"""Seconds that a waiting caller sleeps at most before it looks again."""
+_MOST_LATE = 10.0
+"""Seconds after its deadline in which a call must have been ended by the agent's thread."""
 
 
 class RpcStats(NamedTuple):
@@ -55,7 +62,7 @@ class Exchange:
     def __init__(self, rank: int, config: RpcConfig, formed: Formed, timeout: float) -> None:
         self.rank = rank
         self._timeout = timeout
-        self.all_gone = threading.Event()
+        self.all_gone = locks.Event()
         """Every other rank has closed its agent or is lost."""
         self._config = config
         self._accepts = formed.max_message_bytes
@@ -68,7 +75,8 @@ class Exchange:
         self._given: dict[tuple[int, bool, int], list[object]] = {}
         self._gone: dict[int, str] = {}
         self._is_closed = False
-        self._closing = threading.Lock()
+        self._is_over = False
+        self._closing = threading.RLock()
         links = {
             peer: Link(
                 peer, channel.sock, channel.stream(), self._admitter(peer), self._poller.stuck, self._poller.pause
@@ -139,6 +147,9 @@ class Exchange:
                 raise RpcError("a callback of a future cannot wait for a call: the agent would stop; use rpc_async")
             if not self.serving.help_until(future) and future.peer != self.rank:
                 self._poller.lead(self._links[future.peer], future)
+            while not future.is_done_within(_WATCH):
+                if time.monotonic() > future.deadline + _MOST_LATE:
+                    raise RpcError("the agent has stopped ending calls whose time is over", peer=future.peer)
             return future.result()
         except BaseException:
             if not future.done():  # Ctrl-C: nobody will wait for it again
@@ -217,9 +228,18 @@ class Exchange:
         if is_request:
             self.serving.take(line, message, references)
             return
-        call = self._calls.take(message.call, line.peer)
-        if call is None:
-            return
+        found = self._calls.get(message.call)
+        try:
+            call = self._calls.take(message.call, line.peer)
+            if call is not None:
+                self._end_call(call, line, message, references)
+        except BaseException:  # Ctrl-C in a caller that leads: the call may be another thread's
+            if found is not None and found.peer == line.peer and not found.future.done():
+                self._calls.take(message.call, line.peer)
+                found.future.set_exception(RpcPeerLostError(line.peer, "this rank was interrupted while it read"))
+            raise
+
+    def _end_call(self, call: Call, line: Line, message: Message, references: list[object]) -> None:
         if call.outgoing is not None and not call.outgoing.is_over:
             self._tell_cancelled(call)  # it was refused at its first frame: the rest need not be sent
         try:
@@ -273,10 +293,13 @@ class Exchange:
     def close(self) -> None:
         """Stops serving and leaves. Calls under way end: here and at the others with `RpcPeerLostError`. May be called
         twice; never raises."""
-        with self._closing:
-            if self._is_closed:
-                return
-            self._is_closed = True
+        with self._closing:  # again, if it was interrupted
+            if not self._is_over:
+                self._is_closed = True
+                self._close()
+                self._is_over = True
+
+    def _close(self) -> None:
         self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, f"this agent was closed ({call.what})"))
         self.serving.close()
         self.references.close()
@@ -297,14 +320,15 @@ class Exchange:
     def drop(self) -> None:
         """Ends without a word, as a killed process does. For fault injection."""
         with self._closing:
-            if self._is_closed:
+            if self._is_over:
                 return
             self._is_closed = True
-        self._poller.stop()
-        self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, "this agent was killed on purpose"))
-        self.serving.close()
-        self.references.close()
-        self.all_gone.set()
+            self._poller.stop()
+            self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, "this agent was killed on purpose"))
+            self.serving.close()
+            self.references.close()
+            self.all_gone.set()
+            self._is_over = True
 
 
 def _wait_for(is_so: Callable[[], bool], until: float) -> None:

@@ -22,6 +22,7 @@ from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
 from ringfort.rpc.references import References
 from ringfort.rpc.wire import FETCH, Arrived, Failed, overloaded, raised, read_request, refusal
+from ringfort.transport.locks import Thread
 
 current: ContextVar[ServedCall | None] = ContextVar("ringfort_rpc_call", default=None)
 """The call that this thread or task works on."""
@@ -229,11 +230,10 @@ class Serving:
     def _task_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._tasks is None:
-                self._tasks = asyncio.new_event_loop()
-                self._tasks_thread = threading.Thread(
-                    target=self._tasks.run_forever, name=f"{self._name}-tasks", daemon=True
-                )
+                loop = asyncio.new_event_loop()
+                self._tasks_thread = Thread(loop.run_forever, name=f"{self._name}-tasks")
                 self._tasks_thread.start()
+                self._tasks = loop
             return self._tasks
 
     # --- responses out --------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class Serving:
         if loop is not None and self._tasks_thread is not None:
             asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(_PATIENCE)
             loop.call_soon_threadsafe(loop.stop)
-            self._tasks_thread.join()
+            self._tasks_thread.join(_PATIENCE)
             loop.close()
 
 

@@ -65,8 +65,8 @@ class Links:
     # --- moving ---------------------------------------------------------------------------------------------------
 
     def _post(self, job: Job) -> None:
-        job.is_posted = True
         self._jobs.append(job)
+        job.is_posted = True
         error = self._obstacle(job) if self.has_trouble else None
         if error is not None:
             for half, _ in job.halves():
@@ -349,15 +349,15 @@ class Links:
                 self._shut(link, lambda: AbortedError(notice.reason))
 
     def _close(self, *, has_ended: bool = False) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._fail_all(lambda: ChannelClosedError("this rank's backend is closed"))
-        for link in self.links.values():
-            if link.error is None:
-                link.outbound.control(pack(GOODBYE, flags=HAS_ENDED if has_ended else 0, epoch=self._epoch))
-        self._flush()
-        self._drain()
+        if not self._is_closed:
+            self._is_closed = True
+            self._fail_all(lambda: ChannelClosedError("this rank's backend is closed"))
+            for link in self.links.values():
+                if link.error is None:
+                    link.outbound.control(pack(GOODBYE, flags=HAS_ENDED if has_ended else 0, epoch=self._epoch))
+            self._flush()
+            self._drain()
+        # Also if it is closed already: what closed it may have been interrupted.
         for link in self.links.values():
             self._shut(link, lambda: ChannelClosedError("this rank's backend is closed"))
         self._poller.close()

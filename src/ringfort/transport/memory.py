@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ringfort.config import KIB
+from ringfort.transport.locks import Condition
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.stream import Ready
 
@@ -156,7 +157,7 @@ class MemoryPoller:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._bell = threading.Condition()
+        self._bell = Condition()
         self._rung = False
         self._woken = False
         self._watched: dict[int, tuple[bool, bool]] = {}

@@ -37,6 +37,16 @@ def test_the_environment_fills_in_what_was_not_said(monkeypatch: pytest.MonkeyPa
     assert (said.config.interfaces, said.config.peers) == (["lo"], ["a"])
 
 
+def test_a_configuration_that_asks_for_encryption_is_not_overruled_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RINGFORT_ENCRYPTION", "off")
+    with pytest.raises(ConfigError, match="encryption='on': but RINGFORT_ENCRYPTION=off in the environment"):
+        Setup.make(AutoDiscoveryConfig(encryption="on"), 1, credentials())
+    assert Setup.make(AutoDiscoveryConfig(encryption="on"), 1, credentials(), "on").wall is not None
+    assert Setup.make(None, 1, credentials(), "on").wall is not None
+
+
 def test_a_key_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFORT_KEY", "ringfort-nonsense")
     with pytest.raises(JoinCodeError):

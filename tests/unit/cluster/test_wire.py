@@ -175,17 +175,34 @@ async def test_another_clusters_member_is_told_so() -> None:
 
 @in_loop
 async def test_a_probe_tells_both_sides_the_same_of_both_ways() -> None:
-    async def answer(sock: socket.socket, opening: Opening) -> object:
-        return await answer_probe(sock, opening, "there.1")
+    here, there = member(), member()
 
-    port, served = await _serve(member(), answer)
-    found = await probe("127.0.0.1", port, member(), "here.1")
+    async def answer(sock: socket.socket, opening: Opening) -> object:
+        return await answer_probe(sock, opening, f"{there.identity.peer_id}.1")
+
+    port, served = await _serve(there, answer)
+    found = await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1")
     told = await served
-    assert found.peer == "there.1"
-    assert told.peer == "here.1"
+    assert found.peer == f"{there.identity.peer_id}.1"
+    assert told.peer == f"{here.identity.peer_id}.1"
     assert (found.bandwidth_out, found.bandwidth_in) == (told.bandwidth_in, told.bandwidth_out)
     assert found.bandwidth_in > 1e5
     assert found.round_trip is not None
+
+
+@in_loop
+async def test_who_answers_a_probe_speaks_for_no_other_peer() -> None:
+    """Else a member could have the data of another come its way."""
+    here, victim = member(), f"{member().identity.peer_id}.1"
+
+    async def answer(sock: socket.socket, opening: Opening) -> object:
+        with pytest.raises(ProtocolError):
+            await answer_probe(sock, opening, victim)
+
+    port, served = await _serve(member(), answer)
+    with pytest.raises(ProtocolError, match=f"says that it is of {victim} and proved to be"):
+        await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1")
+    await served
 
 
 @in_loop
