@@ -147,6 +147,7 @@ def _dismiss(channels: Iterable[Channel], exc: BaseException) -> None:
 def join_group(rank: int, world_size: int, addresses: list[Address], terms: Terms) -> Channels:
     """The part of every other rank: a channel to each of the others. Rank 0 is at one of `addresses`."""
     name = f"rank 0 at {' or '.join(format_address(*address) for address in addresses)}"
+    named = next((host for host, _ in addresses if not is_loopback(host)), addresses[0][0])
     doors: list[Door] = []
     channels: Channels = {}
 
@@ -154,7 +155,7 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
         # Only now, connected, is it known which interface leads to rank 0.
         local = sock.getsockname()[0]
         if not doors:
-            doors.append(Door(tcp.listen(_listening_host(addresses, local), 0), terms.credentials))
+            doors.append(Door(tcp.listen(_listening_host(named, local), 0), terms.credentials))
         return Join(rank, world_size, local, doors[0].address[1], terms.machine)
 
     try:
@@ -300,11 +301,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listening_host(masters: list[Address], local: str) -> str:
+def _listening_host(master: str, local: str) -> str:
     """Where a rank listens: on the interface that leads to rank 0. If that is loopback only because a host name is so
     resolved on its own machine (Debian's 127.0.1.1), ranks elsewhere come in through another: listen on all."""
-    named_loopback = all(is_loopback(host) for host, _ in masters)
-    return "" if is_loopback(local) and not named_loopback else local
+    return "" if is_loopback(local) and not is_loopback(master) else local
 
 
 def _reachable(address: Address, master: socket.socket) -> Address:
