@@ -207,7 +207,9 @@ class _Launcher:
                     self._say(str(item))
                 self._names[peer] = name or peer
                 self._do(agreement.joined(time.monotonic(), peer))
-            case CloneFound() | Misbehaved() | Waiting():
+            case CloneFound() | Misbehaved():
+                self._say(str(item))
+            case Waiting() if not agreement.has_started and not agreement.failures:
                 self._say(str(item))
             case _:
                 pass
