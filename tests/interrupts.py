@@ -15,8 +15,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -48,26 +50,29 @@ def run(rounds: int, kinds: list[str], seed: int = 0) -> list[dict[str, Any]]:
     """What became of each round, as both ranks have told it. Fails if one did not end as it should."""
     ours, theirs = socket.socketpair()
     arguments = [str(rounds), ",".join(kinds), str(seed)]
-    with ours, theirs:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.interrupts", str(rank), str(end.fileno()), *arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(end.fileno(),),
-                text=True,
-            )
-            for rank, end in enumerate((ours, theirs))
-        ]
-    try:
-        said = [rank.communicate(timeout=STUCK * 2 + rounds) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    errors = "".join(
-        f"\nrank {number} ended with {rank.returncode}:\n{said[number][1][-4000:]}" for number, rank in enumerate(ranks)
-    )
+    with ExitStack() as held:
+        files = [[held.enter_context(tempfile.TemporaryFile("w+")) for _ in "oe"] for _ in range(2)]
+        with ours, theirs:
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.interrupts", str(rank), str(end.fileno()), *arguments],
+                    stdout=files[rank][0],
+                    stderr=files[rank][1],
+                    pass_fds=(end.fileno(),),
+                )
+                for rank, end in enumerate((ours, theirs))
+            ]
+        try:
+            for rank in ranks:
+                rank.wait(STUCK * 2 + rounds)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        for file in files[0] + files[1]:
+            file.seek(0)
+        said = [(output.read(), errors.read()) for output, errors in files]
+    errors = "".join(f"\nrank {i} ended with {rank.returncode}:\n{said[i][1][-4000:]}" for i, rank in enumerate(ranks))
     assert not any(rank.returncode for rank in ranks), errors
     told = [[json.loads(line) for line in lines.splitlines()] for lines, _ in said]
     found = [{**zero, **one} for zero, one in zip(*told, strict=True)]
@@ -86,17 +91,14 @@ class _Alarm:
         self._longest = longest
         self.fired_at: float | None = None
 
-    def __enter__(self) -> _Alarm:
+    def set(self) -> None:
+        """It may come before this has returned."""
         signal.signal(signal.SIGALRM, self._fire)
         signal.setitimer(signal.ITIMER_REAL, random.uniform(20e-6, self._longest))
-        return self
 
     def _fire(self, signum: int, frame: FrameType | None) -> None:
         self.fired_at = time.monotonic()
         raise KeyboardInterrupt
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _collectives(ctx: DistributedContext, kind: str) -> Iterator[Callable[[], object]]:
@@ -159,16 +161,15 @@ def _round(rank: int, kind: str, place: socket.socket, is_victim: bool) -> dict[
 
 
 def _interrupted(work: Iterator[Callable[[], object]]) -> dict[str, object]:
+    alarm = _Alarm(random.choice((0.0005, 0.004, 0.03)))
     swallowed = False
-    with _Alarm(random.choice((0.0005, 0.004, 0.03))) as alarm:
-        try:
-            for step in work:
-                step()
-                swallowed = swallowed or alarm.fired_at is not None
-                if swallowed:
-                    break
-        except KeyboardInterrupt:
-            pass
+    try:
+        alarm.set()
+        while not swallowed:
+            next(work)()
+            swallowed = alarm.fired_at is not None
+    except KeyboardInterrupt:
+        pass
     return {"fired_at": alarm.fired_at, "swallowed": swallowed}
 
 

@@ -16,7 +16,8 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
                   backend.py (AutoDiscoveryBackend)
     compression/  codecs (pure: tensor to bytes and back), error feedback, the compressed all-reduce, auto
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
-    backends/     base.py (Backend) and tcp, ring, simulated, sub, hybrid; native.py and gloo, mpi, nccl (other engines)
+    backends/     base.py (Backend), group.py (what is true for one set of ranks only) and tcp, ring, simulated, sub,
+                  hybrid; native.py and gloo, mpi, nccl (other engines)
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
                   (streams), board (what ranks of one host share), opening, records (pure: the wall), door
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         ControlLostError,
         DistributedError,
         EncryptionMismatchError,
+        EpochEndedError,
         FunctionNotFoundError,
         GradientMismatchError,
         HandshakeError,
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
         NamespaceMismatchError,
         NoConnectionError,
         NonFiniteError,
+        NotEstablishedError,
         ObjectTooLargeError,
         OperationTimeoutError,
         PeerLostError,
@@ -153,6 +156,7 @@ _HOMES = {
         "ControlLostError",
         "DistributedError",
         "EncryptionMismatchError",
+        "EpochEndedError",
         "FunctionNotFoundError",
         "GradientMismatchError",
         "HandshakeError",
@@ -167,6 +171,7 @@ _HOMES = {
         "NamespaceMismatchError",
         "NoConnectionError",
         "NonFiniteError",
+        "NotEstablishedError",
         "ObjectTooLargeError",
         "OperationTimeoutError",
         "PeerLostError",
@@ -240,6 +245,7 @@ __all__ = [
     "ElectionManager",
     "ElectionState",
     "EncryptionMismatchError",
+    "EpochEndedError",
     "FunctionNotFoundError",
     "GlooBackend",
     "GradientCompressor",
@@ -268,6 +274,7 @@ __all__ = [
     "NodeIdentity",
     "NodeProfile",
     "NonFiniteError",
+    "NotEstablishedError",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",

@@ -227,9 +227,12 @@ class RpcConfig:
     """Requests that wait here for a worker, from all ranks together."""
     max_held_bytes: int = 2 * (GIB + MIB)
     """Bytes of requests and responses that this rank holds for one other."""
+    max_references: int = 65536
+    """Values that this rank keeps for the `RRef`s that one other rank has asked for. Each costs about 2 KB beside the
+    value."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1)):
+        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1), ("max_references", 1)):
             value = getattr(self, name)
             if not _is_whole(value) or value < least:
                 raise ConfigError(name, value, f"must be a whole number of at least {least}")
@@ -306,6 +309,9 @@ class AutoDiscoveryConfig:
     run: str = ""
     """Which of the cluster's runs this peer belongs to. Only peers of one run form an epoch; those of other runs are
     seen, introduce each other, and are otherwise ignored. `ringfort run` sets its `--name` here."""
+    restart_without: Sequence[str] = ()
+    """Machines, by name or peer id, that are gone for good: a process that starts again on a machine which was in a
+    group with them does not wait for them. One that is still at work elsewhere then goes on beside the new group."""
     peers: Sequence[str] = ()
     """Addresses `host` or `host:port` of peers, for networks that block multicast. One is enough: it knows the rest."""
     multicast: bool = True
@@ -334,7 +340,7 @@ class AutoDiscoveryConfig:
         if not _is_whole(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError("port", self.port, "must be a number from 0 to 65535")
         _check_encryption(self.encryption)
-        for name in ("peers", "interfaces"):
+        for name in ("peers", "interfaces", "restart_without"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(name, getattr(self, name), 'must be a list, such as ["..."]')
 
@@ -368,6 +374,8 @@ class Environment:
     """The interfaces to be found on, by name, address or network, with commas between them."""
     peers: str | None = None
     """Addresses of peers, `host` or `host:port`, with commas between them."""
+    restart_without: str | None = None
+    """Machines that a restart does not wait for, by name or peer id, with commas between them."""
     backend: str | None = None
     """What `init` makes: `tcp` if it is not said."""
     cuda_wait: str | None = None
@@ -392,6 +400,7 @@ class Environment:
         "shared_memory": ("RINGFORT_SHM",),
         "interfaces": ("RINGFORT_INTERFACES",),
         "peers": ("RINGFORT_PEERS",),
+        "restart_without": ("RINGFORT_RESTART_WITHOUT",),
         "backend": ("RINGFORT_BACKEND",),
         "cuda_wait": ("RINGFORT_CUDA_WAIT",),
         "gloo_interface": ("GLOO_SOCKET_IFNAME",),

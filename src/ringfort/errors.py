@@ -333,6 +333,26 @@ class AbortedError(DistributedError):
         self.reason = reason
 
 
+class EpochEndedError(AbortedError):
+    """The epoch that this group or sub-group was formed in is over. Call `establish_ring()` for the ranks that are
+    there now, and make sub-groups anew from the context."""
+
+    def __init__(self, epoch: str, why: str) -> None:
+        super().__init__(f"{epoch} has ended: {why}")
+        self.epoch = epoch
+
+
+class NotEstablishedError(DistributedError):
+    """There are other peers, but this process has not connected with them: `establish_ring()` is missing."""
+
+    def __init__(self, epoch: str) -> None:
+        super().__init__(
+            f"This process is in {epoch} and has not connected with the others; "
+            "call establish_ring() after wait_for_peers()"
+        )
+        self.epoch = epoch
+
+
 class ProtocolError(TransportError):
     """What arrived is not the Ringfort protocol: a corrupt or oversized length, an unknown kind. The link is closed."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib import import_module
@@ -109,13 +108,15 @@ def _made(name: str) -> Any:
 
 
 def join(
-    min_peers: int = 1, timeout: float = 30.0, *, group: DistributedConfig | None = None, **settings: Any
+    min_peers: int = 1, timeout: float | None = None, *, group: DistributedConfig | None = None, **settings: Any
 ) -> DistributedContext:
     """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
 
     Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
-    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. In a
-    program that `ringfort run` started this is `init`: the launchers have found each other already.
+    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. Where they
+    leave it open, the environment decides: `RINGFORT_TIMEOUT` in seconds for meeting, which is 30 otherwise, and for
+    every call; `RINGFORT_SHM=off`. In a program that `ringfort run` started this is `init`: the launchers have found
+    each other already.
 
     Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
     """
@@ -130,13 +131,28 @@ def join(
     for name, value in settings.items():
         if name not in known:
             raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
-    deadline = time.monotonic() + timeout
+    if timeout is None:
+        timeout = _MEETING if told.timeout is None else told.timeout
     encryption = settings.pop("encryption", None)
-    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group, encryption=encryption)
+    config = AutoDiscoveryConfig(timeout=timeout, **settings)
+    backend = AutoDiscoveryBackend(config, group=_group_of(group, told), encryption=encryption)
     try:
-        backend.wait_for_peers(min_peers, timeout)
-        backend.establish_ring(max(0.01, deadline - time.monotonic()))
+        backend.join_group(min_peers, timeout)
     except BaseException:
         backend.close()
         raise
     return DistributedContext(backend)
+
+
+_MEETING = 30.0
+"""Seconds that `join` looks for others. Longer is for a person to say who starts machines by hand."""
+
+
+def _group_of(group: DistributedConfig | None, told: Environment) -> DistributedConfig:
+    """The settings of the collectives. The environment decides what `group` leaves as it is by default."""
+    usual = DistributedConfig()
+    settings = {name: getattr(told, name) for name in ("timeout", "shared_memory")}
+    said = {name: value for name, value in settings.items() if value is not None}
+    if group is not None:
+        said = {name: value for name, value in said.items() if getattr(group, name) == getattr(usual, name)}
+    return replace(group or usual, **said)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import queue
 import select
 import socket
@@ -23,8 +25,18 @@ from ringfort.cluster.control import Control as Inside
 from ringfort.cluster.discovery.directory import Source
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
-from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
+from ringfort.cluster.events import (
+    CloneFound,
+    ClusterEvent,
+    DiskTrouble,
+    EpochStarted,
+    Misbehaved,
+    Noted,
+    PeerJoined,
+    PeerLost,
+)
 from ringfort.cluster.forming import token_of
+from ringfort.cluster.health import HealthStatus
 from ringfort.cluster.host import clock
 from ringfort.cluster.hosting import ThreadHost
 from ringfort.cluster.instructions import Instruction
@@ -486,7 +498,7 @@ def test_a_copied_identity_is_reported_and_the_others_go_on(cluster: Cluster, mo
     monkeypatch.setattr("ringfort.cluster.setup.host_id", lambda salt: "another machine")
     cluster.start(identity=identity)
     event = cluster.wait_for(one, lambda event: isinstance(event, CloneFound))
-    assert "remove the copied node_keypair" in str(event)
+    assert "rm ~/.ringfort/node_keypair there" in str(event)
     assert one.epoch is not None
     assert set(one.epoch.peers) == {one.peer_id, two.peer_id}
 
@@ -617,12 +629,27 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
 ) -> None:
     node = cluster.start()
     control, looked = inside(node), queue.Queue[str]()
-    monkeypatch.setattr(control, "_vouch", lambda: looked.put("looked"))
+    monkeypatch.setattr(control._store, "dead", lambda: looked.put("looked") or [])
     sibling = f"{node.peer_id.rpartition('.')[0]}.sibling"
     for peer in ("elsewhere.1", sibling):
         in_loop(node, lambda control, peer=peer: control._happened(PeerLost(peer, "silent", died=False)))
         cluster.wait_for(node, lambda event, peer=peer: isinstance(event, PeerLost) and event.peer == peer)
-        assert looked.empty() is (peer != sibling)
+        if peer != sibling:
+            assert looked.empty()
+    assert looked.get(timeout=PATIENCE) == "looked"
+
+
+def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringfort.cluster.control.STOP_WITHIN", 0.05)
+    node = cluster.start(replace(LOCAL, multicast=False))
+    endless = Line(ControlLink(Opening(None), print, print), ELSEWHERE, "")
+    in_loop(node, lambda control: control.lines.update({999: endless}))
+    node.close()
+    assert not endless.link.ended.is_set()
+    with pytest.raises(ChannelClosedError):
+        node.snapshot()
 
 
 def inside(node: ClusterNode) -> Inside:
@@ -677,6 +704,29 @@ def test_what_is_reported_again_and_again_does_not_push_out_the_rest(cluster: Cl
         assert list(control.events) == ["one.1 was refused: it floods", "two.1 was refused: it floods"]
 
     in_loop(cluster.start(), report)
+
+
+def test_while_the_disk_is_slow_or_full_a_node_lives_on_and_says_so_and_then_joins(cluster: Cluster) -> None:
+    one, two = cluster.start(replace(LOCAL, min_peers=1)), cluster.start(replace(LOCAL, min_peers=1))
+    may_end, has_room = threading.Event(), threading.Event()
+
+    def fsync(handle: int) -> None:
+        assert may_end.wait(PATIENCE)
+        if not has_room.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    inside(two)._store._fsync = fsync
+    slow = cluster.wait_for(two, lambda event: isinstance(event, DiskTrouble))
+    assert "the disk has taken 1 s" in str(slow)
+    assert all(view.health is HealthStatus.HEALTHY for view in one.snapshot() if not view.is_self)
+    may_end.set()
+    full = cluster.wait_for(two, lambda event: isinstance(event, DiskTrouble))
+    assert "No space left on device" in str(full)
+    with pytest.raises(RendezvousTimeoutError, match=f"cannot write .*{two.peer_id}: No space left on device"):
+        two.wait_for_peers(1, 0.1)
+    assert two.epoch is None
+    has_room.set()
+    assert two.wait_for_peers(1, PATIENCE) == one.wait_for_peers(1, PATIENCE)
 
 
 def test_what_was_promised_to_others_outlives_a_process_and_what_concerns_nobody_does_not(cluster: Cluster) -> None:

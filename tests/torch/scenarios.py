@@ -513,7 +513,7 @@ def wrong_arguments(rank: int, world_size: int) -> list[str]:
                 lambda: all_gather_single(torch.zeros(3 * world_size + 1), x),
                 lambda: dist.all_to_all_single(x.clone(), x, [1], [3]),
                 lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG),
-                lambda: dist.all_reduce(torch.ones(3, dtype=torch.float32).to_sparse()),
+                lambda: dist.broadcast(torch.ones(3).to_sparse(), src=0),
                 lambda: dist.all_reduce(torch.ones(3, device="meta")),
                 lambda: pg.send([x], world_size, 0),
                 lambda: pg.send([x], (rank + 1) % world_size, -1),
@@ -568,6 +568,28 @@ def abort(rank: int, world_size: int) -> str:
             pg.abort()
             return ""
         return str(raised(lambda: dist.all_reduce(torch.ones(1))))
+
+
+def dropped(rank: int, world_size: int) -> tuple[str, object] | None:
+    """Rank 0 drops its last reference to a group that torch's own lists do not hold, as torchft does, and lives on."""
+    from ringfort.config import DistributedConfig
+    from ringfort.context import DistributedContext
+    from ringfort.torch.forming import form
+
+    store = dist.FileStore(os.environ["STORE"], world_size)
+    context = DistributedContext(form(store, rank, world_size, DistributedConfig(timeout=30)))
+    pg = RingfortProcessGroup(store, context, 30)
+    del context
+    pg.allreduce([torch.ones(4)]).wait()
+    if rank == 0:
+        pg.allreduce([torch.ones(4)]).wait()
+        del pg
+        store.wait(["told"])
+        return None
+    error: Any = raised(lambda: [pg.allreduce([torch.ones(4)]).wait() for _ in range(2)])
+    store.set("told", "")
+    pg.shutdown()
+    return type(error).__name__, error.peer
 
 
 def killed_in_backward(rank: int, world_size: int) -> tuple[float, float, str] | None:

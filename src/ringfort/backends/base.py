@@ -7,9 +7,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from ringfort.backends.group import Group
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
 from ringfort.identity.credentials import Credentials
@@ -92,17 +93,27 @@ class Backend(ABC):
     """What `board` has found, for those in a hurry."""
     ring: tuple[int, ...] = ()
     """The order in which rings visit the ranks, the same on all; that of their numbers where it is empty."""
+    speeds: Mapping[int, float] = MappingProxyType({})
+    """Bytes a second between this rank and others, where they were measured before the group was formed."""
 
-    def __init__(self, rank: int, world_size: int, config: DistributedConfig) -> None:
+    def __init__(self, rank: int, world_size: int, config: DistributedConfig, *, group: Group | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
         self.config = config
+        self.group = group or Group()
+        """What is true only for this set of ranks."""
         self.quick: dict[object, Ready] = {}
         """All-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
         self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()
         self._sub_groups: dict[tuple[int, ...], int] = {}
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Return whether this machine has what the backend needs, as far as that can be told at once: nothing is
+        imported, started or connected. What turns out to be missing later raises `BackendUnavailableError`."""
+        return True
 
     # --- what a backend must do -----------------------------------------------------------------------------------
 
@@ -218,6 +229,12 @@ class Backend(ABC):
     # --- what groups and collectives need -------------------------------------------------------------------------
 
     @property
+    def current(self) -> Backend:
+        """The backend of the ranks that are a group now: this one, unless groups follow each other in it. What is begun
+        on it never reaches the ranks of a later group. Raises if there is no such group yet."""
+        return self
+
+    @property
     def channel(self) -> int:
         """What keeps this group's messages apart from those of groups over the same links."""
         return 0
@@ -244,6 +261,10 @@ class Backend(ABC):
         They may be used from different threads at once, for parts of one collective."""
         return (self,)
 
+    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:  # noqa: B027  # it may do better
+        """What ended the messages of `failed`, if anything has, ends the collective of `envelope` at all ranks. Nothing
+        happens where the backend cannot tell: then the ranks find out by themselves."""
+
     def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
         """What ended the collective of `envelope` on one of the `stripes` ends it on all. Here, where nothing better is
         known, with everything else."""
@@ -266,6 +287,10 @@ class Backend(ABC):
     def next_operation(self) -> int:
         """The number of the group's next collective."""
         return next(self._operations)  # whole, whatever other threads do
+
+    def numbering(self) -> Callable[[], int]:
+        """`next_operation`, as a function that does not hold this backend: for what the backend itself keeps."""
+        return self._operations.__next__
 
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         """`envelope` for a collective that has its number."""

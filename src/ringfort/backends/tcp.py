@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -102,12 +103,21 @@ class Links(NamedTuple):
     ways: Ways
 
 
-def links_over(rank: int, channels: Channels, config: DistributedConfig, credentials: Credentials | None) -> Links:
+def links_over(
+    rank: int,
+    channels: Channels,
+    config: DistributedConfig,
+    credentials: Credentials | None,
+    *,
+    deadline: float | None = None,
+) -> Links:
     """Streams and their poller over open channels, on which machine each rank is, and further streams where they are
-    wanted. Raises `TransportError` if a peer has gone, `ConfigError` if one wants another number of stripes."""
+    wanted. It takes until `deadline` at most, or else `config.timeout` seconds. Raises `TransportError` if a peer has
+    gone, `ConfigError` if one wants another number of stripes."""
     machines = {peer: channel.machine for peer, channel in channels.items()}
     machines[rank] = machine_for(config)
-    terms = Terms.begin(config.timeout, credentials, machines[rank])
+    seconds = config.timeout if deadline is None else max(0.01, deadline - time.monotonic())
+    terms = Terms.begin(seconds, credentials, machines[rank])
     hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in channels.items()}
     patience = patience_of(config.patience, DEFAULT_PATIENCE)
     sets = [channels]

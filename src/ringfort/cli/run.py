@@ -31,6 +31,14 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME|ADDRESS", help="Use this network interface only. Repeatable."),
     ] = None,
+    restart_without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Do not wait for this machine of an earlier run: it is gone for good. A machine's name or a peer id. "
+            "Repeatable.",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the other machines.")] = TIMEOUT,
     name: Annotated[
         str | None,
@@ -56,6 +64,7 @@ def run(
             nodes=nodes,
             peers=tuple(peer or ()),
             interfaces=tuple(interface or ()),
+            restart_without=tuple(restart_without or ()),
             timeout=timeout,
             name=name,
             patience=patience,

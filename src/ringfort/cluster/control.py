@@ -9,22 +9,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from ringfort.cluster.contacts import node_of
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.entrance import Entrance
-from ringfort.cluster.events import CloneFound, ClusterEvent, EpochEnded, Misbehaved, Noted, PeerLost, Waiting
+from ringfort.cluster.events import (
+    CloneFound,
+    ClusterEvent,
+    DiskTrouble,
+    EpochEnded,
+    Misbehaved,
+    Noted,
+    PeerLost,
+    Waiting,
+)
 from ringfort.cluster.finder import Finder, FinderEvents
 from ringfort.cluster.forming import Forming
 from ringfort.cluster.host import clock
 from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.line import Line
-from ringfort.cluster.messages import AnyMessage, Hello, Member
+from ringfort.cluster.messages import AnyMessage, Hello, Member, Standing
 from ringfort.cluster.peer import PeerCore
 from ringfort.cluster.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.profile import this_machine
@@ -42,10 +52,14 @@ from ringfort.transport.opening import Opening
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _AFTER_FAILURE: Final = 0.2
 """Seconds."""
 _LISTEN_AGAIN: Final = 1.0
 """Seconds before an address that could not be had is tried again."""
+SLOW_DISK: Final = 1.0
+"""Seconds after which people are told that a promise is not on the disk yet."""
 STOP_WITHIN: Final = 2.0
 """Seconds that a goodbye may take. A link's last words have one."""
 MAX_EVENTS: Final = 8
@@ -83,10 +97,14 @@ class Control:
         self.speeds = Speeds(setup, self.core, self.finder)
         self.events: deque[str] = deque(maxlen=MAX_EVENTS)
         """What was reported of peers that were refused, in words."""
+        self.disk_trouble: DiskTrouble | None = None
+        """Why promises cannot be written, if they cannot."""
+        self._to_write: deque[Standing] = deque()
+        self._writer: asyncio.Task[None] | None = None
         self._publish = publish
         self._on_change = on_change
         self._before_tick = before_tick
-        self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
+        self._store = StandingStore(setup.home, setup.lineage, setup.peer)
         self._numbers = count(1)
         self._probes = 0
         self._closing: list[ControlLink] = []
@@ -108,7 +126,8 @@ class Control:
                 this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
             )
             self._tell_addresses()
-            self._vouch()
+            await self._vouch()
+            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
             await self.finder.start(self.entrance.port)
             self._moved(choice)
         except BaseException:
@@ -116,20 +135,24 @@ class Control:
             raise
         self._do(self.core.tick(clock()))
 
-    async def stop(self, why: str = "", within: float = STOP_WITHIN) -> None:
-        """Says goodbye, and closes everything, within about `within` seconds. May be called again."""
-        formed = self.core.ledger.standing.formed
+    async def stop(self, why: str = "", *, died: bool = False) -> None:
+        """Says goodbye, and closes everything, within about two seconds. `died`: the program did not want to go. May be
+        called again."""
         links = [*self._closing, *(line.link for line in self.lines.values())]
-        self._do(self.core.leave(clock(), why))
+        self._do(self.core.leave(clock(), why, died=died))
         if self._timer is not None:
             self._timer.cancel()
         self.entrance.close()
         self.forming.close()
         for line in self.lines.values():  # those whose peer never said who it is
             line.link.abort()
-        ending = asyncio.gather(self.finder.close(), *(link.ended.wait() for link in links), return_exceptions=True)
+        ends: list[Awaitable[object]] = [self.finder.close(), *(link.ended.wait() for link in links)]
+        if self._writer is not None:
+            self._to_write.clear()
+            ends.append(asyncio.shield(self._writer))
+        ending = asyncio.gather(*ends, return_exceptions=True)
         with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(ending, within)
+            await asyncio.wait_for(ending, STOP_WITHIN)
         for link in links:
             link.abort()
         await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
@@ -137,11 +160,12 @@ class Control:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=within)
-        self._store.close(forget=formed is None or len(formed.members) == 1)
+            await asyncio.wait(tasks, timeout=1.0)
+        if self._writer is None:  # else the file is in use, and stays locked until the process ends
+            self._store.close(is_released=self.core.is_released)
 
-    def _vouch(self) -> None:
-        for peer, standing in self._store.dead():
+    async def _vouch(self) -> None:
+        for peer, standing in await _in_thread(self._store.dead):
             self._do(self.core.vouch(clock(), peer, standing))
 
     # --- what the program wants -------------------------------------------------------------------------------------
@@ -200,7 +224,7 @@ class Control:
         link = ControlLink(
             opening,
             lambda body: self._received(number, body),
-            lambda by_kernel, why: self._ended(number, by_kernel, why),
+            lambda why: self._ended(number, why),
         )
         self.lines[number] = Line(link, address, where)
         try:
@@ -270,11 +294,11 @@ class Control:
         else:
             self.finder.unlinked(peer)
 
-    def _ended(self, number: int, by_kernel: bool, why: str) -> None:
+    def _ended(self, number: int, why: str) -> None:
         line = self.lines.pop(number, None)
         if line is None:
             return
-        self._do(self.core.closed(clock(), number, by_kernel=by_kernel, why=why))
+        self._do(self.core.closed(clock(), number, why))
         if line.peer:
             self._follow(line.peer)
         elif line.address:
@@ -321,7 +345,9 @@ class Control:
                 case Learn(peer=peer, addresses=addresses):
                     self.finder.learn(peer, addresses, line.peer if line else "")
                 case Remember(standing=standing):
-                    self._store.write(standing)
+                    self._to_write.append(standing)
+                    if self._writer is None:
+                        self._writer = asyncio.ensure_future(self._write_all())
                 case Notify(event=event):
                     events.append(event)
         self._set_timer()
@@ -329,13 +355,43 @@ class Control:
         for event in events:  # only now: what the program does about one may make the core speak again
             self._happened(event)
 
+    async def _write_all(self) -> None:
+        """Writes promises one after the other, in a thread: heartbeats go on while the disk is slow."""
+        loop = asyncio.get_running_loop()
+        while self._to_write:
+            standing = self._to_write.popleft()
+            slow = loop.call_later(SLOW_DISK, self._disk_is, f"the disk has taken {SLOW_DISK:g} s and is not done")
+            try:
+                await _in_thread(lambda standing=standing: self._store.write(standing))
+                why = ""
+            except OSError as exc:
+                why = exc.strerror or str(exc)
+            except Exception as exc:
+                _log.exception("a promise could not be written")
+                why = str(exc)
+            slow.cancel()
+            if why:
+                self._disk_is(why)
+            else:
+                self.disk_trouble = None
+            self._do(self.core.remembered(clock(), standing, f"its disk fails: {why}" if why else ""))
+        self._writer = None
+
+    def _disk_is(self, why: str) -> None:
+        """Tells of it once, until a write succeeds again."""
+        trouble = DiskTrouble(str(self._store.path), why)
+        if trouble != self.disk_trouble:
+            self.disk_trouble = trouble
+            _log.warning("%s", trouble)
+            self._happened(trouble)
+
     def _happened(self, event: ClusterEvent) -> None:
         match event:
             case PeerLost(peer=peer):
                 self._follow(peer)
                 self.speeds.forget(peer)
                 if node_of(peer) == node_of(self.setup.peer) and not self.core.is_over:
-                    self._vouch()
+                    self._begin(self._vouch())
             case EpochEnded(epoch=epoch, why=why):
                 self.forming.ended(epoch, why)
             case CloneFound() | Misbehaved() | Waiting() if str(event) not in self.events:
@@ -368,6 +424,7 @@ class Control:
         self._timer = None
         try:
             self._before_tick()
+            self._store.touch()
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.
@@ -399,6 +456,30 @@ class Control:
         task.add_done_callback(self._tasks.discard)
         if sock is not None:
             task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What `work` gives, done in a thread of its own. Not in a pool: the end of a program waits for those, and a disk
+    may never answer."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, exc: BaseException | None) -> None:
+        if not done.cancelled():
+            done.set_result(cast("T", value)) if exc is None else done.set_exception(exc)
+
+    def run() -> None:
+        value: T | None = None
+        failure: BaseException | None = None
+        try:
+            value = work()
+        except BaseException as exc:
+            failure = exc
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="ringfort-disk", daemon=True).start()
+    return await done
 
 
 def _bare(address: str) -> str:

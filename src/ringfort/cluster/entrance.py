@@ -28,6 +28,7 @@ from ringfort.transport.admission import (
     who_makes_room,
     why_not_accepted,
 )
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.opening import Opening
 
 _log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class Entrance:
             if why:
                 self._pause(listener, why)
             return
-        sock.setblocking(False)
+        keep_from_children(sock).setblocking(False)
         if len(self._waiting) >= MAX_WAITING:
             self._make_room()
         where = format_address(str(address[0]), int(address[1]))

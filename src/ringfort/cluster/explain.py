@@ -79,6 +79,8 @@ def why_alone(control: Control) -> str:
         parts.append(f"no answer from {'; '.join(unanswered[:8])}")
     if control.finder.refusals:
         parts.append(f"refused: {'; '.join(control.finder.refusals)}")
+    if control.disk_trouble is not None:
+        parts.append(str(control.disk_trouble))
     if control.events:
         parts.append(f"reported: {'; '.join(control.events)}")
     others = control.finder.others()

@@ -92,6 +92,8 @@ class Forming:
         self._finder = finder
         self._early: list[_Caller] = []
         self._group: _Group | None = None
+        self._over: dict[tuple[int, str], str] = {}
+        """Why the latest epochs have ended: what their members should form in them would never come about."""
 
     def came(self, sock: socket.socket, opening: Opening, said: Meet) -> None:
         """A member knocks. Kept until our own program is as far."""
@@ -108,6 +110,9 @@ class Forming:
 
     def ended(self, epoch: Epoch, why: str) -> None:
         """The epoch is over, and what forms in it."""
+        self._over[epoch.key] = why
+        while len(self._over) > MAX_EARLY:
+            del self._over[next(iter(self._over))]
         if self._group is not None and self._group.epoch.key == epoch.key:
             self._group.failure = AbortedError(f"{epoch} has ended: {why}")
             self._group.changed.set()
@@ -124,8 +129,10 @@ class Forming:
     async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Seat]:
         """A connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
 
-        Raises `AbortedError` when the epoch ends.
+        Raises `AbortedError` when the epoch ends, or has ended before this began.
         """
+        if epoch.key in self._over:
+            raise AbortedError(f"{epoch} has ended: {self._over[epoch.key]}")
         group = self._group = _Group(epoch, token_of(epoch), epoch.peers.index(self._setup.peer), machine)
         knocking = [asyncio.ensure_future(self._knock(group, rank)) for rank in range(group.rank)]
         done = False

@@ -31,8 +31,6 @@ PING_EVERY: Final = 0.25
 """Seconds between two questions whether the program's interpreter runs."""
 BUSY_AFTER: Final = 0.5
 """Seconds without an answer after which the program is busy."""
-STOP_WITHIN: Final = 2.0
-"""Seconds that the goodbye may take."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program which does not read. Later notes are dropped."""
 _READ: Final = 1 << 16
@@ -60,19 +58,19 @@ class ControlService:
         """Serves until the end. The socket is closed then."""
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self._end: asyncio.Future[str] = loop.create_future()
+        self._end: asyncio.Future[tuple[str, bool]] = loop.create_future()
         self._sock.setblocking(False)
         loop.add_reader(self._sock, self._readable)
         if self._watch is not None and self._watch.descriptor is not None:
             loop.add_reader(self._watch.descriptor, self._gone)
         ping = loop.call_later(PING_EVERY, self._ping)
         try:
-            why = await self._end
+            why, died = await self._end
             for task in tuple(self._tasks.values()):
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             if self.control is not None:
-                await self.control.stop(why, STOP_WITHIN)
+                await self.control.stop(why, died=died)
         finally:
             ping.cancel()
             self._is_over = True
@@ -89,11 +87,11 @@ class ControlService:
 
     def _gone(self) -> None:
         """The training process has ended without a word: its peers hear it from here, at once."""
-        self._stop("its process ended without closing the node")
+        self._stop("its process ended without closing its node", died=True)
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, *, died: bool = False) -> None:
         if not self._end.done():
-            self._end.set_result(why)
+            self._end.set_result((why, died))
 
     # --- what the node says -----------------------------------------------------------------------------------------
 

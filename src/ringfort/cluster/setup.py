@@ -6,6 +6,7 @@ import platform
 import secrets
 import sys
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -69,7 +70,7 @@ class Setup:
         encryption: str | None = None,
     ) -> Setup:
         """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
-        `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
+        `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
         Raises `ConfigError`, `InvalidArgumentError` and `IdentityError`.
         """
@@ -127,6 +128,13 @@ class Setup:
         return self.credentials.namespace.network_id
 
     @property
+    def lineage(self) -> str:
+        """Names the epochs that may follow each other, for the files of `standings.py`: a run is bound by what its own
+        processes have promised, not by those of another run."""
+        network, run = self.network_id.hex(), self.config.run
+        return f"{network}.{sha256(run.encode()).hexdigest()[:16]}" if run else network
+
+    @property
     def wall(self) -> Credentials | None:
         """What connections are opened with; None with encryption off."""
         return None if self.config.encryption == "off" else self.credentials
@@ -140,7 +148,7 @@ class Setup:
 
     def member(self) -> Member:
         """This peer before it has an address."""
-        return Member(self.peer, host_id(self.network_id), self.slots)
+        return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
 
 
 def _completed(config: AutoDiscoveryConfig, told: Environment, encryption: str | None) -> AutoDiscoveryConfig:
@@ -148,6 +156,8 @@ def _completed(config: AutoDiscoveryConfig, told: Environment, encryption: str |
         config = replace(config, interfaces=_listed(told.interfaces))
     if not config.peers and told.peers:
         config = replace(config, peers=_listed(told.peers))
+    if not config.restart_without and told.restart_without:
+        config = replace(config, restart_without=_listed(told.restart_without))
     if config.health.patience is None:
         config = replace(config, health=replace(config.health, patience=patience_of(None, CLUSTER_PATIENCE)))
     return replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -41,9 +40,15 @@ WORTH: Final = 1.2
 Move = Callable[[Backend, Span], None]
 """Moves the elements of a span over one stripe."""
 
-_used: WeakKeyDictionary[Backend, int] = WeakKeyDictionary()
-_tried: WeakKeyDictionary[Backend, dict[bytes, list[float]]] = WeakKeyDictionary()
-"""Seconds of each of the calls so far, by what tells calls apart."""
+
+class Trials:
+    """What a group has found out about its stripes."""
+
+    def __init__(self) -> None:
+        self.used: int | None = None
+        """How many are used; None before that is decided."""
+        self.seconds: dict[bytes, list[float]] = {}
+        """Of each of the calls so far, by what tells calls apart."""
 
 
 class Columns(Memory):
@@ -63,7 +68,7 @@ class Columns(Memory):
 def used(backend: Backend) -> int | None:
     """How many stripes the group's large collectives go over; None if it has not found out yet."""
     there, asked = len(backend.stripes), backend.config.collective.stripes
-    return there if there == 1 or asked != "auto" else _used.get(backend)
+    return there if there == 1 or asked != "auto" else backend.group.part(Trials).used
 
 
 def count_for(backend: Backend, nbytes: int) -> int:
@@ -130,7 +135,8 @@ def _try(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Env
     """Moves `span` over one stripe or over all, in turn with the calls before that were like this one. The last of them
     decides, at every rank alike."""
     rank, n = backend.rank, backend.world_size
-    tried = _tried.setdefault(backend, {})
+    trials = backend.group.part(Trials)
+    tried = trials.seconds
     if envelope.call not in tried and len(tried) >= _KINDS:
         tried.clear()
     seconds = tried.setdefault(envelope.call, [])
@@ -141,8 +147,8 @@ def _try(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Env
         table = np.zeros((n, 2))
         table[rank] = min(seconds[::2]), min(seconds[1::2])
         run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
-        _used[backend] = choose(table, len(stripes))
-        del _tried[backend]
+        trials.used = choose(table, len(stripes))
+        tried.clear()
 
 
 def choose(table: Array, stripes: int) -> int:

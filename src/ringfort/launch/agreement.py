@@ -15,7 +15,7 @@ first did.
     the ranks of this machine ended well  done()
     something failed here                 failed(failure)
     all ranks have ended after a failure  again(now), if `may_start_again`
-    time has passed                       tick(now)
+    time has passed                       tick(now), remind(now)
 
     instruction                           what the launcher does
     Tell(message, peer)                   sends it to the peer, or to all members
@@ -45,6 +45,8 @@ SETTLE_SECONDS: Final = 3.0
 machine is typing it on the next, and every newcomer starts the time again."""
 EXPLAIN_SECONDS: Final = 1.0
 """How long after the end of an epoch a launcher waits to hear, or to see for itself, who was lost."""
+REMIND_SECONDS: Final = 2.0
+"""Between two tickets of a launcher that waits."""
 COMPARE_SECONDS: Final = 1.0
 """How long machines that differ wait for a further one, before they end: a third shows which of two is wrong."""
 
@@ -139,6 +141,7 @@ class Agreement:
     """The epoch that the node is in, while an attempt ends too."""
     _started_at: float = 0.0
     _compare_at: float = inf
+    _remind_at: float = 0.0
     _offer: Offer | None = None
     _offer_at: float = inf
     _end_at: float = inf
@@ -177,8 +180,18 @@ class Agreement:
 
     def joined(self, now: float, peer: str) -> Sequence[Instruction]:
         """`peer`, of the same run, is here."""
-        ticket = msgspec.structs.replace(self.ticket, restarts=self.attempt)
-        return (*self._tell_if_late(now, peer), Tell(ticket, peer))
+        return (*self._tell_if_late(now, peer), Tell(self._own_ticket(), peer))
+
+    def remind(self, now: float) -> Sequence[Instruction]:
+        """Before the start, says now and then again what this launcher is to run: a note is lost where a second link
+        takes the place of the one that it was sent on. Whoever leads answers with what else may have been lost."""
+        if self.has_started or self.failures or now < self._remind_at:
+            return ()
+        self._remind_at = now + REMIND_SECONDS
+        return (Tell(self._own_ticket()),)
+
+    def _own_ticket(self) -> Ticket:
+        return msgspec.structs.replace(self.ticket, restarts=self.attempt)
 
     def _tell_if_late(self, now: float, peer: str) -> Sequence[Instruction]:
         if not self.has_started or self.failures or self.epoch is None or peer in self.epoch.peers:
@@ -254,11 +267,17 @@ class Agreement:
                 return ()
 
     def _take_ticket(self, now: float, peer: str, ticket: Ticket) -> Sequence[Instruction]:
-        self.tickets[peer] = ticket
+        before, self.tickets[peer] = self.tickets.get(peer), ticket
+        is_member = self.epoch is not None and peer in self.epoch.peers
+        leads = self.epoch is not None and self.epoch.peers[0] == self.me
         if self.has_started or self.failures:
+            if leads and is_member and not self.failures and ticket.restarts <= self.attempt:
+                assert self.epoch is not None
+                return (Tell(Go(self.epoch.key, self.attempt), peer),)  # it has not heard the first
             return self._tell_if_late(now, peer)
-        self._compare_at = now + COMPARE_SECONDS
-        if self._offer is not None and self.epoch is not None and self.epoch.peers[0] == self.me:
+        if ticket != before:
+            self._compare_at = now + COMPARE_SECONDS
+        if leads and is_member and self._offer is not None and (ticket != before or peer in self.silent):
             # It may have been stopping its ranks when the offer came, and know of a failure that we do not.
             self._offer, self._offer_at = None, now
         return self.tick(now)
@@ -335,6 +354,5 @@ class Agreement:
         self.attempt += 1
         self.failures, self.has_started, self._offer, self._end_at = [], False, None, inf
         self.epoch, self.silent, self._offer_at, self._done = None, set(), inf, set()
-        ticket = msgspec.structs.replace(self.ticket, restarts=self.attempt)
         begun = () if self._latest is None else self.epoch_started(now, self._latest)
-        return (Hold(False), Tell(ticket), *begun)
+        return (Hold(False), Tell(self._own_ticket()), *begun)

@@ -33,6 +33,8 @@ class RunOptions:
     """`MIN` or `MIN:MAX` machines."""
     peers: Sequence[str] = ()
     interfaces: Sequence[str] = ()
+    restart_without: Sequence[str] = ()
+    """Machines, by name or peer id, that are gone for good."""
     timeout: float = TIMEOUT
     name: str | None = None
     """Of the run; the script's unless given."""

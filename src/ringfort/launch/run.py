@@ -70,6 +70,7 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 interfaces=options.interfaces,
                 run=options.run_name,
                 health=HealthConfig(patience=options.patience_seconds),
+                restart_without=options.restart_without,
             )
             node = ClusterNode(config, slots=options.local)
             stack.callback(node.subscribe(inbox.put))
@@ -119,6 +120,7 @@ class _Launcher:
                 for item in self._inbox.items():
                     self._take(item)
                 self._do(agreement.tick(time.monotonic()))
+                self._do(agreement.remind(time.monotonic()))
                 if agreement.has_started:
                     self._watch_ranks()
                 elif not agreement.failures:

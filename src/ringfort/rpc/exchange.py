@@ -28,11 +28,14 @@ from ringfort.rpc.references import References
 from ringfort.rpc.serving import Serving, current
 from ringfort.rpc.wire import FETCH, Failed, Failure, Request
 from ringfort.transport import locks
+from ringfort.transport.forks import FORKED, keep_from_children
 
 _LAST_WORDS = 1.0
 """Seconds that closing gives what was said last to leave."""
 
 
+_LETS_GO = 0.02
+"""Seconds between two looks, while this rank holds references, for some that are gone."""
 _WATCH = 1.0
 """Seconds that a waiting caller sleeps at most before it looks again."""
 _MOST_LATE = 10.0
@@ -68,7 +71,13 @@ class Exchange:
         self._accepts = formed.max_message_bytes
         label = f"ringfort-rpc-{rank}"
         self._poller = Poller(label, self._on_event, self._on_lost, self._expire, lambda: self.serving.is_running)
-        self.references = References(rank, lambda peer: self._lines[peer], self._poller.soon)
+        self.references = References(
+            rank,
+            lambda peer: self._lines[peer],
+            self._poller.soon,
+            world_size=len(formed.names),
+            most=config.max_references,
+        )
         self.references.remote_fetch = self._fetch
         self.serving = Serving(label, config, self.references)
         self._calls = Calls(config.max_in_flight, self._tell_cancelled)
@@ -76,6 +85,7 @@ class Exchange:
         self._gone: dict[int, str] = {}
         self._is_closed = False
         self._is_over = False
+        self._why_closed = "this agent is closed"
         self._closing = threading.RLock()
         links = {
             peer: Link(
@@ -88,7 +98,18 @@ class Exchange:
         self._links = links
         if not links:
             self.all_gone.set()
+        keep_from_children(self)
         self._poller.start(list(links.values()))
+
+    def abandon(self) -> None:
+        """In a forked child: the connections and the threads are the parent's."""
+        self._why_closed = FORKED
+        self._is_closed = self._is_over = True
+        self._closing = threading.RLock()
+        self.all_gone = locks.Event()
+        self.all_gone.set()
+        self.references.abandon()
+        self._poller.abandon()
 
     def is_alive(self, peer: int) -> bool:
         """Whether `peer` can be called, as far as is known."""
@@ -97,7 +118,7 @@ class Exchange:
     def check_open(self) -> None:
         """Raises `RpcNoConnectionError` if the agent is closed."""
         if self._is_closed:
-            raise RpcNoConnectionError("this agent is closed")
+            raise RpcNoConnectionError(self._why_closed)
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
@@ -169,7 +190,7 @@ class Exchange:
         seconds = self.seconds(timeout)
         if name.owner != self.rank:
             return self.wait(self.call(name.owner, FETCH, (name.creator, name.number), {}, seconds))
-        outcome = self.references.outcome(name)
+        outcome = self.references.outcome(name, self.rank)
         try:
             value = outcome.result(seconds)
         except FutureTimeoutError as exc:
@@ -214,7 +235,9 @@ class Exchange:
         if isinstance(event, Message):
             self._on_message(line, event)
         elif isinstance(event, Count):
-            self.references.count(event)
+            wrong = self.references.count(event, line.peer)
+            if wrong and isinstance(line, Link):
+                line.broken = line.broken or wrong
         elif isinstance(event, Cancelled):
             self._given.pop((line.peer, True, event.call), None)
             self.serving.release(line.peer, event.dropped)
@@ -275,7 +298,10 @@ class Exchange:
             line.control(pack_cancel(call.number))
 
     def _expire(self, now: float) -> float | None:
-        return self._calls.expire(now)
+        due = self._calls.expire(now)
+        if not self.references.let_go():
+            return due
+        return now + _LETS_GO if due is None else min(due, now + _LETS_GO)
 
     # --- life ----------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,13 @@ class Poller:
         self._spin.tell(paid=False)
         return False
 
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the descriptors; what the kernel watches for the parent stays."""
+        if self._epoll is not None:
+            self._epoll.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
     def stop(self) -> None:
         """Ends the thread and closes all links."""
         self._is_over = True

@@ -129,6 +129,10 @@ class Serving:
         call.deadline = time.monotonic() + request.timeout
         if request.keep:
             call.keep = Reference(self._references.rank, line.peer, request.keep)
+            if self._references.is_full_for(line.peer):
+                why = f"it keeps values for {self._references.most} references of this rank, which is max_references"
+                self._end(call, overloaded(why))
+                return
         if request.name == FETCH:
             self._fetch(call)
         elif not self._pool.submit(call):
@@ -251,7 +255,7 @@ class Serving:
             self._end(call, refusal(InvalidMessageError(str(exc))))
             return
         reference = Reference(self._references.rank, creator, number)
-        outcome = self._references.outcome(reference)
+        outcome = self._references.outcome(reference, call.peer)
         call.stop = lambda: self._references.forget(reference)
 
         def answer(done: Future[Any]) -> None:

@@ -20,8 +20,7 @@ from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTim
 from ringfort.torch.devices import tell_of_cuda
 from ringfort.torch.names import dist, torch
 from ringfort.torch.process_group import RingfortProcessGroup
-from ringfort.torch.rendezvous import links_of
-from ringfort.torch.tensors import to_seconds
+from ringfort.torch.rendezvous import group_seconds, links_of
 from ringfort.transport import tcp
 
 _PLACE: Final = "ringfort/place"
@@ -59,10 +58,8 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
 
 
 def _config(options: Any) -> DistributedConfig:
-    """Where the program leaves torch's half hour as it is, a timeout from the environment holds."""
     told = Environment.from_mapping()
-    is_said = told.timeout is None or options.timeout != dist.distributed_c10d.default_pg_timeout
-    settings: dict[str, Any] = {"timeout": to_seconds(options.timeout) if is_said else told.timeout}
+    settings: dict[str, Any] = {"timeout": group_seconds(options.timeout)}
     for name in ("encryption", "shared_memory"):
         if getattr(told, name) is not None:
             settings[name] = getattr(told, name)

@@ -126,7 +126,11 @@ class Channel:
 
 
 def _left(deadline: float) -> float:
-    return max(0.01, min(deadline - time.monotonic(), LONGEST_SLEEP))
+    """Raises `TimeoutError` when there is no time left: else who sends a byte now and then would be heard for ever."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time for it is over")
+    return min(left, LONGEST_SLEEP)
 
 
 def _write(sock: socket.socket, data: bytes | bytearray, deadline: float) -> None:

@@ -22,6 +22,7 @@ from ringfort.transport.admission import (
     why_not_accepted,
 )
 from ringfort.transport.channel import Channel
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.greeting import Greeting
 from ringfort.transport.opening import Opening
 from ringfort.transport.tcp import LONGEST_SLEEP
@@ -58,7 +59,7 @@ class Door:
     """Accepts on a listening socket, opens connections with all who come at the same time, and drops strays."""
 
     def __init__(self, listener: socket.socket, credentials: Credentials | None) -> None:
-        listener.setblocking(False)
+        keep_from_children(listener).setblocking(False)
         self._listener = listener
         self._credentials = credentials
         self._selector = selectors.DefaultSelector()
@@ -138,7 +139,7 @@ class Door:
                 if why:
                     self._pause(why)
                 break
-            sock.setblocking(False)
+            keep_from_children(sock).setblocking(False)
             if len(self._waiting) >= MAX_WAITING:
                 self._turn_away(who_makes_room(list(self._waiting.values())), CROWDED)
             deadline = time.monotonic() + OPENING_TIMEOUT

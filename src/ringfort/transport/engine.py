@@ -25,6 +25,7 @@ from typing import Final, NoReturn
 
 from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError
 from ringfort.transport import notices
+from ringfort.transport.forks import FORKED, keep_from_children
 from ringfort.transport.frames import BELL, pack
 from ringfort.transport.inbound import Disagreement
 from ringfort.transport.link import Job, Link, MakeError
@@ -71,6 +72,7 @@ class Engine(ShortWay):
         self._is_led = False  # set by the holder of `_lead`, which must not begin to lead again before it is cleared
         self._arrivals: deque[Job | Callable[[], None]] = deque()
         self._spin = Spin()
+        keep_from_children(self)
 
     # --- callers --------------------------------------------------------------------------------------------------
 
@@ -172,9 +174,25 @@ class Engine(ShortWay):
         without a close, peers that still need this rank have lost it."""
         self._as_leader(lambda: self._close(has_ended=has_ended))
 
+    def let_go(self) -> None:
+        """`close` for a group that nobody holds any more; waits for nothing. Peers that still need this rank have lost
+        it."""
+        if not self._is_closed:
+            self._soon(lambda: self._close(has_ended=True, linger=0.0))
+
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""
         self._as_leader(lambda: self._drop(lambda: ChannelClosedError("this rank was killed on purpose")))
+
+    def abandon(self) -> None:
+        """In a forked child: the links are the parent's, and the threads of the jobs do not exist here."""
+        self._lead, self._is_led = threading.RLock(), False
+        self._arrivals.clear()
+        self._jobs.clear()
+        self._is_closed = self.has_trouble = True
+        error = self._failure = lambda: ChannelClosedError(FORKED)
+        for link in self.links.values():
+            link.error = link.error or error
 
     def lose(self, peer: int, reason: str) -> None:
         """Somebody who watches `peer` has found that it is gone: ends what waits on it, and every collective that it is

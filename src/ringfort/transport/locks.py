@@ -88,6 +88,8 @@ class Thread(threading.Thread):
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...] = (), *, name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
         self._started = Event()  # the starting thread waits for it
+        # A set of all threads, for tests of Python's own, whose callback would swallow a Ctrl-C when this is freed.
+        threading._dangling.discard(self)  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue]
 
 
 class Future(futures.Future[T]):

@@ -42,7 +42,7 @@ class Pipe:
     """One direction. `ring_reader` and `ring_writer` wake the two ends."""
 
     def __init__(self, ring_reader: Callable[[], None], ring_writer: Callable[[], None]) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may end the pipe in a thread that is moving bytes
         self._pieces: deque[memoryview] = deque()
         self._held = 0
         self._is_ended = False

@@ -14,6 +14,7 @@ from struct import Struct
 
 from ringfort.config import DEFAULT_PATIENCE, KIB, MIB, format_address
 from ringfort.errors import NoConnectionError, TransportError
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.stream import Ready
 
 _BACKLOG = 128
@@ -105,7 +106,7 @@ def silence(sock: socket.socket) -> float:
 def listen(host: str, port: int) -> socket.socket:
     """A non-blocking listening socket. Raises `TransportError` in words when the address cannot be had."""
     family, address = resolve(host, port, passive=True)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -120,7 +121,7 @@ def listen(host: str, port: int) -> socket.socket:
 def adopt_listener(fd: int) -> socket.socket:
     """The listening socket that a launcher opened for this process."""
     try:
-        sock = socket.socket(fileno=fd)
+        sock = keep_from_children(socket.socket(fileno=fd))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except OSError as exc:
@@ -167,7 +168,7 @@ def connect(addresses: list[tuple[str, int]], deadline: float) -> socket.socket:
 def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
     failure: OSError | None = None
     for family, address in resolve(host, port):
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             # An address that swallows packets must not eat the time of those behind it.
             sock.settimeout(max(0.05, min(deadline - time.monotonic(), 3.0)))
@@ -231,7 +232,7 @@ class SocketPoller:
         self._peers = {fd: peer for peer, fd in self._fds.items()}
         self._wake_in, self._wake_out = socket.socketpair()
         for sock in (self._wake_in, self._wake_out):
-            sock.setblocking(False)
+            keep_from_children(sock).setblocking(False)
         self._wake_fd = self._wake_out.fileno()
         self._poll.register(self._wake_fd, select.POLLIN)
 

@@ -11,12 +11,12 @@ import pytest
 
 from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.finder import Finder
-from ringfort.cluster.forming import Forming, Seat, token_of
+from ringfort.cluster.forming import MAX_EARLY, Forming, Seat, token_of
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.wire import dial, hear
 from ringfort.config import AutoDiscoveryConfig, parse_address
-from ringfort.errors import DistributedError, NoConnectionError
+from ringfort.errors import AbortedError, DistributedError, NoConnectionError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
@@ -179,3 +179,43 @@ def test_with_encryption_off_there_is_no_identity_and_members_still_meet() -> No
         close_all(formed)
 
     with_nodes(2, scene, encryption="off")
+
+
+def numbered(epoch: Epoch, number: int) -> Epoch:
+    return Epoch(number, epoch.leader, epoch.members)
+
+
+def test_an_epoch_that_ended_before_the_forming_began_is_not_waited_for() -> None:
+    async def scene(epoch: Epoch, first: Node, _: Node) -> None:
+        first.forming.ended(epoch, "contact is lost")
+        with pytest.raises(AbortedError, match="epoch 1 of 2 has ended: contact is lost"):
+            await first.forming.form(epoch, HERE)
+
+    with_nodes(2, scene)
+
+
+def test_an_epoch_that_ends_while_it_forms_is_given_up_and_another_is_not() -> None:
+    async def scene(epoch: Epoch, first: Node, second: Node) -> None:
+        later = numbered(epoch, 2)
+        forming = asyncio.ensure_future(first.forming.form(later, HERE))
+        await asyncio.sleep(0)  # it has begun
+        first.forming.ended(epoch, "it was before")
+        formed = await asyncio.gather(forming, second.forming.form(later, HERE))
+        close_all(formed)
+        last = numbered(epoch, 3)
+        forming = asyncio.ensure_future(first.forming.form(last, HERE))
+        await asyncio.sleep(0)
+        first.forming.ended(last, "somebody left")
+        with pytest.raises(AbortedError, match="epoch 3 of 2 has ended: somebody left"):
+            await forming
+
+    with_nodes(2, scene)
+
+
+def test_only_the_latest_ends_of_epochs_are_remembered() -> None:
+    async def scene(epoch: Epoch, first: Node) -> None:
+        for number in range(1, MAX_EARLY + 10):
+            first.forming.ended(numbered(epoch, number), "over")
+        assert len(first.forming._over) == MAX_EARLY
+
+    with_nodes(1, scene)

@@ -88,12 +88,14 @@ class Run:
             assert self.launchers[name].may_start_again
             self.do(name, self.launchers[name].again(10.0))
 
-    def deliver(self, choose: Iterable[int]) -> None:
-        """Until nothing is on its way, each time on the link that `choose` says."""
-        turns = iter(choose)
+    def deliver(self, choose: Iterable[int], lost: Iterable[bool] = ()) -> None:
+        """Until nothing is on its way, each time on the link that `choose` says. `lost` says which never arrive."""
+        turns, losses = iter(choose), iter(lost)
         while busy := [link for link, queue in self.links.items() if queue]:
             link = busy[next(turns, 0) % len(busy)]
-            self.do(link[1], self.launchers[link[1]].received(1.0, link[0], decode(self.links[link].popleft())))
+            message = decode(self.links[link].popleft())
+            if not next(losses, False):
+                self.do(link[1], self.launchers[link[1]].received(1.0, link[0], message))
 
     def assignments(self) -> dict[str, Start]:
         return {name: item for name, items in self.done.items() for item in items if isinstance(item, Start)}
@@ -205,6 +207,19 @@ def test_who_has_not_said_what_it_is_to_run_is_waited_for() -> None:
     assert first.epoch_started(0.0, epoch_of(*NAMES)) == ()
     assert first.silent == {"c.1"}
     assert kinds(first.received(1.0, "c.1", ticket("c.1", nodes="3:3"))) == [Hold, Tell]
+
+
+@given(st.lists(st.booleans(), max_size=40), st.lists(st.integers(0, 10), max_size=60))
+def test_notes_that_are_lost_are_made_good_by_reminders(losses: list[bool], choose: list[int]) -> None:
+    run = Run()
+    run.start(epoch_of(*NAMES))
+    lost = iter(losses)
+    for second in range(0, 400, 2):
+        run.deliver(choose, lost)
+        for name, agreement in run.launchers.items():
+            run.do(name, agreement.remind(float(second)))
+    assert len(run.assignments()) == len(NAMES)
+    assert sum(isinstance(item, Start) for items in run.done.values() for item in items) == len(NAMES)
 
 
 def test_other_copies_of_the_script_are_a_warning_for_all() -> None:
