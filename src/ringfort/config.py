@@ -30,6 +30,9 @@ CLUSTER_PATIENCE = 1.0
 DEFAULT_HOME = "~/.ringfort"
 """The folder of this node's key and of the clusters' secrets."""
 
+MAX_RUN_NAME = 64
+"""Characters of a run's name: it is shown in one line beside others, and every peer says it in its hello."""
+
 MAX_STRIPES = 16
 """Connections between two ranks. Each is a thread in a large collective; more than the cores of a machine only wait."""
 
@@ -303,6 +306,9 @@ class AutoDiscoveryConfig:
     """What a group does that has lost contact with members which may be alive: go on with more than half of the last
     epoch, or exactly half and its lowest peer id; stop until all are back; or go on in any case, and risk that the run
     splits in two. Must be the same on all peers."""
+    run: str = ""
+    """Which of the cluster's runs this peer belongs to. Only peers of one run form an epoch; those of other runs are
+    seen, introduce each other, and are otherwise ignored. `ringfort run` sets its `--name` here."""
     restart_without: Sequence[str] = ()
     """Machines, by name or peer id, that are gone for good: a process that starts again on a machine which was in a
     group with them does not wait for them. One that is still at work elsewhere then goes on beside the new group."""
@@ -329,6 +335,8 @@ class AutoDiscoveryConfig:
             raise ConfigError("max_peers", self.max_peers, f"must be a whole number of at least {self.min_peers}")
         if self.on_partition not in ("majority", "stop", "continue"):
             raise ConfigError("on_partition", self.on_partition, "must be majority, stop or continue")
+        if not isinstance(self.run, str) or len(self.run) > MAX_RUN_NAME:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("run", self.run, f"must be a text of at most {MAX_RUN_NAME} characters")
         if not _is_whole(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError("port", self.port, "must be a number from 0 to 65535")
         _check_encryption(self.encryption)
@@ -442,6 +450,11 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def is_set(variable: str) -> bool:
     """Whether the person has set an environment variable, to anything but nothing: a launcher does not change it."""
     return bool(os.environ.get(variable))
+
+
+def is_dumb_terminal() -> bool:
+    """Whether the terminal, if there is one, cannot move its cursor."""
+    return os.environ.get("TERM", "") in ("dumb", "unknown")
 
 
 def _parse(name: str, text: str, kind: str) -> str | int | float:

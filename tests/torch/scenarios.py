@@ -18,6 +18,7 @@ import torch.distributed as dist
 import ringfort
 from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.torch.work import RingfortWork
+from ringfort.transport.machine import Machine
 
 C10D: Any = torch._C._distributed_c10d
 # Their names since torch 2.13, and before.
@@ -722,6 +723,45 @@ def nobody(rank: int, world_size: int) -> str:
     error = raised(lambda: dist.init_process_group("ringfort", init_method="ringfort://?world_size=2&timeout=0.5"))
     assert isinstance(error, ringfort.RendezvousTimeoutError)
     return str(error)
+
+
+def another_machine(rank: int, world_size: int) -> list[str]:
+    """Two ranks that take each other to be on different machines, so that rank 1 looks for a way to rank 0. Returns
+    whom rank 0 turned away."""
+    import logging
+
+    import ringfort.torch.forming as forming
+
+    away: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: away.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ringfort").addHandler(handler)
+    forming.machine_for = lambda _: Machine(bytes([rank]) * 16)  # type: ignore[assignment]
+    with group(rank, world_size):
+        dist.barrier()
+    return away
+
+
+def plaintext(rank: int, world_size: int) -> list[str]:
+    """Groups of several engines while the launcher has said that rank 1 is on another machine."""
+    import logging
+
+    from ringfort.torch.plaintext import watch
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ringfort").addHandler(handler)
+    if rank == 0:
+        watch("0:1")
+    with group(rank, world_size):
+        dist.new_group([0], backend="gloo")  # does not leave the machine
+        assert not said, said
+        dist.new_group([1], backend="gloo")  # is none of rank 0's
+        assert not said, said
+        for _ in range(2):
+            dist.new_group(backend="gloo")
+    return said
 
 
 def no_rank_0(rank: int, world_size: int) -> list[str]:

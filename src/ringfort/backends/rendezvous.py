@@ -144,9 +144,10 @@ def _dismiss(channels: Iterable[Channel], exc: BaseException) -> None:
 # --- the other ranks --------------------------------------------------------------------------------------------------
 
 
-def join_group(rank: int, world_size: int, host: str, port: int, terms: Terms) -> Channels:
-    """The part of every other rank: a channel to each of the others."""
-    name = f"rank 0 at {format_address(host, port)}"
+def join_group(rank: int, world_size: int, addresses: list[Address], terms: Terms) -> Channels:
+    """The part of every other rank: a channel to each of the others. Rank 0 is at one of `addresses`."""
+    name = f"rank 0 at {' or '.join(format_address(*address) for address in addresses)}"
+    named = next((host for host, _ in addresses if not is_loopback(host)), addresses[0][0])
     doors: list[Door] = []
     channels: Channels = {}
 
@@ -154,11 +155,11 @@ def join_group(rank: int, world_size: int, host: str, port: int, terms: Terms) -
         # Only now, connected, is it known which interface leads to rank 0.
         local = host_of(sock.getsockname())
         if not doors:
-            doors.append(Door(tcp.listen(_listening_host(host, local), 0), terms.credentials))
+            doors.append(Door(tcp.listen(_listening_host(named, local), 0), terms.credentials))
         return Join(rank, world_size, local, doors[0].address[1], terms.machine)
 
     try:
-        master = channels[0] = _open(rank, [(host, port)], join, 0, name, terms)
+        master = channels[0] = _open(rank, addresses, join, 0, name, terms)
         welcome = master.hear(name, terms.deadline)
         if not isinstance(welcome, Welcome) or not _is_for(welcome, world_size, terms):
             raise ProtocolError(f"{name} answered something else than a welcome", peer=0)

@@ -40,6 +40,19 @@ def run(
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the other machines.")] = TIMEOUT,
+    name: Annotated[
+        str | None,
+        typer.Option(help="The run's name: machines with the same one run together. The script's by default."),
+    ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for which a machine may be silent before it is lost. Default: RINGFORT_PATIENCE or 10."
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(metavar="N", help="Start the whole run again after a failure, up to N times.")
+    ] = 0,
 ) -> None:
     """Run a program on this machine, or on several: type the same on each."""
     with errors_as_lines():
@@ -53,6 +66,9 @@ def run(
             interfaces=tuple(interface or ()),
             restart_without=tuple(restart_without or ()),
             timeout=timeout,
+            name=name,
+            patience=patience,
+            max_restarts=max_restarts,
         )
 
         from ringfort.launch.run import run_job

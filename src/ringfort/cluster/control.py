@@ -104,7 +104,7 @@ class Control:
         self._publish = publish
         self._on_change = on_change
         self._before_tick = before_tick
-        self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
+        self._store = StandingStore(setup.home, setup.lineage, setup.peer)
         self._numbers = count(1)
         self._probes = 0
         self._closing: list[ControlLink] = []
@@ -327,7 +327,7 @@ class Control:
 
     def _measured(self, address: str, found: Measurement) -> None:
         """A control link stays where it is: what it carries is little. The data goes the fastest way."""
-        if self.core.is_over:  # the links are closed already
+        if self.core.is_over:  # what was measured while this peer left is told to nobody
             return
         if self.core.contacts.get(found.peer) is not None and self.speeds.measured(found, address):
             ways = encode(self.speeds.ways())

@@ -13,14 +13,15 @@ from ringfort.errors import ConfigError
 def view_peers(control: Control) -> tuple[PeerView, ...]:
     """This peer and all in sight; members first, in the order of their ranks."""
     core, setup = control.core, control.setup
-    hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version)}
+    hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version, setup.config.run)}
     hellos.update({contact.peer: contact.hello for contact in core.contacts if contact.hello is not None})
     views = [_view(control, peer, hello) for peer, hello in hellos.items()]
     return tuple(sorted(views, key=lambda view: (not view.is_member, view.ranks, not view.is_self, view.peer)))
 
 
 def _view(control: Control, peer: str, hello: Hello) -> PeerView:
-    core, epoch = control.core, control.core.epoch_in_sight
+    core, epoch = control.core, control.core.epoch_of(peer)
+    leader = core.leader if hello.run == control.setup.config.run else None
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
@@ -40,9 +41,10 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         health=core.health.status(peer),
         is_busy=core.health.is_busy(peer),
         is_self=is_self,
-        is_leader=peer == (core.leader or (epoch and epoch.leader)),
+        is_leader=peer == (leader or (epoch and epoch.leader)),
         is_member=epoch is not None and peer in epoch.peers,
         version=hello.version,
+        run=hello.run,
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
     )

@@ -71,7 +71,7 @@ class Links:
             state.out.append(Learn(about, addresses))
         elif about == contact.peer and contact.hello is not None:
             member = replace(contact.hello.member, addresses=addresses)
-            contact.hello = Hello(member, contact.hello.name, contact.hello.version)
+            contact.hello = replace(contact.hello, member=member)
 
     def refuse(self, contact: Contact, why: str) -> None:
         """It misbehaves: its link is closed, and it is ignored for a while."""

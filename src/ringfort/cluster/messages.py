@@ -113,6 +113,8 @@ class Hello(Message, frozen=True, forbid_unknown_fields=True, tag="hello"):
     name: Text = ""
     """For people: the host's name."""
     version: Text = ""
+    run: Text = ""
+    """Only peers of the same run may be in one epoch."""
 
 
 class Beat(Message, frozen=True, forbid_unknown_fields=True, tag="beat"):

@@ -117,7 +117,7 @@ class PeerCore:
         self._beats = Heartbeats(self._state, self._links)
         self._epochs = Epochs(self._state, self._links, ring_order)
         self._reports = Reports(self._state, self._links, self._epochs)
-        self._hello = Hello(me, name, version)
+        self._hello = Hello(me, name, version, config.run)
         self._deadline = now
 
     # --- questions --------------------------------------------------------------------------------------------------
@@ -157,12 +157,13 @@ class PeerCore:
         """The epoch that this peer is in now."""
         return self.ledger.current
 
-    @property
-    def epoch_in_sight(self) -> Epoch | None:
-        """The epoch that this peer is in; where it is in none, the latest that a peer in sight is in."""
-        reports = [contact.report for contact in self.contacts if contact.report is not None]
-        found = [report.standing.formed for report in reports if report.current and report.standing.formed is not None]
-        return self.epoch or max(found, key=lambda epoch: epoch.key, default=None)
+    def epoch_of(self, peer: str) -> Epoch | None:
+        """The epoch that `peer`, this one or one in sight, is in now; there may be one for each run."""
+        if peer == self.me.peer or (self.epoch is not None and peer in self.epoch.peers):
+            return self.epoch
+        contact = self.contacts.get(peer)
+        report = None if contact is None else contact.report
+        return report.standing.formed if report is not None and report.current else None
 
     @property
     def leader(self) -> str | None:
@@ -304,7 +305,7 @@ class PeerCore:
         if self._begin(now):
             state, me = self._state, self.me
             state.me = replace(me, addresses=tuple(addresses))
-            self._hello = Hello(state.me, self._hello.name, self._hello.version)
+            self._hello = replace(self._hello, member=state.me)
             state.tell_all(Introduce(me.peer, state.me.addresses))
         return self._end()
 

@@ -6,6 +6,7 @@ import platform
 import secrets
 import sys
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -125,6 +126,13 @@ class Setup:
     def network_id(self) -> bytes:
         """What the cluster is known by in public."""
         return self.credentials.namespace.network_id
+
+    @property
+    def lineage(self) -> str:
+        """Names the epochs that may follow each other, for the files of `standings.py`: a run is bound by what its own
+        processes have promised, not by those of another run."""
+        network, run = self.network_id.hex(), self.config.run
+        return f"{network}.{sha256(run.encode()).hexdigest()[:16]}" if run else network
 
     @property
     def wall(self) -> Credentials | None:

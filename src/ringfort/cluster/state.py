@@ -74,10 +74,10 @@ class PeerState:
         return tuple(sorted(self.reports.keys() - {self.me.peer}))
 
     def counts(self, contact: Contact) -> bool:
-        """Whether this peer and the other may ever be in one epoch. Observers may not: they vote for nobody, nobody
-        waits for them, and nobody misses them."""
+        """Whether this peer and the other may ever be in one epoch. Observers and peers of another run may not: they do
+        not vote here, and nobody waits for them or misses them."""
         assert contact.hello is not None
-        return self.me.slots > 0 and contact.hello.member.slots > 0
+        return self.me.slots > 0 and contact.hello.member.slots > 0 and contact.hello.run == self.config.run
 
     @property
     def without(self) -> set[str]:

@@ -33,11 +33,13 @@ class PeerView:
     is_self: bool = False
     is_leader: bool = False
     is_member: bool = False
-    """Of the epoch that this process is in or, if it is in none, that those in sight are in."""
+    """Of an epoch. There may be one for each run."""
     version: str = ""
+    run: str = ""
+    """The run that it belongs to: the `--name` of `ringfort run`, empty for a program that joined by itself."""
     slots: int = 1
     ranks: tuple[int, ...] = ()
-    """In the epoch; empty where it is no member."""
+    """In its epoch; empty where it is in none."""
 
     @property
     def role(self) -> str:

@@ -133,17 +133,17 @@ class SimulatedNetwork:
     # --- what a test does -------------------------------------------------------------------------------------------
 
     def start(
-        self, host: int, *, slots: int = 1, copy_of: int | None = None, without: Sequence[str] = ()
+        self, host: int, *, slots: int = 1, copy_of: int | None = None, without: Sequence[str] = (), run: str = ""
     ) -> SimulatedPeer:
         """A new process on `host`. It vouches for those that ended there and takes over what they promised. With no
         `slots` it is an observer. `copy_of`: it runs with a copy of that host's disk, key included: such files bind,
-        and vouch for nobody. `without` is what a person said (`restart_without`)."""
+        and vouch for nobody. `without` is what a person said (`restart_without`). `run` is the run it belongs to."""
         if host in self.peers and self.peers[host].alive:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
         key = host if copy_of is None else copy_of
         me = Member(f"n{key}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",), name=f"host{host}")
-        config = replace(self._config, restart_without=without) if without else self._config
+        config = replace(self._config, restart_without=without, run=run)
         core = PeerCore(me, config, offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer

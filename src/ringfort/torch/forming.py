@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ringfort.backends.base import Backend
-from ringfort.backends.rendezvous import host_of, is_loopback
+from ringfort.backends.rendezvous import is_loopback
 from ringfort.backends.sub import SubBackend
 from ringfort.backends.tcp import TcpBackend, machine_for
 from ringfort.cluster.discovery.interfaces import Choice, choose, reachable
@@ -56,7 +56,7 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
         listener = tcp.listen_everywhere()
         store.set(_PLACE, _place(listener, config))
         return TcpBackend(0, world_size, config=config, listener=listener)
-    return TcpBackend(rank, world_size, _way_to(store, config), config=config)
+    return TcpBackend(rank, world_size, _ways_to(store, config), config=config)
 
 
 def _config(options: Any) -> DistributedConfig:
@@ -82,8 +82,8 @@ def _interfaces(*, strict: bool) -> Choice:
     return choose(list_interfaces(), wanted, strict=strict)
 
 
-def _way_to(store: Any, config: DistributedConfig) -> str:
-    """Rank 0's address as seen from here: the first that answers. On its own machine that is loopback only where all
+def _ways_to(store: Any, config: DistributedConfig) -> list[str]:
+    """Rank 0's addresses as seen from here, the likeliest first. On its own machine that is loopback only where all
     ranks must be there, because the store is at loopback: a rank listens for the others where it found rank 0."""
     until = time.monotonic() + config.timeout
     try:
@@ -103,8 +103,7 @@ def _way_to(store: Any, config: DistributedConfig) -> str:
     if machine == machine_for(config).id.hex():
         elsewhere = [way for way in ways if not is_loopback(way)]
         ways = (_LOOPBACK,) if len(elsewhere) < len(ways) else (*elsewhere, _LOOPBACK)
-    with tcp.connect([(way, port) for way in ways], time.monotonic() + config.timeout) as found:
-        return format_address(host_of(found.getpeername()), port)
+    return [format_address(way, port) for way in dict.fromkeys(ways)]
 
 
 def _host_of(store: Any) -> list[str]:

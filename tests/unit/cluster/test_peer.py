@@ -176,6 +176,15 @@ def test_a_goodbye_counts_on_whichever_link_it_comes(bench: Bench) -> None:
     assert "n2.c" not in bench.core.sees
 
 
+def test_a_newer_link_that_ends_before_its_first_report_is_a_loss(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 3, "n2", initiated=False))
+    bench.say(3, Hello(Member("n2.c", "host-n2")))
+    out = bench.do(bench.core.closed(bench.now, 3))
+    assert any(isinstance(event, PeerLost) for event in events(out))
+    assert bench.core.epoch is None
+
+
 def test_of_two_links_that_one_side_dialled_the_newer_stays(bench: Bench) -> None:
     bench.meet(1, "n0.a")
     assert closed(bench.meet(2, "n0.a")) == [1]

@@ -72,3 +72,11 @@ def test_a_host_has_another_name_in_every_cluster() -> None:
 def test_the_clock_never_goes_back() -> None:
     times = [clock() for _ in range(100)]
     assert times == sorted(times)
+
+
+def test_runs_of_one_cluster_have_lineages_of_their_own() -> None:
+    ours = credentials()
+    none, one, other = (Setup.make(AutoDiscoveryConfig(run=run), 1, ours).lineage for run in ("", "one", "o/t h\0er"))
+    assert none == ours.namespace.network_id.hex()
+    assert len({none, one, other}) == 3
+    assert all(lineage.startswith(none) and lineage.replace(".", "").isalnum() for lineage in (one, other))
