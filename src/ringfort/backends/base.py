@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ringfort.backends.group import Group
 from ringfort.config import DistributedConfig, check_timeout
@@ -358,6 +358,20 @@ COLLECTIVE_TAG = 1 << 63
 
 BARRIER_CALL = b"\x01" + bytes(15)
 """See collectives/calls.py: the code of a barrier, which has no arguments."""
+
+_MEASURING: Final = 0x80
+"""In a call's first byte: this is the collective that finds out what `call` has to know before it runs."""
+
+
+def measuring_for(call: bytes) -> bytes:
+    """The call of a collective that measures what `call` needs. No rank takes the one for the other, and whoever called
+    something else is told of `call`, which is what the program wrote."""
+    return bytes((call[0] | _MEASURING,)) + call[1:]
+
+
+def split_measuring(call: bytes) -> tuple[bytes, bool]:
+    """The call that the program made, and whether this is the measuring for it. Undoes `measuring_for`."""
+    return bytes((call[0] & ~_MEASURING,)) + call[1:], bool(call[0] & _MEASURING)
 
 
 def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
+from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes, split_measuring
 from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
 from ringfort.errors import DistributedError, InvalidArgumentError
@@ -38,7 +38,9 @@ describers: list[Callable[[bytes], str]] = []
 
 
 def _describe(call: bytes) -> str:
-    return describers[-1](call) if describers else call.hex()
+    call, is_measuring = split_measuring(call)
+    words = describers[-1](call) if describers else call.hex()
+    return f"{words}, measuring the links first" if is_measuring else words
 
 
 _engines: Final[WeakGroup[StripeEngine]] = WeakGroup()

@@ -33,9 +33,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringfort.backends.base import Backend
-from ringfort.collectives import calls, costs, plan
-from ringfort.collectives.calls import Collective
+from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
+from ringfort.collectives import costs, plan
 from ringfort.collectives.costs import LinkCosts
 from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
@@ -267,8 +266,6 @@ def tree_depth(world_size: int, arity: int) -> int:
 
 # --- what a collective asks -------------------------------------------------------------------------------------------
 
-_MEASURE: Final = calls.encode(Collective.MEASURE_LINKS)
-
 
 class _Costs:
     """What a group's links cost; None before that is known."""
@@ -282,14 +279,14 @@ def needs_measuring(backend: Backend) -> bool:
     return backend.is_measured and backend.world_size > 1 and (config.latency is None or config.bandwidth is None)
 
 
-def model_of(backend: Backend, timeout: float | None = None) -> CostModel:
+def model_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None = None) -> CostModel:
     """The group's model. Where the links have to be measured for it, all ranks must ask for it the first time, at the
-    same place among their collectives: measuring is one, which `timeout` bounds."""
+    same place among their collectives: measuring is one, on behalf of `call`, which `timeout` bounds."""
     known = backend.group.part(_Costs)
     if known.model is None:
         config, n = backend.config.collective, backend.world_size
         if needs_measuring(backend):
-            links = costs.measure(backend, backend.envelope(_MEASURE, timeout))
+            links = costs.measure(backend, backend.envelope(measuring_for(call), timeout))
         else:
             links = LinkCosts.even(n)
         known.model = CostModel(links.with_known(config.latency, config.bandwidth), backend.hosts)
@@ -315,7 +312,7 @@ def begin(
     if settled.shape is not Shape.AUTO:
         return settled, backend.envelope(call, timeout)
     begun = backend.now()
-    chosen = model_of(backend, timeout).choose(type(settled), nbytes, element)
+    chosen = model_of(backend, call, timeout).choose(type(settled), nbytes, element)
     envelope = backend.envelope(call, timeout)
     return chosen, envelope._replace(deadline=begun + envelope.timeout)
 

@@ -32,7 +32,6 @@ class Collective(Enum):
     ALL_TO_ALL_LIST = 10
     BROADCAST_OBJECT = 11
     ALL_GATHER_OBJECT = 12
-    MEASURE_LINKS = 13
 
 
 @lru_cache(maxsize=1024)

@@ -22,12 +22,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
 from ringfort.collectives import plan
 from ringfort.collectives.costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
 from ringfort.collectives.operation import Memory, run_steps
-from ringfort.compression import calls, lowrank, messages
-from ringfort.compression.calls import Compressed
+from ringfort.compression import lowrank, messages
 from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
 from ringfort.compression.noise import CHUNK
 from ringfort.compression.quantize import codec_of
@@ -119,7 +118,11 @@ class _Known:
 
 
 def choose(
-    backend: Backend, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]], timeout: float | None = None
+    backend: Backend,
+    asked: CompressionStrategy,
+    shapes: Sequence[tuple[int, ...]],
+    call: bytes = BARRIER_CALL,
+    timeout: float | None = None,
 ) -> CompressionStrategy:
     """The quickest within the error that `asked` allows. Called by all ranks at the same place among their collectives:
     the first time they measure, which is one, and takes half a second on a wire of 100 Mbit/s that the cluster has not
@@ -130,19 +133,23 @@ def choose(
     if found is None:
         if len(known) >= _REMEMBERED:
             known.clear()
-        found = known[key] = explain(backend, asked, shapes, timeout)
+        found = known[key] = explain(backend, asked, shapes, call, timeout)
         logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
     return found.strategy
 
 
 def explain(
-    backend: Backend, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]], timeout: float | None = None
+    backend: Backend,
+    asked: CompressionStrategy,
+    shapes: Sequence[tuple[int, ...]],
+    call: bytes = BARRIER_CALL,
+    timeout: float | None = None,
 ) -> Choice:
     """`choose`, with its reasons."""
     if backend.shares_memory or len(set(backend.hosts)) == 1:
         what = "share memory" if backend.shares_memory else "are on one host"
         return Choice(CompressionStrategy.NONE, f"the ranks {what}, where nothing is quicker than the data itself", {})
-    table = table_of(backend, timeout)
+    table = table_of(backend, call, timeout)
     predicted = {
         strategy: table.predict(strategy, shapes)
         for strategy in CANDIDATES
@@ -167,16 +174,15 @@ def _ms(seconds: float) -> str:
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
-_MEASURE: Final = calls.encode(Compressed.MEASURE_COMPRESSION, CompressionStrategy.AUTO)
 
-
-def table_of(backend: Backend, timeout: float | None = None) -> Table:
-    """The group's table. Measured the first time: a collective, of all ranks, which `timeout` bounds."""
+def table_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
+    """The group's table. Measured the first time: a collective, of all ranks, on behalf of `call`, which `timeout`
+    bounds."""
     known = backend.group.part(_Known)
     if known.table is None:
         config, n = backend.config.collective, backend.world_size
         if backend.is_measured:
-            envelope = backend.envelope(_MEASURE, timeout)
+            envelope = backend.envelope(measuring_for(call), timeout)
             speeds_of_links = known_speeds(backend, envelope)
             with probing(backend, envelope) as probes:
                 latency, per_byte = _measure_links(backend, speeds_of_links, probes)

@@ -87,7 +87,7 @@ def all_reduce(
         if backend.world_size == 1:
             chosen = CompressionStrategy.NONE
         elif strategy.method is Method.AUTO:
-            chosen = auto.choose(backend, strategy, [piece.shape for piece in pieces], timeout)
+            chosen = auto.choose(backend, strategy, [piece.shape for piece in pieces], call, timeout)
         envelope = backend.envelope(call, timeout)
         envelope = envelope._replace(deadline=begun + envelope.timeout)  # to measure first counts too
         if chosen.method is Method.NONE:
