@@ -6,6 +6,7 @@
 
 A switch is a bridge in a namespace of its own, so the network of the machine that runs the tests is never touched. Each
 host has `eth0` on the first switch, `eth1` on the second, and so on: switch s gives host h the address 10.77.s.(h+1).
+With `addresses="ipv6"` that is fd77:0:0:s::(h+1) instead, and with "link-local" fe80::77:s:(h+1).
 Making needs root; `needs_namespaces` skips a test with the reason where it cannot be had.
 """
 
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -68,11 +69,16 @@ class Host:
     namespace: str
     switch: str
     """The namespace of the switches."""
+    addresses: Literal["ipv4", "ipv6", "link-local"] = "ipv4"
     running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def address(self, switch: int = 0) -> str:
-        """Its IPv4 address on a switch."""
-        return f"10.77.{switch}.{self.number + 1}"
+        """Its address on a switch, without a scope."""
+        if self.addresses == "ipv4":
+            return f"10.77.{switch}.{self.number + 1}"
+        if self.addresses == "ipv6":
+            return f"fd77:0:0:{switch}::{self.number + 1}"
+        return f"fe80::77:{switch}:{self.number + 1}"
 
     def command(self, *arguments: str) -> list[str]:
         """The command that runs `arguments` on this host; it sees this host's interfaces in /sys too."""
@@ -196,12 +202,19 @@ class Lan:
 
 
 @contextmanager
-def lan(hosts: int, *, switches: int = 1, machine_ids: bool = False) -> Iterator[Lan]:
+def lan(
+    hosts: int,
+    *,
+    switches: int = 1,
+    machine_ids: bool = False,
+    addresses: Literal["ipv4", "ipv6", "link-local"] = "ipv4",
+) -> Iterator[Lan]:
     """`hosts` hosts, each connected to each of `switches` switches. With `machine_ids`, each has its own, as machines
     have. Everything is gone afterwards, processes first."""
     _sweep()
     name = f"{PREFIX}{os.getpid()}x{next(_numbers)}"
-    net = Lan(f"{name}sw", [Host(number, f"{name}h{number}", f"{name}sw") for number in range(hosts)], switches)
+    made = [Host(number, f"{name}h{number}", f"{name}sw", addresses) for number in range(hosts)]
+    net = Lan(f"{name}sw", made, switches)
     namespaces = (net.switch, *(host.namespace for host in net.hosts))
     try:
         for namespace in namespaces:
@@ -239,7 +252,7 @@ def _wire(net: Lan) -> None:
             )
             _batch(
                 host.namespace,
-                f"address add {host.address(switch)}/24 dev eth{switch}",
+                f"address add {host.address(switch)}/{24 if host.addresses == 'ipv4' else 64} dev eth{switch}",
                 f"link set eth{switch} up",
             )
 

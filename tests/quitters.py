@@ -41,8 +41,6 @@ def agents() -> tuple[Any, Callable[[Any], object]]:
 def main(how: str, what: str) -> None:
     """One of the two ranks."""
     group, use = {"numpy": numpy_group, "rpc": agents}[what]()
-    for _ in range(3):
-        use(group)
     if os.environ["RANK"] == "1":
         try:
             while True:
@@ -50,6 +48,8 @@ def main(how: str, what: str) -> None:
         except DistributedError as exc:
             report(error=type(exc).__name__, peer=exc.peer, at=time.monotonic())
         return
+    for _ in range(3):
+        use(group)
     if how == "fork":
         reading, writing = os.pipe()
         child = os.fork()

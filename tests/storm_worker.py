@@ -57,7 +57,7 @@ def train(backend: AutoDiscoveryBackend, over: threading.Event) -> None:
         if not (array == n * (n + 1) / 2).all():
             say(wrong=f"{array[:4]} of {n}")
         say(ok=n, epoch=number, descriptors=psutil.Process().num_fds(), threads=threading.active_count())
-        if over.is_set():
+        if over.is_set() or (n == 1 and backend.node.epoch != epoch):  # alone, nothing could be aborted
             return
         time.sleep(STEP)
 

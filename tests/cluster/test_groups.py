@@ -132,50 +132,43 @@ def test_contexts_compute_right_while_members_come_are_replaced_and_go(peers: Pe
         check_everything(peers.form(), step)
 
 
-def test_a_collective_of_a_world_of_one_leaves_nothing_behind(peers: Peers) -> None:
-    first, _ = peers.come(), peers.come()
-    assert float(first.all_reduce(np.ones(1024, np.float32))[0]) == 1.0
-    group = peers.form()
-    sums = run([lambda ctx=ctx: float(ctx.all_reduce(np.ones(1024, np.float32))[0]) for ctx in group])
-    assert sums == [2.0, 2.0]
-
-
-def test_a_group_is_not_used_before_it_is_established(peers: Peers) -> None:
+def test_only_the_group_of_now_can_be_used_and_what_was_made_before_is_refused_by_all(peers: Peers) -> None:
     one, _ = peers.come(), peers.come()
-    before = one.sub_group([0])
+    # A real world of one works, and leaves nothing behind that the ranks of the next group would not know of.
+    assert float(one.all_reduce(np.ones(1024, np.float32))[0]) == 1.0
+    kept = [one.sub_group([0])]
     backend_of(one).wait_for_peers(1, PATIENCE)
     for call in (
         lambda: one.all_reduce(np.ones(3)),
         one.barrier,
         lambda: one.send(np.ones(3), 1),
-        lambda: backend_of(one).barrier(),
+        backend_of(one).barrier,
         lambda: one.sub_group([0]),
     ):
         with pytest.raises(NotEstablishedError, match=r"epoch \d+ of 2.*establish_ring\(\)"):
             call()
-    peers.form()
-    assert before is not None
-    with pytest.raises(EpochEndedError):
-        before.barrier()
-
-
-def test_what_was_made_in_an_epoch_is_refused_by_all_after_it(peers: Peers) -> None:
-    for _ in range(3):
-        peers.come()
-    group = peers.form()
-    epoch = str(backend_of(group[0]).epoch)
-    pairs = [pair for ctx in group if (pair := ctx.sub_group([0, 1])) is not None]
-    own = [alone for ctx in group[:2] if (alone := ctx.sub_group([ctx.rank])) is not None]
-    run([lambda pair=pair: pair.all_reduce(np.ones(8)) for pair in pairs])
-    third = group[2]
-    peers.go(peers.here.index(third))
-    assert peers.form()[0].world_size == 2
-    for kept in (*pairs, *own):
-        for call in (lambda k=kept: k.all_reduce(np.ones(8)), kept.barrier, lambda k=kept: k.sub_group([0])):
-            with pytest.raises(EpochEndedError, match=rf"{epoch} has ended") as raised:
-                call()
-            assert raised.value.epoch == epoch
+    two = peers.form()
+    sums = run([lambda ctx=ctx: float(ctx.all_reduce(np.ones(1024, np.float32))[0]) for ctx in two])
+    assert sums == [2.0, 2.0]
+    refuses(kept, "the world of one before the first epoch")
+    epoch = str(backend_of(one).epoch)
+    pairs = [ctx.sub_group([0, 1]) for ctx in two]
+    kept = [*pairs, *(ctx.sub_group([ctx.rank]) for ctx in two)]
+    run([lambda pair=pair: pair and pair.all_reduce(np.ones(8)).sum() for pair in pairs])
+    peers.come()
+    assert peers.form()[0].world_size == 3
+    refuses(kept, epoch)
     for pair in pairs:
+        assert pair is not None
         for call in (pair.send, pair.recv):
             with pytest.raises(EpochEndedError, match=epoch):
                 call(np.ones(1), 1 - pair.rank)
+
+
+def refuses(kept: Sequence[DistributedContext | None], epoch: str) -> None:
+    for ctx in kept:
+        assert ctx is not None
+        for call in (lambda c=ctx: c.all_reduce(np.ones(8)), ctx.barrier, lambda c=ctx: c.sub_group([0])):
+            with pytest.raises(EpochEndedError, match=f"{epoch} has ended") as raised:
+                call()
+            assert raised.value.epoch == epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import queue
 import select
@@ -316,6 +317,19 @@ def test_a_node_can_be_closed_twice_and_does_not_start_again(cluster: Cluster) -
         node.snapshot()
 
 
+def test_a_node_that_is_dropped_leaves_the_cluster(cluster: Cluster) -> None:
+    one = cluster.start()
+    two = ClusterNode(LOCAL, credentials=cluster.credentials(), control="thread").start()
+    peer = two.peer_id
+    one.wait_for_peers(1, PATIENCE)
+    two.subscribe(two._callbacks.append)  # as a backend does, which holds its node
+    del two
+    gc.collect()
+    event = cluster.wait_for(one, lambda event: isinstance(event, PeerLost))
+    assert isinstance(event, PeerLost)
+    assert (event.peer, event.left) == (peer, True)
+
+
 def test_closing_wakes_those_who_wait(cluster: Cluster) -> None:
     node = cluster.start()
 
@@ -605,6 +619,35 @@ def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster
     assert not closing.is_alive()
 
 
+def test_a_discovery_that_does_not_let_itself_be_ended_does_not_keep_a_node_from_closing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeroconf swallows a cancellation now and then; control processes stayed for ever, and at full speed."""
+    monkeypatch.setattr("ringfort.cluster.control.STOP_WITHIN", 0.05)
+    node = cluster.start()
+    control, stopped = inside(node), threading.Event()
+    close, stop = control.finder.close, control.stop
+
+    async def close_when_stopped() -> None:
+        while not stopped.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        await close()
+
+    async def stop_and_tell(*args: Any, **kwargs: Any) -> None:
+        await stop(*args, **kwargs)
+        stopped.set()
+
+    control.finder.close, control.stop = close_when_stopped, stop_and_tell  # type: ignore[method-assign]
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    try:
+        assert stopped.wait(PATIENCE)
+    finally:
+        stopped.set()
+        closing.join()
+
+
 def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -621,7 +664,7 @@ def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
 
     control.core.tick = faulty  # type: ignore[method-assign]
     assert ticked.wait(PATIENCE)
-    assert "the control thread failed; it goes on" in caplog.text
+    assert "the control service failed; it goes on" in caplog.text
 
 
 def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(

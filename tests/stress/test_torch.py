@@ -42,8 +42,8 @@ def test_power_sgd_learns_as_it_does_over_gloo(zygote: Zygote, batched: bool) ->
     scenario = "torch.callback_scenarios.power_sgd"
     assert zygote.run(scenario, 2, "ringfort", batched, 25) == zygote.run(scenario, 2, "gloo", batched, 25)
     # Gloo pairs the collectives of several buckets by chance. Here each run must be like the other.
-    runs = [zygote.run(scenario, 2, "ringfort", batched, 0.01) for _ in range(10)]
-    assert runs == runs[:1] * 10
+    runs = [zygote.run(scenario, 2, "ringfort", batched, 0.01) for _ in range(3)]
+    assert runs == runs[:1] * 3
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])

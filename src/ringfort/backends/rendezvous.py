@@ -153,7 +153,7 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
 
     def join(sock: socket.socket) -> Join:
         # Only now, connected, is it known which interface leads to rank 0.
-        local = sock.getsockname()[0]
+        local = host_of(sock.getsockname())
         if not doors:
             doors.append(Door(tcp.listen(_listening_host(named, local), 0), terms.credentials))
         return Join(rank, world_size, local, doors[0].address[1], terms.machine)
@@ -301,6 +301,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def host_of(address: tuple[str, ...]) -> str:
+    """The host of a socket's address; a link-local one needs the interface."""
+    host = address[0]
+    return f"{host}%{address[3]}" if host.lower().startswith("fe80:") and "%" not in host else host
+
+
 def _listening_host(master: str, local: str) -> str:
     """Where a rank listens: on the interface that leads to rank 0. If that is loopback only because a host name is so
     resolved on its own machine (Debian's 127.0.1.1), ranks elsewhere come in through another: listen on all."""
@@ -314,6 +320,6 @@ def _reachable(address: Address, master: socket.socket) -> Address:
     mine = master.getsockname()
     if is_loopback(host) and not is_loopback(mine[0]):
         host = master.getpeername()[0]
-    if host.lower().startswith("fe80:") and "%" not in host and len(mine) == 4:
-        host = f"{host}%{mine[3]}"
+    if host.lower().startswith("fe80:") and len(mine) == 4:  # a scope in it is that of the other machine
+        host = f"{host.partition('%')[0]}%{mine[3]}"
     return host, port

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from hashlib import blake2b
 
-from ringfort.backends.rendezvous import Channels, Terms
+from ringfort.backends.rendezvous import Channels, Terms, host_of
 from ringfort.config import MAX_STRIPES, CollectiveConfig
 from ringfort.errors import ConfigError, HandshakeError, ProtocolError, RendezvousTimeoutError
 from ringfort.transport import tcp
@@ -72,12 +72,6 @@ def _door_for(channel: Channel, doors: dict[str, Door], terms: Terms) -> Door:
 
 def _own_host(channel: Channel) -> str:
     return host_of(channel.sock.getsockname())
-
-
-def host_of(address: tuple[str, ...]) -> str:
-    """The host of a socket's address; a link-local one needs the interface."""
-    host = address[0]
-    return f"{host}%{address[3]}" if host.lower().startswith("fe80:") and "%" not in host else host
 
 
 def _digest(rank: int, channels: Channels, terms: Terms) -> bytes:

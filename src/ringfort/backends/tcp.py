@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ringfort.backends.base import Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.neighbours import share_with_neighbours
-from ringfort.backends.rendezvous import Address, Channels, Terms, host_group, is_loopback, join_group
+from ringfort.backends.rendezvous import Address, Channels, Terms, host_group, host_of, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
-from ringfort.backends.stripes import host_of, open_stripes, wanted
+from ringfort.backends.stripes import open_stripes, wanted
 from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, parse_address, patience_of
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials

@@ -13,13 +13,11 @@ import queue
 import select
 import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +26,9 @@ from ringfort.cluster import ipc
 from ringfort.cluster.events import ClusterEvent, ControlLost
 from ringfort.errors import ControlLostError, DistributedError
 from ringfort.transport.channel import Channel
+from ringfort.transport.finalisers import when_gone
+from ringfort.transport.forks import keep_from_children
+from ringfort.transport.locks import Future, Thread
 
 _log = logging.getLogger(__name__)
 
@@ -74,27 +75,21 @@ class ControlClient:
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
         # Not before nobody can ask any more: a late question must not write to a descriptor of somebody else.
-        self._close_pipe = weakref.finalize(self, _close, self._wake_reader, self._wake_writer)
-        self._close_pipe.atexit = False
+        when_gone(self, partial(_close, self._wake_reader, self._wake_writer))
         sock.setblocking(False)
-        _clients.add(self)
-        self._threads = [
-            threading.Thread(target=self._move, name="ringfort-node", daemon=True),
-            threading.Thread(target=self._dispatch, name="ringfort-events", daemon=True),
-        ]
+        keep_from_children(self)
+        self._threads = [Thread(self._move, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
         for thread in self._threads:
             thread.start()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
-        """The answer to `request`. Raises what the service raises, `TimeoutError`, or what `on_end` gave once the
-        service has ended."""
+        """The answer to `request`. Raises what the service raises, `ControlLostError` if it does not answer, or what
+        `on_end` gave once the service has ended."""
         number, pending = self._begin(request)
         try:
-            return ipc.decode_value(pending.answer.result(timeout), kind)
-        except FutureTimeoutError as exc:
-            raise TimeoutError(f"no answer within {timeout:g} s") from exc
+            return ipc.decode_value(_answer(pending, timeout), kind)
         finally:
             self._pending.pop(number, None)
 
@@ -103,11 +98,9 @@ class ControlClient:
         number, pending = self._begin(request)
         is_done = False
         try:
-            pending.answer.result(timeout)
+            _answer(pending, timeout)
             is_done = True
             return pending.channels
-        except FutureTimeoutError as exc:
-            raise TimeoutError(f"no answer within {timeout:g} s") from exc
         finally:
             self._pending.pop(number, None)
             if not is_done:
@@ -225,7 +218,6 @@ class ControlClient:
 
     def _finish(self) -> None:
         """The service has ended, or the connection cannot be read: whoever waits is told so."""
-        _clients.discard(self)
         self._sock.close()
         failure = self._failure = self._on_end()
         if isinstance(failure, ControlLostError):
@@ -248,26 +240,20 @@ class ControlClient:
 
     # --- a child that was forked --------------------------------------------------------------------------------------
 
-    def leave_to_parent(self) -> None:
+    def abandon(self) -> None:
         """In a child that was forked: closes its copies of the descriptors. The threads are not there."""
         self.is_forked = True
         with suppress(OSError):
             os.close(self._sock.detach())
-        self._close_pipe()
+        _close(self._wake_reader, self._wake_writer)
+
+
+def _answer(pending: _Pending, timeout: float) -> msgspec.Raw:
+    if not pending.answer.is_done_within(timeout):
+        raise ControlLostError(f"the control service has not answered for {timeout:g} s")
+    return pending.answer.result(0)
 
 
 def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-_clients: weakref.WeakSet[ControlClient] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for client in tuple(_clients):
-        client.leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

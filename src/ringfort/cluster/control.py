@@ -121,13 +121,14 @@ class Control:
         choice = self.finder.choose()
         try:
             self._store.open()
+            # Before the core hears of anything or anybody: the disk may be slow, and nothing must be founded meanwhile.
+            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
             self.entrance.open(choice.addresses, config.port)
             self.speeds.describe(
                 this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
             )
             self._tell_addresses()
             await self._vouch()
-            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
             await self.finder.start(self.entrance.port)
             self._moved(choice)
         except BaseException:
@@ -150,9 +151,11 @@ class Control:
         if self._writer is not None:
             self._to_write.clear()
             ends.append(asyncio.shield(self._writer))
-        ending = asyncio.gather(*ends, return_exceptions=True)
-        with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(ending, STOP_WITHIN)
+        # Not `wait_for`, which waits without limit for what it has cancelled: zeroconf swallows that now and then.
+        endings = [asyncio.ensure_future(end) for end in ends]
+        await asyncio.wait(endings, timeout=STOP_WITHIN)
+        for ending in endings:
+            ending.cancel()
         for link in links:
             link.abort()
         await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
@@ -428,7 +431,7 @@ class Control:
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.
-            _log.exception("the control thread failed; it goes on")
+            _log.exception("the control service failed; it goes on")
             self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILURE, self._tick)
 
     # --- addresses ----------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class _Waiting:
 
 
 class Entrance:
-    """Lives in the control thread's loop."""
+    """Lives in the control service's loop."""
 
     def __init__(
         self, credentials: Credentials | None, on_open: OnOpen, on_refused: Callable[[str, str], None]

@@ -109,10 +109,20 @@ class Epochs:
         unseen = wanted - state.reports.keys() - {state.me.peer}
         if unseen:
             return f"I do not see {min(unseen)}"
-        current = state.ledger.current
-        if state.holds and current is not None and wanted > set(current.peers):
+        if (
+            state.holds
+            and self._is_whole()
+            and wanted > set(state.ledger.current.peers if state.ledger.current else ())
+        ):
             return "I hold: newcomers must wait"  # the leader may have proposed before it knew
         return None
+
+    def _is_whole(self) -> bool:
+        """Whether this peer is in an epoch and no member has left it for a later one. One that has will not come back:
+        to hold the rest of the epoch together would keep all of them waiting."""
+        state, current = self._state, self._state.ledger.current
+        others = () if current is None else (peer for peer in current.peers if peer in state.reports)
+        return current is not None and all(state.reports[p].standing.highest <= current.number for p in others)
 
     def _answer(self, leader: str, message: Accept | Reject) -> None:
         state = self._state

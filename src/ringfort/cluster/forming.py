@@ -85,7 +85,7 @@ class _Group:
 
 
 class Forming:
-    """Lives in the control thread's loop. One group at a time."""
+    """Lives in the control service's loop. One group at a time."""
 
     def __init__(self, setup: Setup, finder: Finder) -> None:
         self._setup = setup

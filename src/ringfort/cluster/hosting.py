@@ -16,6 +16,8 @@ from typing import Final
 
 from ringfort.cluster.process_watch import open_own_pidfd
 from ringfort.cluster.service import ControlService
+from ringfort.transport.forks import keep_from_children
+from ringfort.transport.locks import Thread
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[3:]; from ringfort.cluster.service import main; "
@@ -45,6 +47,7 @@ class ProcessHost:
                 pass_fds=inherited,
                 start_new_session=True,
             )
+            keep_from_children(self)
         finally:
             sock.close()
             if pidfd is not None:
@@ -65,7 +68,7 @@ class ProcessHost:
         """Ends it at once."""
         self._process.kill()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """In a child that was forked: the process is not its own."""
         self._process.returncode = 0
 
@@ -89,7 +92,7 @@ class ThreadHost:
         """The thread takes over `sock`."""
         self.service = ControlService(sock)
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="ringfort-control", daemon=True)
+        self._thread = Thread(lambda: asyncio.run(self._run()), name="ringfort-control")
         self._thread.start()
 
     async def _run(self) -> None:
@@ -104,9 +107,6 @@ class ThreadHost:
 
     def kill(self) -> None:
         """A thread cannot be killed; it ends with the process."""
-
-    def forget(self) -> None:
-        """In a child that was forked, the thread is not there."""
 
     how_it_ended = "ended"
     name = "control thread"

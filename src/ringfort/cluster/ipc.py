@@ -83,10 +83,7 @@ class Form(Request, frozen=True, tag="form"):
 
     epoch: Epoch
     machine: Machine
-
-
-class Missing(Request, frozen=True, tag="missing"):
-    """Which members are not connected yet, and why."""
+    timeout: float
 
 
 class Peers(Request, frozen=True, tag="peers"):
@@ -110,19 +107,7 @@ class WhyAlone(Request, frozen=True, tag="why alone"):
 
 
 AnyRequest = (
-    Start
-    | Stop
-    | Hold
-    | ForceElection
-    | StepDown
-    | Tell
-    | Form
-    | Missing
-    | Peers
-    | Health
-    | Topology
-    | Refusals
-    | WhyAlone
+    Start | Stop | Hold | ForceElection | StepDown | Tell | Form | Peers | Health | Topology | Refusals | WhyAlone
 )
 
 

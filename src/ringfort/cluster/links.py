@@ -42,9 +42,18 @@ class Links:
         else:  # the same peer by another way: what it said of itself still holds, and so does the epoch with it
             contact.report = surplus.report
         state.health.watch(member.peer, state.time)
-        if surplus is not None:  # what changed since this link was opened was told on the other
+        if surplus is not None:  # what was said on the other, either way, may have come too late to be heard
+            state.election.unheard(member.peer)
             state.send(contact.link, state.own_report())
+            self.brief(contact)
         return True
+
+    def brief(self, contact: Contact) -> None:
+        """Tells a peer what it must know beside our report: who leads, if we do, and for whom we vouch."""
+        self._state.election.met(contact.peer)
+        self._state.tell_election()
+        for vouched in self._state.vouched.values():
+            self._state.send(contact.link, vouched)
 
     def introduce_all(self, contact: Contact) -> None:
         """Whoever knows two peers introduces them: a network that blocks multicast needs no more."""

@@ -193,8 +193,9 @@ class Ledger:
     def recall(self, standings: Iterable[Standing]) -> None:
         """Takes over what earlier processes of this machine promised, before this one promises anything."""
         basis = basis_of(standings, ())
-        recalled = sorted(basis.records, key=_by_key)[-MAX_RECALLED:]
-        self.standing = Standing(max(basis.highest, self.standing.highest), self.standing.formed, tuple(recalled))
+        recalled = tuple(sorted(basis.records, key=_by_key)[-MAX_RECALLED:])
+        mine = self.standing
+        self.standing = Standing(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
 
     def accepting(self, proposal: Propose) -> Standing:
         """What this peer will have promised when it has accepted `proposal`."""

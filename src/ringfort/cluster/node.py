@@ -10,10 +10,10 @@ from __future__ import annotations
 import atexit
 import logging
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -38,6 +38,8 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport.channel import Channel
+from ringfort.transport.finalisers import Farewell, when_gone
+from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ class ClusterNode:
             raise InvalidArgumentError("control", control, "must be process or thread")
         self._setup = Setup.make(config, slots, credentials, encryption)
         self._in_process = control == "process" if control else slots > 0
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._callbacks: list[Callback] = []
         self._host: ProcessHost | ThreadHost | None = None
         self._client: ControlClient | None = None
         self._state = ipc.State()
-        self._work = 0
+        self._work = [0]
+        """In a list, which outlives the node: the client tells the service, and must not keep the node alive."""
+        self._farewell: Farewell | None = None
         self._is_over = False
         self._lost: ControlLostError | None = None
 
@@ -129,7 +133,11 @@ class ClusterNode:
             # Says goodbye even where the program forgets to. For one that is killed, its control process does.
             atexit.register(_close, weakref.ref(self))
             self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
-            self._client = ControlClient(ours, self._take, self._ended, lambda: self._work)
+            node: weakref.ref[ClusterNode] = weakref.ref(self)
+            work = self._work
+            self._client = ControlClient(ours, partial(_take, node), partial(_ended, node), lambda: work[0])
+            # One that is dropped leaves as if it had been closed.
+            self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
             level = logging.getLogger("ringfort").getEffectiveLevel()
             try:
                 self._state = self._ask(ipc.Start(self._setup.state, level), ipc.State, _START)
@@ -145,15 +153,12 @@ class ClusterNode:
     def leave(self, why: str = "") -> None:
         """Says goodbye with a reason, then as `close`."""
         client, host = self._client, self._host
-        was_over, self._is_over = self._is_over, True
+        self._is_over = True
         if client is None or host is None or client.is_forked:
             return
-        if not was_over:
-            client.tell(ipc.Stop(why))
-        if not host.wait(_STOP):
-            host.kill()
-            host.wait(_KILLED)
-        client.join(_KILLED)
+        if self._farewell is not None:
+            self._farewell.call_off()
+        _end(client, host, why)
         with self._changed:
             self._changed.notify_all()
 
@@ -195,14 +200,14 @@ class ClusterNode:
     @property
     def work_done(self) -> int:
         """By this peer, as `record_work` counted it."""
-        return self._work
+        return self._work[0]
 
     def record_work(self, amount: int = 1) -> None:
         """Adds to the work that this peer has done, in a unit that all peers share: of those who have been in the group
         equally long, the one who has done most leads. `AutoDiscoveryBackend` counts its collectives here."""
         if not isinstance(amount, int) or isinstance(amount, bool) or amount < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("amount", amount, "must be a whole number of at least 0")
-        self._work += amount  # two threads at once may lose a count, which matters to nobody
+        self._work[0] += amount  # two threads at once may lose a count, which matters to nobody
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
         """The epoch, as soon as it has at least `n` members beside this one; `config.timeout` unless told otherwise.
@@ -241,13 +246,7 @@ class ClusterNode:
 
         Raises `AbortedError` when the epoch ends, `RendezvousTimeoutError` with who is missing and why.
         """
-        client = self._check()
-        try:
-            return client.form(ipc.Form(epoch, machine), timeout)
-        except TimeoutError as exc:
-            missing = self._ask(ipc.Missing(), dict[int, str])
-            state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
-            raise RendezvousTimeoutError(f"connecting {epoch}", timeout, missing=tuple(missing), state=state) from exc
+        return self._check().form(ipc.Form(epoch, machine, timeout), timeout + _ANSWER)
 
     # --- what else is known -----------------------------------------------------------------------------------------
 
@@ -294,8 +293,8 @@ class ClusterNode:
 
     # --- the control service ------------------------------------------------------------------------------------------
 
-    def _take(self, change: ipc.State | ClusterEvent) -> None:
-        """In the thread of events, in the order in which things happened."""
+    def take(self, change: ipc.State | ClusterEvent) -> None:
+        """For the node's own client: in the thread of events, in the order in which things happened."""
         if isinstance(change, ipc.State):
             self._state = change
         else:
@@ -312,8 +311,8 @@ class ClusterNode:
             except Exception:
                 _log.exception("a callback failed on: %s", event)
 
-    def _ended(self) -> DistributedError:
-        """The control service has closed the connection: on our word, or it has died."""
+    def ended(self) -> DistributedError:
+        """For the node's own client: the control service has closed the connection: on our word, or it has died."""
         host = self._host
         if self._is_over or host is None:
             return ChannelClosedError("this node was closed")
@@ -343,16 +342,30 @@ class ClusterNode:
 
     def _ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float = _ANSWER) -> T:
         """The service's answer. Raises as `_check`, and what the service raises."""
-        client = self._check()
-        try:
-            return client.ask(request, kind, timeout)
-        except TimeoutError as exc:
-            if isinstance(exc, DistributedError):
-                raise
-            raise ControlLostError(f"the control service has not answered for {timeout:g} s") from exc
+        return self._check().ask(request, kind, timeout)
 
 
 def _close(reference: weakref.ref[ClusterNode]) -> None:
     node = reference()
     if node is not None:
         node.close()
+
+
+def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:
+    """Has the service say goodbye and waits for its end. May be called again, as after an interrupt."""
+    client.tell(ipc.Stop(why))
+    if not host.wait(_STOP):
+        host.kill()
+        host.wait(_KILLED)
+    client.join(_KILLED)
+
+
+def _take(reference: weakref.ref[ClusterNode], change: ipc.State | ClusterEvent) -> None:
+    node = reference()
+    if node is not None:
+        node.take(change)
+
+
+def _ended(reference: weakref.ref[ClusterNode]) -> DistributedError:
+    node = reference()
+    return ChannelClosedError("this node was dropped") if node is None else node.ended()

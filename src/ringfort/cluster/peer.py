@@ -208,7 +208,9 @@ class PeerCore:
         elif isinstance(message, Beat):
             if self._beats.came(contact, message):
                 return self._end()
-        elif self.contacts.get(contact.peer) is contact:
+        elif self.contacts.get(contact.peer) is contact or isinstance(
+            message, Departed
+        ):  # a last word is not said again
             self._take(contact, message)
         self._refresh()
         return self._end()

@@ -48,11 +48,8 @@ class Reports:
         state = self._state
         assert contact.hello is not None
         state.notify(PeerJoined(contact.peer, contact.hello.name))
-        state.election.met(contact.peer)
         self._links.introduce_all(contact)
-        for vouched in state.vouched.values():
-            state.send(contact.link, vouched)
-        state.tell_election()
+        self._links.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
         ours = {record.key: record for record in records_of(self._state.ledger.standing)}

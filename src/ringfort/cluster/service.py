@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import time
 from collections import deque
@@ -18,11 +19,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ringfort.cluster import explain, ipc
-from ringfort.cluster.control import Control
+from ringfort.cluster.control import STOP_WITHIN, Control
 from ringfort.cluster.events import ClusterEvent, Noted
+from ringfort.cluster.forming import Forming, Seat
 from ringfort.cluster.process_watch import ProcessWatch
 from ringfort.cluster.setup import Setup
-from ringfort.errors import ChannelClosedError
+from ringfort.errors import ChannelClosedError, RendezvousTimeoutError
 from ringfort.transport.channel import Session
 
 _log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ PING_EVERY: Final = 0.25
 """Seconds between two questions whether the program's interpreter runs."""
 BUSY_AFTER: Final = 0.5
 """Seconds without an answer after which the program is busy."""
+_DEAD_WITHIN: Final = 10
+"""Seconds after the end of the training process within which the control process has ended, too."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program which does not read. Later notes are dropped."""
 _READ: Final = 1 << 16
@@ -68,7 +72,8 @@ class ControlService:
             why, died = await self._end
             for task in tuple(self._tasks.values()):
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            if self._tasks:
+                await asyncio.wait(self._tasks.values(), timeout=STOP_WITHIN)
             if self.control is not None:
                 await self.control.stop(why, died=died)
         finally:
@@ -87,6 +92,10 @@ class ControlService:
 
     def _gone(self) -> None:
         """The training process has ended without a word: its peers hear it from here, at once."""
+        if self._watch is not None:
+            if self._watch.descriptor is not None:
+                self._loop.remove_reader(self._watch.descriptor)  # it stays readable
+            signal.alarm(_DEAD_WITHIN)  # whatever hangs: a control process never outlives its training process for long
         self._stop("its process ended without closing its node", died=True)
 
     def _stop(self, why: str, *, died: bool = False) -> None:
@@ -146,8 +155,6 @@ class ControlService:
                 control.step_down()
             case ipc.Tell(topic=topic, body=body, peer=peer):
                 control.tell(topic, body, peer)
-            case ipc.Missing():
-                return control.forming.missing()
             case ipc.Peers():
                 return explain.view_peers(control)
             case ipc.Health():
@@ -185,7 +192,7 @@ class ControlService:
         try:
             if self.control is None:
                 raise ChannelClosedError("this node is not running; call start()")
-            seats = await self.control.forming.form(request.epoch, request.machine)
+            seats = await _within(request.timeout, self.control.forming, request)
         except Exception as exc:
             self._failed(number, exc)
             return
@@ -286,6 +293,20 @@ class ControlService:
                 self._gone()
 
 
+async def _within(timeout: float, forming: Forming, request: ipc.Form) -> dict[int, Seat]:
+    """Raises `RendezvousTimeoutError` with who is missing."""
+    work = asyncio.ensure_future(forming.form(request.epoch, request.machine))
+    try:
+        await asyncio.wait({work}, timeout=timeout)
+        if work.done():
+            return work.result()
+        missing = forming.missing()
+        state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
+        raise RendezvousTimeoutError(f"connecting {request.epoch}", timeout, missing=tuple(missing), state=state)
+    finally:
+        work.cancel()
+
+
 class _LogForwarder(logging.Handler):
     def __init__(self, service: ControlService, level: int) -> None:
         super().__init__(level)
@@ -305,8 +326,6 @@ def _forward_logs(service: ControlService, level: int) -> None:
 
 def main(descriptor: int, pidfd: int) -> None:
     """What the control process runs. `pidfd` is -1 where there is none."""
-    import signal
-
     # It ends with its training process and not before: that one may take its time over a signal to the whole group.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -315,5 +334,10 @@ def main(descriptor: int, pidfd: int) -> None:
         if each >= 0:
             os.set_inheritable(each, False)
     watch = ProcessWatch(pidfd if pidfd >= 0 else None)
-    asyncio.run(ControlService(socket.socket(fileno=descriptor), watch).run())
+    asyncio.run(_serve(ControlService(socket.socket(fileno=descriptor), watch)))
+
+
+async def _serve(service: ControlService) -> None:
+    await service.run()
+    # Here and not after `asyncio.run`, which waits without limit for tasks that do not let themselves be cancelled.
     os._exit(0)  # nothing is left to do, and to take the interpreter apart would take 0.1 s that `close` waits for

@@ -88,6 +88,8 @@ class StandingStore:
             self._put(self._standing)
             coming.rename(path)
         except OSError as exc:
+            with suppress(OSError):
+                coming.unlink()
             raise IdentityError(path, exc.strerror or str(exc), "export RINGFORT_HOME=/a/folder/of/your/own") from exc
 
     @property

@@ -1,4 +1,4 @@
-"""Connections of the control thread: how they are opened, and `ControlLink`, the one that messages go over. All I/O is
+"""Connections of the control service: how they are opened, and `ControlLink`, the one that messages go over. All I/O is
 asyncio's; the protocol is the same `Opening` and the same records as everywhere else."""
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ringfort.rpc.poller import Poller
 from ringfort.rpc.references import References
 from ringfort.rpc.serving import Serving, current
 from ringfort.rpc.wire import FETCH, Failed, Failure, Request
-from ringfort.transport import locks
+from ringfort.transport import locks, tcp
 from ringfort.transport.forks import FORKED, keep_from_children
 
 _LAST_WORDS = 1.0
@@ -69,6 +69,7 @@ class Exchange:
         """Every other rank has closed its agent or is lost."""
         self._config = config
         self._accepts = formed.max_message_bytes
+        self._patience, self._look_at = formed.patience, 0.0
         label = f"ringfort-rpc-{rank}"
         self._poller = Poller(label, self._on_event, self._on_lost, self._expire, lambda: self.serving.is_running)
         self.references = References(
@@ -297,11 +298,22 @@ class Exchange:
         if line.is_open:
             line.control(pack_cancel(call.number))
 
-    def _expire(self, now: float) -> float | None:
+    def _expire(self, now: float) -> float:
         due = self._calls.expire(now)
-        if not self.references.let_go():
-            return due
-        return now + _LETS_GO if due is None else min(due, now + _LETS_GO)
+        self._look_for_silence(now)
+        look_at = min(self._look_at, now + _LETS_GO) if self.references.let_go() else self._look_at
+        return look_at if due is None else min(due, look_at)
+
+    def _look_for_silence(self, now: float) -> None:
+        """A machine without power closes no connection: only its silence tells."""
+        if now < self._look_at:
+            return
+        self._look_at = now + self._patience / tcp.LOOKS
+        for link in self._links.values():
+            seconds = link.silence() if link.is_open else 0.0
+            if seconds >= self._patience:
+                link.broken = link.broken or f"its machine has not answered for {seconds:.1f} s"
+                self._poller.stuck(link)
 
     # --- life ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ringfort.backends.rendezvous import Terms
 from ringfort.backends.tcp import credentials_for
 from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.config import Environment
+from ringfort.config import DEFAULT_PATIENCE, Environment, patience_of
 from ringfort.context import DistributedContext
 from ringfort.errors import HandshakeError, InvalidArgumentError, NoConnectionError, RendezvousTimeoutError
 from ringfort.identity.credentials import Credentials
@@ -28,8 +28,6 @@ _TURN = 0.05
 """Seconds at one door before the next is looked at, where there are several."""
 _UNSENT = 128 * 1024
 """Bytes that the kernel may hold of what has not left yet: what a small call waits behind, beside one frame."""
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 4))
-"""Seconds of silence, seconds between questions, questions: a machine that vanishes is missed after 13 seconds."""
 
 
 class Formed(NamedTuple):
@@ -39,6 +37,8 @@ class Formed(NamedTuple):
     names: list[str]
     max_message_bytes: list[int]
     """What each of them accepts."""
+    patience: float
+    """Seconds for which a machine may answer nothing before its agents are lost."""
 
 
 def connect(context: DistributedContext, name: str, max_message_bytes: int, timeout: float) -> Formed:
@@ -80,9 +80,10 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
     finally:
         for door in doors.values():
             door.close()
+    patience = patience_of(context.config.patience, DEFAULT_PATIENCE)
     for channel in channels.values():
-        tune(channel.sock)
-    return Formed(channels, names, [int(one[1]) for one in said])
+        tune(channel.sock, patience)
+    return Formed(channels, names, [int(one[1]) for one in said], patience)
 
 
 def _own_credentials(context: DistributedContext) -> Credentials | None:
@@ -161,9 +162,8 @@ def _accept(
                 channels[said.rank] = arrival.channel
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket, patience: float) -> None:
     """What a link of agents needs beside what every data socket does, where the system has it."""
+    tcp.keep_alive(sock, patience)
     if sys.platform.startswith("linux"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
-        for option, value in _KEEP_ALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

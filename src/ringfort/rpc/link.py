@@ -14,6 +14,7 @@ from ringfort.errors import DistributedError
 from ringfort.rpc.inbound import Admit, Event, Head, Inbound
 from ringfort.rpc.messages import Kind, Message
 from ringfort.rpc.outbound import Outbound, Outgoing
+from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 
 _READS = 16
@@ -201,6 +202,10 @@ class Link:
         with self._writing:
             if self.is_open:
                 self._stream.shut_down()
+
+    def silence(self) -> float:
+        """Seconds for which the other machine has answered nothing; see `tcp.silence`."""
+        return tcp.silence(self._sock)
 
     def hang_up(self) -> None:
         """Ends the connection, which wakes who waits for it. What has come can still be read."""

@@ -40,7 +40,7 @@ class Poller:
         name: str,
         handle: Callable[[Link, Event], None],
         lost: Callable[[Link, str], None],
-        expire: Callable[[float], float | None],
+        expire: Callable[[float], float],
         is_running: Callable[[], bool],
     ) -> None:
         """`expire` ends what is due at the time it is told and says when it wants to be called next. `is_running` says
@@ -192,8 +192,7 @@ class Poller:
     def _turn(self) -> None:
         # First, so that whoever leaves something from here on wakes us: what was left before is seen below.
         self._is_awake, self._sleeps_until = False, float("inf")
-        due = self._expire(time.monotonic())
-        self._sleeps_until = time.monotonic() + _NEVER if due is None else due
+        self._sleeps_until = self._expire(time.monotonic())
         timeout = 0.0
         if not self._actions and not self._pending():
             timeout = max(0.0, min(self._sleeps_until - time.monotonic(), _NEVER))

@@ -17,6 +17,7 @@ from typing import Final
 from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import EpochStarted
 from ringfort.cluster.instructions import Instruction, Notify, Send
+from ringfort.cluster.membership import records_of
 from ringfort.cluster.messages import Epoch, Term, Vote
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
@@ -99,14 +100,12 @@ class Rules:
         peers = {peer.id: peer for peer in self.network.alive}
         members = [peers[peer] for peer in new.peers if peer in peers]
         remembered: set[str] = set()
-        to_ask = list(members)
-        while to_ask:
-            peer = to_ask.pop()
+        for peer in members:
             last = self._last.get(peer.id)
             # A member may have gone on before the leader heard that all had accepted.
-            if last is not None and (peer not in members or last.number < new.number):
-                remembered |= set(last.lines)
-            to_ask += peer.recalls
+            known = [last] if last is not None and last.number < new.number else []
+            known += [record for standing in peer.recalls for record in records_of(standing)]
+            remembered |= {line for epoch in known if epoch.key in self.epochs for line in epoch.lines}
         for line in remembered - set(new.lines):
             last = max((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
             working = set(last.peers) - self._dead[new.key] - set(new.peers)

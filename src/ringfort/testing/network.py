@@ -64,8 +64,8 @@ class SimulatedPeer:
     """What it wrote down last."""
     work: int = 0
     """What it has done."""
-    recalls: list[SimulatedPeer] = field(default_factory=list["SimulatedPeer"])
-    """The earlier processes whose promises it took over."""
+    recalls: list[Standing] = field(default_factory=list[Standing])
+    """The promises of earlier processes that it took over."""
 
     @property
     def id(self) -> str:
@@ -150,9 +150,8 @@ class SimulatedNetwork:
         self.log(f"{peer.id} starts")
         for before in self._disks[key] if copy_of is None else ():
             self._do(peer, core.vouch(self._clock(peer), before.id, before.standing))
-        peer.recalls = self.remembers(key)
-        earlier = [promised_by(before.id, before.standing) for before in peer.recalls]
-        self._do(peer, core.recall(self._clock(peer), earlier))
+        peer.recalls = [promised_by(before.id, before.standing) for before in self.remembers(key)]
+        self._do(peer, core.recall(self._clock(peer), peer.recalls))
         if copy_of is None:
             self._disks[key].append(peer)
         self._tick(peer, -1.0)

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from ringfort.backends.sub import SubBackend
 from ringfort.context import DistributedContext
 from ringfort.torch.names import torch
+from ringfort.transport.finalisers import WeakKeys
 
 _Callback = Callable[[Any], Any]
 
@@ -45,7 +45,7 @@ class _Scope(threading.local):
 
 
 _scope: Final = _Scope()
-_origins: Final[WeakKeyDictionary[Any, Origin]] = WeakKeyDictionary()
+_origins: Final[WeakKeys[Any, Origin]] = WeakKeys()
 """Of the futures that collectives have given, and of those that callbacks of them have made."""
 
 

@@ -118,9 +118,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The list of outputs becomes every rank's input. For several inputs there is a list for each, with all."""
         if len(sources := at_least_one(inputs)) > 1:
-            written = [tensor for places in outputs for tensor in places]
             return self._issue(
-                written, opts, lambda seconds: [several.all_gather(self._current.backend, outputs, sources, seconds)]
+                outputs, opts, lambda seconds: [several.all_gather(self._current.backend, outputs, sources, seconds)]
             )
         source, places = sources[0], only_list(outputs)
         return self._issue(places, opts, lambda seconds: [self._all_gather(places, source, seconds)])

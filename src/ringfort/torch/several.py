@@ -51,7 +51,7 @@ def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float)
     whole = reductions.all_reduce(backend, to_array(total), op, timeout=timeout)
 
     def run() -> None:
-        with torch.no_grad():
+        with torch.inference_mode():  # the tensors may be such that only this may write to them
             total.copy_(tensors[0])
             for tensor in tensors[1:]:
                 local(total, tensor, out=total)
@@ -121,7 +121,7 @@ def _copies(pairs: Sequence[tuple[Any, Any]]) -> Operation:
     """Copies the first of each pair to the second."""
 
     def run() -> None:
-        with torch.no_grad():
+        with torch.inference_mode():  # the tensors may be such that only this may write to them
             for source, place in pairs:
                 place.copy_(source)
 

@@ -45,7 +45,7 @@ def all_reduce(backend: Backend, tensor: Any, op: Op, timeout: float) -> Operati
         except RuntimeError as exc:
             raise ProtocolError(f"Invalid indices in the sparse tensor of a peer: {exc}") from exc
         total = total.coalesce()
-        with torch.no_grad():
+        with torch.inference_mode():  # the tensor may be one that only this may write to
             tensor.copy_(total)
 
     return Operation("all_reduce", tensor._values().nbytes, run)

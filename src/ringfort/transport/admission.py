@@ -63,7 +63,7 @@ def source_of(host: str) -> str:
         return str(address)
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((int(address), 64), strict=False))
+    return str(ipaddress.IPv6Network((int(address), 64), strict=False))
 
 
 def why_not_accepted(exc: OSError) -> str:

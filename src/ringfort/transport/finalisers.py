@@ -12,8 +12,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from weakref import ref
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Farewell(ref[Any]):
@@ -34,6 +37,30 @@ _waiting: Final[set[Farewell]] = set()
 os.register_at_fork(after_in_child=_waiting.clear)  # what they would do is the parent's business
 
 _start: Final = methodcaller("start")
+
+
+class WeakKeys(Generic[K, V]):
+    """What `weakref.WeakKeyDictionary` does, without Python code when a key is gone."""
+
+    def __init__(self) -> None:
+        self._values: dict[ref[K], V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        return self._values[ref(key)]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._values[ref(key, self._values.__delitem__)] = value
+
+    def __delitem__(self, key: K) -> None:
+        del self._values[ref(key)]
+
+    def get(self, key: K) -> V | None:
+        """The value, or None."""
+        return self._values.get(ref(key))
+
+    def setdefault(self, key: K, value: V) -> V:
+        """The value, which is `value` if there was none."""
+        return self._values.setdefault(ref(key, self._values.__delitem__), value)
 
 
 def when_gone(item: object, action: Callable[[], object]) -> Farewell:

@@ -328,9 +328,9 @@ class Links:
     def _close_link(self, link: Link, error: MakeError) -> None:
         self.has_trouble = True
         if link.error is None:
-            link.error = error
             self._poller.forget(link.peer)
             link.stream.close()
+            link.error = error  # last: if an interrupt comes before, this is done again
 
     def _fail_all(self, error: MakeError) -> None:
         self.has_trouble = True

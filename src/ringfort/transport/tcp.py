@@ -27,7 +27,7 @@ _LOCAL_BUFFER = 256 * KIB
 """Bytes in flight on one machine; Linux doubles it for its own needs."""
 LONGEST_SLEEP = 3600.0
 """Seconds: what is asked of the system at once. It counts milliseconds in 31 bits and would refuse a month."""
-_LOOKS = 8
+LOOKS = 8
 """How often a silent machine is looked at within the patience."""
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
@@ -116,6 +116,18 @@ def listen(host: str, port: int) -> socket.socket:
         sock.close()
         raise TransportError(f"cannot listen on {format_address(host, port)}: {_in_words(exc)}") from exc
     return sock
+
+
+def listen_everywhere() -> socket.socket:
+    """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
+    if socket.has_dualstack_ipv6():
+        try:
+            sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+        except OSError:  # switched off for this network
+            return listen("", 0)
+        sock.setblocking(False)
+        return sock
+    return listen("", 0)
 
 
 def adopt_listener(fd: int) -> socket.socket:
@@ -251,12 +263,12 @@ class SocketPoller:
         now = time.monotonic()
         if now < self._look_at:
             return []
-        self._look_at = now + self._patience / _LOOKS
+        self._look_at = now + self._patience / LOOKS
         found = [(peer, silence(sock)) for peer, sock in self._sockets.items()]
         return [(peer, seconds) for peer, seconds in found if seconds >= self._patience]
 
     def wait(self, deadline: float) -> list[Ready]:
-        left = max(0.0, min(deadline - time.monotonic(), self._patience / _LOOKS, LONGEST_SLEEP))
+        left = max(0.0, min(deadline - time.monotonic(), self._patience / LOOKS, LONGEST_SLEEP))
         found: list[Ready] = []
         for fd, event in self._poll.poll(left * 1000):
             if fd == self._wake_fd:

@@ -144,6 +144,38 @@ def test_of_two_links_the_one_that_the_lower_id_dialled_stays(bench: Bench) -> N
     assert not any(isinstance(event, PeerLost) for event in events(bench.out))
 
 
+def test_on_the_link_that_stays_everything_is_said_again(bench: Bench) -> None:
+    """What was said on the other link is not heard once this one is in use."""
+    bench.do(bench.core.vouch(bench.now, "n1.x", Standing()))
+    bench.wait(1.0)
+    bench.meet(1, "n2.c", initiated=False)
+    assert bench.core.leader == "n1.b"
+    out = bench.meet(2, "n2.c", initiated=True)
+    assert closed(out) == [1]
+    assert [type(m) for m in sent(out, 2) if isinstance(m, (Lead, Departed))] == [Lead, Departed]
+
+
+def test_one_that_does_not_say_again_that_it_leads_is_followed_no_more(bench: Bench) -> None:
+    """It may have said on the other link that it does not, when that link was no longer listened to."""
+    bench.meet(1, "n0.a", initiated=True)
+    bench.say(1, Lead(Term(1, "n0.a")))
+    assert bench.core.leader == "n0.a"
+    assert closed(bench.meet(2, "n0.a", initiated=False)) == [1]
+    assert bench.core.leader is None
+    bench.say(2, Lead(Term(1, "n0.a")))
+    assert bench.core.leader == "n0.a"
+
+
+def test_a_goodbye_counts_on_whichever_link_it_comes(bench: Bench) -> None:
+    bench.in_epoch()
+    bench.do(bench.core.connected(bench.now, 5, "n2", initiated=True))
+    bench.say(5, Hello(Member("n2.c", "host-n2")))
+    assert bench.core.contacts.get("n2.c") is bench.core.contacts.by_link(5)
+    bench.do(bench.core.connected(bench.now, 6, "n2", initiated=True))
+    bench.say(6, Hello(Member("n2.d", "host-n2")), Departed("n2.c", Standing(3)))
+    assert "n2.c" not in bench.core.sees
+
+
 def test_a_newer_link_that_ends_before_its_first_report_is_a_loss(bench: Bench) -> None:
     bench.in_epoch()
     bench.do(bench.core.connected(bench.now, 3, "n2", initiated=False))
@@ -262,6 +294,90 @@ def test_a_goodbye_is_a_departure_and_nothing_is_waited_for(bench: Bench) -> Non
     assert bench.core.epoch.peers == ("n1.b",)
 
 
+# --- starting again ---------------------------------------------------------------------------------------------------
+
+
+OLD = Epoch(7, "n0.x", (Member("n0.x", name="desk"), Member("n1.x", name="shed"), Member("n2.x", name="den")), (), LINE)
+"""What the last process of n1 was in; n1.b is the next."""
+
+
+def restarted(*without: str) -> Bench:
+    bench = Bench(AutoDiscoveryConfig(restart_without=without))
+    bench.do(bench.core.vouch(bench.now, "n1.x", Standing(7, OLD)))
+    bench.do(bench.core.recall(bench.now, [Standing(7, OLD)]))
+    return bench
+
+
+def waits(bench: Bench) -> list[str]:
+    return [event.why for event in events(bench.out) if isinstance(event, Waiting)]
+
+
+def test_a_process_that_starts_again_waits_for_the_others_and_says_for_whom() -> None:
+    bench = restarted()
+    assert Remember(Standing(7, None, (OLD,))) in bench.out
+    bench.wait(1.0)
+    assert waits(bench) == [], "they may only not have been found yet"
+    bench.wait(4.0)
+    assert len(waits(bench)) == 1
+    assert "in a group with den, desk, which may still be at work" in waits(bench)[0]
+    assert "--restart-without NAME" in waits(bench)[0]
+    assert bench.core.epoch is None
+
+
+@pytest.mark.parametrize("names", [("desk", "den"), ("n0.x", "n2.x"), ("n0", "den"), ("desk", "den", "attic")])
+def test_a_person_may_say_who_is_gone_by_name_peer_or_node(names: tuple[str, ...]) -> None:
+    bench = restarted(*names)
+    bench.wait(2.0)
+    assert bench.core.epoch is not None
+    assert bench.core.epoch.peers == ("n1.b",)
+    assert waits(bench) == []
+
+
+def test_those_whose_machines_vouch_for_them_are_not_waited_for() -> None:
+    bench = restarted("den")
+    bench.meet(1, "n0.a")
+    bench.say(1, Departed("n0.x", Standing(7, OLD)))
+    bench.do(bench.core.closed(bench.now, 1))
+    bench.wait(2.0)
+    assert bench.core.epoch is not None
+
+
+def test_an_observer_recalls_nothing() -> None:
+    core = PeerCore(Member("n1.b", "host1", 0), AutoDiscoveryConfig(), 0.0)
+    assert core.recall(0.0, [Standing(7, OLD)]) == []
+    assert core.ledger.standing == Standing()
+
+
+def test_a_peer_may_hold_what_an_earlier_process_of_its_machine_was_in_but_not_what_others_were_in(
+    bench: Bench,
+) -> None:
+    bench.core.connected(bench.now, 1, "n2", initiated=False)
+    out = bench.say(1, Hello(Member("n2.c")), Report(Standing(7, None, (OLD,))))
+    assert bench.core.sees == ("n2.c",)
+    bench.core.connected(bench.now, 2, "n5", initiated=False)
+    out = bench.say(2, Hello(Member("n5.z")), Report(Standing(7, None, (OLD,))))
+    assert [e.why for e in events(out) if isinstance(e, Misbehaved)] == ["it lies about epoch 7"]
+
+
+def test_who_leaves_is_released_where_all_its_companions_are_there_to_hear_it() -> None:
+    for seconds, died, released in ((0.0, False, True), (0.0, True, False), (1.2, False, False)):
+        bench = Bench()
+        bench.in_epoch()
+        bench.now += seconds  # and nobody has answered since
+        bench.core.leave(bench.now, died=died)
+        assert bench.core.is_released is released
+    bench = Bench()
+    epoch = bench.in_epoch()
+    bench.do(bench.core.closed(bench.now, 2))
+    bench.core.leave(bench.now)
+    assert not bench.core.is_released
+    bench = Bench()
+    bench.in_epoch()
+    bench.say(2, Departed("n2.c", Standing(3, epoch)))
+    bench.core.leave(bench.now)
+    assert bench.core.is_released
+
+
 # --- a busy program ---------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +447,19 @@ def test_a_commit_that_the_leader_could_not_send_is_learned_from_another_member(
     assert bench.core.epoch is None
     bench.say(2, Report(Standing(4, proposal.epoch), 4, ("n0.a", "n1.b")))
     assert bench.core.epoch == proposal.epoch
+
+
+def test_a_member_holds_only_while_nobody_has_left_the_epoch_for_a_later_one(bench: Bench) -> None:
+    """n2.c accepts epoch 4, which lets a newcomer in, before it hears that n1.b holds. It is in no epoch then, and
+    would wait for one for as long as n1.b holds."""
+    epoch = bench.in_epoch()
+    bench.meet(3, "n3.d")
+    bench.do(bench.core.hold(bench.now, True))
+    larger = (*epoch.members, Member("n3.d"))
+    offers = [Propose(Term(1, "n0.a"), Epoch(n, "n0.a", larger, (), LINE), (epoch,)) for n in (4, 5)]
+    assert Reject(4, "I hold: newcomers must wait") in sent(bench.say(1, offers[0]), 1)
+    bench.say(2, Report(Standing(4, epoch, (offers[0].epoch,)), 0, ("n0.a", "n1.b", "n3.d")))
+    assert Accept(5) in sent(bench.say(1, offers[1]), 1)
 
 
 def test_newcomers_wait_while_a_member_holds() -> None:
