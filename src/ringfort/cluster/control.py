@@ -157,14 +157,15 @@ class Control:
         await asyncio.wait(endings, timeout=STOP_WITHIN)
         for ending in endings:
             ending.cancel()
-        for link in links:
-            link.abort()
-        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        # Also those that were accepted before the end and attached after it.
+        for link in (*links, *(line.link for line in self.lines.values())):
+            link.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
         if self._writer is None:  # else the file is in use, and stays locked until the process ends
             self._store.close(is_released=self.core.is_released)
 

@@ -180,6 +180,9 @@ class Flood:
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
         return sum(map(len, buffers))
 
+    def shut_down(self) -> None: ...
+    def close(self) -> None: ...
+
 
 class Granting(Flood):
     """A stream that takes all that it is given and answers the first frame with its GO, at once or `late`: only when
