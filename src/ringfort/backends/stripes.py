@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from hashlib import blake2b
 
 from ringfort.backends.rendezvous import Channels, Terms, host_of
 from ringfort.config import MAX_STRIPES, CollectiveConfig
-from ringfort.errors import ConfigError, HandshakeError, ProtocolError, RendezvousTimeoutError
+from ringfort.errors import ConfigError, HandshakeError, NoConnectionError, ProtocolError, RendezvousTimeoutError
 from ringfort.transport import tcp
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Door
@@ -20,6 +21,9 @@ from ringfort.transport.machine import Machine, hosts_of
 AUTO_STRIPES = 4
 """What `auto` weighs against one. Where a connection is held back (by a limit a flow, by a window too small for the
 way) four do nearly four times as much; a wire that four cannot fill is beyond what one process can."""
+
+_LOOK = 0.1
+"""Seconds between two looks whether those who are to come are still there."""
 
 
 def wanted(config: CollectiveConfig, machines: Mapping[int, Machine]) -> int:
@@ -97,9 +101,9 @@ def _hear(peer: int, channel: Channel, count: int, members: bytes, terms: Terms)
 def _knock(rank: int, peer: int, first: Channel, number: int, said: Stripes, terms: Terms) -> Channel:
     sock: socket.socket | None = None
     try:
-        sock = tcp.connect([(host_of(first.sock.getpeername()), said.port)], terms.deadline)
+        sock = tcp.connect([(host_of(first.sock.getpeername()), said.port)], terms.deadline, beside=first.sock)
         purpose = Stripe(rank, number, said.token)
-        channel = Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline)
+        channel = Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline, beside=first.sock)
         if channel.identity != first.identity:
             raise ProtocolError(f"somebody else answers at the port of rank {peer}", peer=peer)
     except BaseException:
@@ -111,11 +115,14 @@ def _knock(rank: int, peer: int, first: Channel, number: int, said: Stripes, ter
 
 
 def _accept(door: Door, higher: Channels, sets: list[Channels], token: bytes, terms: Terms) -> None:
-    """Lets in each of `higher` once for each of `sets`."""
+    """Lets in each of `higher` once for each of `sets`. One whose first connection has ended does not come any more."""
     while missing := [peer for peer in higher if any(peer not in others for others in sets)]:
         if terms.is_over:
             raise RendezvousTimeoutError("opening further connections", terms.timeout, missing=missing)
-        for arrival in door.wait(terms.deadline)[0]:
+        for peer in missing:
+            if tcp.has_hung_up(higher[peer].sock):
+                raise NoConnectionError(f"rank {peer} has gone before all connections were open", peer=peer)
+        for arrival in door.wait(min(terms.deadline, time.monotonic() + _LOOK))[0]:
             said, channel = arrival.said, arrival.channel
             if (
                 not isinstance(said, Stripe)

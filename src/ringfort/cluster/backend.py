@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.board import Board
+from ringfort.transport.channel import Channel
 from ringfort.transport.fold import Fold
 from ringfort.transport.messages import Envelope
 
@@ -114,6 +116,8 @@ class AutoDiscoveryBackend(Backend):
         self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
         self._owns_node = node is None
         self._waited: Epoch | None = None
+        self._forming: tuple[Epoch, tuple[Channel, ...]] | None = None
+        """While the members of an epoch agree on their connections: what ends with it, for there is no mesh yet."""
         self._is_closed = False
         settings = _like_node(group or DistributedConfig(), self.node, encryption)
         self._mesh = _EpochBackend(self.node, None, settings)
@@ -212,8 +216,14 @@ class AutoDiscoveryBackend(Backend):
         left = max(0.01, deadline - time.monotonic())
         channels = self.node.connect_members(epoch, left, machine_for(self.config))
         place = epoch.peers.index(self.node.peer_id)
-        links = links_over(place, channels, self.config, self.node.credentials, deadline=deadline)
-        mesh = self._mesh = _EpochBackend(self.node, epoch, self.config, links)
+        self._forming = (epoch, tuple(channels.values()))
+        try:
+            if self.node.epoch != epoch:  # its end came before there was anything to end
+                _shut_down(channels.values())
+            links = links_over(place, channels, self.config, self.node.credentials, deadline=deadline)
+            mesh = self._mesh = _EpochBackend(self.node, epoch, self.config, links)
+        finally:
+            self._forming = None
         mesh.speeds = self._speeds(epoch)
         self.rank, self.world_size, self.ring = mesh.rank, mesh.world_size, mesh.ring
         self.group, self.quick, self.speeds = mesh.group, mesh.quick, mesh.speeds
@@ -228,7 +238,9 @@ class AutoDiscoveryBackend(Backend):
 
     def _on_event(self, event: ClusterEvent) -> None:
         """In the node's thread of events."""
-        mesh = self._mesh
+        forming, mesh = self._forming, self._mesh
+        if forming is not None and isinstance(event, EpochEnded) and event.epoch.key == forming[0].key:
+            _shut_down(forming[1])  # a member that is silent says nothing more, and nothing else would end the wait
         if mesh.epoch is None:
             return
         if isinstance(event, ControlLost):
@@ -348,6 +360,13 @@ class AutoDiscoveryBackend(Backend):
         else:
             with suppress(ChannelClosedError):
                 self.node.hold(False)
+
+
+def _shut_down(channels: Iterable[Channel]) -> None:
+    """Ends what waits on them in another thread, which then closes them."""
+    for channel in channels:
+        with suppress(OSError):  # the peer has gone already
+            channel.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _replaced(epoch: Epoch | None) -> Callable[[], DistributedError]:

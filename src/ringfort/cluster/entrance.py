@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringfort.cluster.discovery.static import DEFAULT_PORT
+from ringfort.cluster.waiting import within
 from ringfort.cluster.wire import open_over
 from ringfort.config import format_address
 from ringfort.errors import DistributedError, TransportError
@@ -183,7 +184,7 @@ class Entrance:
         try:
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.wait_for(open_over(sock, opening), OPENING_TIMEOUT)
+            await within(OPENING_TIMEOUT, open_over(sock, opening))
         except BaseException as exc:
             sock.close()
             if isinstance(exc, (asyncio.TimeoutError, TimeoutError)):

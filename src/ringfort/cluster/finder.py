@@ -21,6 +21,7 @@ from ringfort.cluster.discovery.watch import watch_interfaces
 from ringfort.cluster.host import clock
 from ringfort.cluster.probing import Measurement, probe
 from ringfort.cluster.setup import Setup
+from ringfort.cluster.waiting import within
 from ringfort.cluster.wire import dial
 from ringfort.config import format_address, parse_address
 from ringfort.errors import ConfigError, DistributedError, NoConnectionError, RefusedError
@@ -259,7 +260,7 @@ class Finder:
         self.directory.learn(self._usable(addresses), Source.EXCHANGE, clock(), claim=token, introducer=peer)
         if len({self._way(address) for address in self.directory.addresses(token)}) > 1:
             with suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self.measure_ways(peer), MEASURE_WITHIN)
+                await within(MEASURE_WITHIN, self.measure_ways(peer))
         return self.directory.addresses(token) or self._usable(addresses)
 
     async def measure_ways(self, peer: str) -> None:

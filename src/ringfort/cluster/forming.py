@@ -22,6 +22,7 @@ from ringfort.cluster.finder import Finder
 from ringfort.cluster.host import clock
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.setup import Setup
+from ringfort.cluster.waiting import within
 from ringfort.cluster.wire import dial, hear
 from ringfort.config import format_address, parse_address
 from ringfort.errors import AbortedError, DistributedError, HandshakeError
@@ -242,5 +243,5 @@ class Forming:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(asyncio.TimeoutError, TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+    with suppress(TimeoutError):
+        await within(seconds, event.wait())

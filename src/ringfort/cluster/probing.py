@@ -21,6 +21,7 @@ import msgspec
 
 from ringfort.cluster.contacts import node_of
 from ringfort.cluster.messages import PeerId
+from ringfort.cluster.waiting import within
 from ringfort.cluster.wire import dial
 from ringfort.config import KIB
 from ringfort.errors import ProtocolError
@@ -90,7 +91,7 @@ async def probe(host: str, port: int, credentials: Credentials | None, me: str) 
         return Measurement(said.peer, said.speed, speed, round_trip)
 
     with sock:
-        return await asyncio.wait_for(measure(), PROBE_TIMEOUT)
+        return await within(PROBE_TIMEOUT, measure())
 
 
 async def answer_probe(sock: socket.socket, opening: Opening, me: str) -> Measurement:
@@ -105,7 +106,7 @@ async def answer_probe(sock: socket.socket, opening: Opening, me: str) -> Measur
         return Measurement(said.peer, said.speed, speed)
 
     with sock:
-        return await asyncio.wait_for(measure(), PROBE_TIMEOUT)
+        return await within(PROBE_TIMEOUT, measure())
 
 
 class _Way:

@@ -23,6 +23,7 @@ from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.cluster.doctor import MDNS_PORT, Symptoms
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.profile import own_version
+from ringfort.cluster.waiting import within
 from ringfort.config import AutoDiscoveryConfig, Environment, format_address
 from ringfort.errors import ConfigError, DistributedError, IdentityError
 from ringfort.identity.keypair import NodeIdentity, key_path
@@ -146,7 +147,7 @@ async def _hear(interface: Interface) -> str:
             mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
             ear.setblocking(False)
             mouth.sendto(question, (_MDNS_GROUP, MDNS_PORT))
-            await asyncio.wait_for(_wait_for(ear, question), _ANSWER_SECONDS)
+            await within(_ANSWER_SECONDS, _wait_for(ear, question))
         except (asyncio.TimeoutError, TimeoutError):
             return "sent, but not heard"
         except OSError as exc:
@@ -182,7 +183,7 @@ async def _connect_self(address: str) -> str:
 async def _answers(host: str, port: int) -> tuple[str, int]:
     """Why nobody takes a connection there, and the data bytes of a packet that both sides agreed on."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _ANSWER_SECONDS)
+        _, writer = await within(_ANSWER_SECONDS, asyncio.open_connection(host, port))
     except (asyncio.TimeoutError, TimeoutError):
         return "no answer", 0
     except (OSError, UnicodeError) as exc:

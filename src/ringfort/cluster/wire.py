@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from ringfort.cluster.messages import MAX_MESSAGE_BYTES
+from ringfort.cluster.waiting import within
 from ringfort.errors import DistributedError, NoConnectionError, ProtocolError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import greeting
@@ -52,7 +53,7 @@ async def dial(
 
     try:
         sock.setblocking(False)
-        await asyncio.wait_for(connect(), DIAL_TIMEOUT)
+        await within(DIAL_TIMEOUT, connect())
     except BaseException as exc:
         sock.close()
         if isinstance(exc, (asyncio.TimeoutError, TimeoutError)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 
@@ -22,7 +23,7 @@ from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
 from ringfort.transport.records import LENGTH, Opener, RecordState, Sealer
 from ringfort.transport.stream import Stream
-from ringfort.transport.tcp import LONGEST_SLEEP, SocketStream, tune
+from ringfort.transport.tcp import LONGEST_SLEEP, SocketStream, sleep_on, tune
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -62,15 +63,25 @@ class Channel:
 
     @classmethod
     def open(
-        cls, sock: socket.socket, credentials: Credentials | None, purpose: Greeting, peer: str, deadline: float
+        cls,
+        sock: socket.socket,
+        credentials: Credentials | None,
+        purpose: Greeting,
+        peer: str,
+        deadline: float,
+        *,
+        beside: socket.socket | None = None,
     ) -> Channel:
         """The initiator's side of an opening. Raises a `RefusedError` if the other side is of another version, cluster
-        or mode, `HandshakeError` if it does not know the secret, `NoConnectionError` if it went away."""
+        or mode, `HandshakeError` if it does not know the secret, `NoConnectionError` if it went away, or if `beside`,
+        another connection with it, has ended."""
         opening = Opening(credentials, purpose)
         _write(sock, opening.outgoing, deadline)
         try:
             while not opening.is_open:
                 opening.outgoing.clear()
+                if beside is not None:
+                    _await(sock, peer, deadline, beside)
                 opening.feed(_read(sock, opening.wants, peer, deadline))
                 _write(sock, opening.outgoing, deadline)
         except TamperedError as exc:
@@ -141,6 +152,13 @@ def _write(sock: socket.socket, data: bytes | bytearray, deadline: float) -> Non
         sock.sendall(data)
     except OSError as exc:
         raise NoConnectionError(f"the connection broke while greeting: {exc.strerror or exc}") from exc
+
+
+def _await(sock: socket.socket, peer: str, deadline: float, beside: socket.socket) -> None:
+    try:
+        sleep_on(sock, select.POLLIN, deadline, beside)
+    except OSError as exc:
+        raise NoConnectionError(f"{peer} did not answer: {exc.strerror or exc}", peer=peer) from exc
 
 
 def _read(sock: socket.socket, count: int, peer: str, deadline: float) -> bytes:

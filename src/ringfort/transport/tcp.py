@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import sys
@@ -31,6 +32,8 @@ LOOKS = 8
 """How often a silent machine is looked at within the patience."""
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
+PEER_ENDED = "the connection that there was has ended"
+"""Why no further one is made."""
 _READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
 """An error or a hang-up shows when it is read: that is where it gets its name."""
 
@@ -153,18 +156,21 @@ def _in_words(exc: OSError) -> str:
             return exc.strerror or str(exc)
 
 
-def connect(addresses: list[tuple[str, int]], deadline: float) -> socket.socket:
+def connect(addresses: list[tuple[str, int]], deadline: float, *, beside: socket.socket | None = None) -> socket.socket:
     """A connection to the first of `addresses` that answers, tried in turn with growing pauses until `deadline` (on
-    `time.monotonic`'s clock). Raises `NoConnectionError` with the last reason of each."""
+    `time.monotonic`'s clock). Raises `NoConnectionError` with the last reason of each, and as soon as `beside`, another
+    connection with the same peer, has ended."""
     reasons: dict[str, str] = {}
     pause = _FIRST_PAUSE
     while True:
         for host, port in addresses:
             text = format_address(host, port)
             try:
-                return _connect_once(host, port, deadline)
+                return _connect_once(host, port, deadline, beside)
             except OSError as exc:  # TransportError from resolve() is one too
                 reasons[text] = str(exc.strerror or exc)
+        if beside is not None and has_hung_up(beside):
+            raise NoConnectionError(PEER_ENDED, peer=next(iter(reasons), None))
         left = deadline - time.monotonic()
         if left <= 0:
             tried = "; ".join(f"{text}: {reason}" for text, reason in reasons.items())
@@ -177,14 +183,21 @@ def connect(addresses: list[tuple[str, int]], deadline: float) -> socket.socket:
         pause = min(pause * 1.6, _LONGEST_PAUSE)
 
 
-def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
+def _connect_once(host: str, port: int, deadline: float, beside: socket.socket | None) -> socket.socket:
     failure: OSError | None = None
     for family, address in resolve(host, port):
         sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             # An address that swallows packets must not eat the time of those behind it.
-            sock.settimeout(max(0.05, min(deadline - time.monotonic(), 3.0)))
-            sock.connect(address)
+            seconds = max(0.05, min(deadline - time.monotonic(), 3.0))
+            sock.setblocking(False)
+            code = sock.connect_ex(address)
+            if code == errno.EINPROGRESS:
+                sleep_on(sock, select.POLLOUT, time.monotonic() + seconds, beside)
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            sock.settimeout(seconds)
             if sock.getsockname() == sock.getpeername():
                 # A connect to a free port of the ephemeral range may meet itself (TCP's simultaneous open).
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself: nobody listens")
@@ -193,6 +206,30 @@ def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
             sock.close()
             failure = exc
     raise failure or OSError(errno.EHOSTUNREACH, "no address")
+
+
+def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.socket | None = None) -> None:
+    """Returns when `sock` has `event`, of those of poll(2). Raises `TimeoutError` at `deadline`, and
+    `ConnectionAbortedError` as soon as `beside`, another connection with the same peer, has ended."""
+    poll = select.poll()
+    poll.register(sock, event)
+    if beside is not None:
+        poll.register(beside, _HANG_UP)
+    ready: list[int] = []
+    while not ready:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        ready = [fd for fd, _ in poll.poll(min(left, LONGEST_SLEEP) * 1000)]
+    if sock.fileno() not in ready:
+        raise ConnectionAbortedError(errno.ECONNABORTED, PEER_ENDED)
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has gone, or this one has shut it down, even if something it has said is still unread."""
+    poll = select.poll()
+    poll.register(sock, _HANG_UP)
+    return bool(poll.poll(0))
 
 
 def is_ended(sock: socket.socket) -> bool:

@@ -17,14 +17,14 @@ from ringfort.backends.rendezvous import Terms
 from ringfort.backends.stripes import AUTO_STRIPES, open_stripes, wanted
 from ringfort.collectives import stripes
 from ringfort.config import CollectiveConfig
-from ringfort.errors import ConfigError, DistributedError, HandshakeError, ProtocolError
+from ringfort.errors import ConfigError, DistributedError, HandshakeError, NoConnectionError, ProtocolError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, without_encryption
 from ringfort.testing.ranks import at_once, results
 from ringfort.transport import tcp
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Door
-from ringfort.transport.greeting import Control, Stripe
+from ringfort.transport.greeting import Control, Stripe, Stripes
 from ringfort.transport.machine import Machine
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off", collective=CollectiveConfig(stripes=3))
@@ -174,3 +174,37 @@ def test_what_was_opened_is_closed_when_a_peer_goes_away(ends: Any) -> None:
     high.sock.shutdown(socket.SHUT_RDWR)
     with pytest.raises(DistributedError):
         open_stripes(0, {1: low}, 4, terms)
+
+
+def test_a_peer_that_goes_before_it_has_come_again_is_not_waited_for(ends: Any) -> None:
+    low, high, terms = ends
+    digest = forming._digest(0, {1: low}, terms)
+    high.say(Stripes(2, 0, b"", digest), terms.deadline)
+    high.sock.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(NoConnectionError, match="rank 1 has gone before all connections were open"):
+        open_stripes(0, {1: low}, 2, terms)
+
+
+def test_a_peer_that_goes_while_it_is_knocked_at_is_not_waited_for(ends: Any) -> None:
+    """Its port takes the connection, and says nothing."""
+    low, high, terms = ends
+    digest = forming._digest(1, {0: high}, terms)
+
+    def go_when_it_knocks() -> None:
+        with tcp.listen("127.0.0.1", 0) as listener:
+            listener.settimeout(10)
+            low.say(Stripes(2, listener.getsockname()[1], b"", digest), terms.deadline)
+            with listener.accept()[0]:
+                low.sock.shutdown(socket.SHUT_RDWR)
+                is_over.wait(10)
+
+    is_over = threading.Event()
+
+    def knock() -> None:
+        try:
+            with pytest.raises(NoConnectionError, match="rank 0 did not answer: the connection that there was has end"):
+                open_stripes(1, {0: high}, 2, terms)
+        finally:
+            is_over.set()
+
+    at_once(go_when_it_knocks, knock)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -9,8 +11,15 @@ import pytest
 import ringfort
 from ringfort.cluster import backend as module
 from ringfort.cluster.backend import AutoDiscoveryBackend
+from ringfort.cluster.events import EpochEnded
+from ringfort.cluster.messages import Epoch, Member
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
-from ringfort.errors import RendezvousTimeoutError
+from ringfort.errors import NoConnectionError, RendezvousTimeoutError
+from ringfort.testing.ranks import at_once
+from ringfort.transport import tcp
+from ringfort.transport.channel import Channel
+from ringfort.transport.greeting import Stripes
+from ringfort.transport.opening import Opening
 
 
 class Leaving:
@@ -78,3 +87,67 @@ def test_join_does_as_the_environment_says_where_nothing_else_was_said(monkeypat
     assert joined(monkeypatch, {}, group=DistributedConfig(timeout=4.0)) == (7.0, 4.0, "off")
     off = DistributedConfig(shared_memory="off")
     assert joined(monkeypatch, {"RINGFORT_SHM": "on"}, group=off) == (7.0, 7.0, "off")
+
+
+# --- an epoch that ends while its members agree on their connections --------------------------------------------------
+
+EPOCH = Epoch(1, "a.1", (Member("a.1"), Member("b.1")))
+
+
+class Connected:
+    """A node that is connected with the other member of an epoch, of which nothing is heard any more."""
+
+    peer_id, credentials = "a.1", None
+    config = AutoDiscoveryConfig(encryption="off")
+
+    def __init__(self) -> None:
+        self.epoch: Epoch | None = EPOCH
+        self.tell: Callable[[Any], None] = lambda event: None
+        with tcp.listen("127.0.0.1", 0) as listener:
+            listener.setblocking(True)
+            ends = at_once(lambda: listener.accept()[0], lambda: tcp.connect([listener.getsockname()], _soon()))
+        self.ours, self.theirs = (Channel(sock, Opening(None)) for sock in cast("Any", ends))
+
+    def start(self) -> None:
+        pass
+
+    def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        self.tell = callback
+        return lambda: None
+
+    def connect_members(self, *_: object) -> dict[int, Channel]:
+        return {1: self.ours}
+
+    def hold(self, holding: bool) -> None:
+        pass
+
+    def end_epoch(self) -> None:
+        self.epoch = None
+        self.tell(EpochEnded(EPOCH, "contact with b.1 is lost"))
+
+
+def _soon() -> float:
+    return time.monotonic() + 10
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["while it waits", "before it waits"])
+def test_what_forms_is_given_up_when_its_epoch_ends(is_early: bool) -> None:
+    node = Connected()
+    backend = AutoDiscoveryBackend(node=cast("Any", node), group=DistributedConfig(shared_memory="off"))
+
+    def end() -> None:
+        if is_early:
+            return
+        assert isinstance(node.theirs.hear("it", _soon()), Stripes)  # now it waits for ours
+        node.end_epoch()
+
+    def form() -> None:
+        with pytest.raises(NoConnectionError, match=r"closed the connection|connection broke"):
+            backend._form(EPOCH, _soon())
+
+    if is_early:
+        node.end_epoch()
+    at_once(end, form)
+    assert backend._forming is None
+    node.theirs.close()
+    backend.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
@@ -207,6 +208,32 @@ def test_an_epoch_that_ends_while_it_forms_is_given_up_and_another_is_not() -> N
         await asyncio.sleep(0)
         first.forming.ended(last, "somebody left")
         with pytest.raises(AbortedError, match="epoch 3 of 2 has ended: somebody left"):
+            await forming
+
+    with_nodes(2, scene)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_an_epoch_that_ends_just_when_a_connection_is_refused_is_given_up(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a member is killed: its word and its refusal come together. `before`: turns of the loop between them."""
+
+    async def scene(epoch: Epoch, first: Node, second: Node) -> None:
+        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def connect(loop: object, sock: socket.socket, address: object) -> None:
+            await refused
+
+        monkeypatch.setattr(BaseSelectorEventLoop, "sock_connect", connect)
+        forming = asyncio.ensure_future(second.forming.form(epoch, HERE))
+        for _ in range(8):  # it waits for its connection
+            await asyncio.sleep(0)
+        second.forming.ended(epoch, "contact is lost")
+        for _ in range(before):
+            await asyncio.sleep(0)
+        refused.set_exception(ConnectionRefusedError())
+        with pytest.raises(AbortedError, match="epoch 1 of 2 has ended: contact is lost"):
             await forming
 
     with_nodes(2, scene)

@@ -191,3 +191,21 @@ def test_waking_a_closed_poller_is_no_error(pair: tuple[socket.socket, socket.so
     poller = tcp.SocketPoller({5: pair[0]})
     poller.close()
     poller.wake()
+
+
+def test_no_further_connection_is_tried_with_a_peer_whose_first_has_ended(port: int) -> None:
+    first, other = socket.socketpair()
+    with first:
+        other.close()
+        begun = time.monotonic()
+        with pytest.raises(NoConnectionError, match=tcp.PEER_ENDED):
+            tcp.connect([("127.0.0.1", port)], begun + 3600, beside=first)
+
+
+def test_a_peer_has_hung_up_even_if_what_it_said_is_unread() -> None:
+    first, other = socket.socketpair()
+    with first:
+        other.send(b"bye")
+        assert not tcp.has_hung_up(first)
+        other.close()
+        assert tcp.has_hung_up(first)
