@@ -62,16 +62,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
     @routed
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's tensor becomes the reduction of all, in place. Several tensors per rank are reduced with each
-        other too. A sparse one can be summed."""
+        other too. Sparse ones can be summed."""
         tensors, op, opts = at_least_one(tensors), op_of(opts), options_of(opts, timeout)
-        if len(tensors) > 1:
-            return self._issue(
-                tensors, opts, lambda seconds: [several.all_reduce(self._current.backend, tensors, op, seconds)]
-            )
-        if is_sparse(tensors[0]):
-            return self._issue(
-                tensors, opts, lambda seconds: [sparse.all_reduce(self._current.backend, tensors[0], op, seconds)]
-            )
+        if len(tensors) > 1 or is_sparse(tensors[0]):
+            reduced = sparse.all_reduce if is_sparse(tensors[0]) else several.all_reduce
+            return self._issue(tensors, opts, lambda seconds: [reduced(self._current.backend, tensors, op, seconds)])
         if not getattr(opts, "asyncOp", True) and self._coalesced is None:
             context, seconds = self._next(), to_seconds(opts.timeout, self._timeout)
             context.all_reduce(to_array(tensors[0]), op, timeout=None if seconds == context.config.timeout else seconds)
@@ -325,6 +320,13 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Bounds every call that is given no timeout of its own, from now on."""
         self._timeout = to_seconds(timeout, self._timeout)
+
+    _set_default_timeout = set_timeout  # by this name at engines such as Gloo's
+
+    @property
+    def options(self) -> Any:
+        """What torch's engines call their options. Of them, the timeout."""
+        return torch._C._distributed_c10d.Backend.Options(OURS, timedelta(seconds=self._timeout))
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._coalesced is None:
