@@ -75,6 +75,12 @@ def several(rank: int, world_size: int, backend: str) -> list[Any]:
         found.append(x.tolist())
         for call in (lambda: pg.allreduce([]), lambda: pg.allreduce_coalesced([]), lambda: pg.broadcast([])):
             raised(call)
+        for options, method in ((dist.BroadcastOptions(), pg.broadcast), (dist.ReduceOptions(), pg.reduce)):
+            options.rootTensor = 1  # of one
+            raised(lambda method=method, options=options: method([x], options))
+        other, every = (rank + 1) % world_size, [torch.zeros(1) for _ in range(world_size)]
+        raised(lambda: pg.gather(every, every[0], root=other))  # only the root has a list
+        raised(lambda: pg.scatter(every[0], every, root=other))
         engine = pg._get_backend(torch.device("cpu"))
         for seconds in (30, 7):
             engine._set_default_timeout(timedelta(seconds=seconds))

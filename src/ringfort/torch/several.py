@@ -65,8 +65,6 @@ def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float)
 def broadcast(backend: Backend, tensors: Sequence[Any], root: int, index: int, timeout: float) -> Operation:
     """Every tensor of every rank becomes the root's number `index`."""
     check_alike(tensors)
-    if not 0 <= index < len(tensors):
-        raise InvalidArgumentError("rootTensor", index, f"there are {len(tensors)} tensors")
     moved = movements.broadcast(backend, to_moved(tensors[index]), root, timeout=timeout)
     others = [tensor for place, tensor in enumerate(tensors) if place != index]
     return as_one([moved, _copies([(tensors[index], tensor) for tensor in others])])
