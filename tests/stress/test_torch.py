@@ -37,13 +37,18 @@ def test_two_hundred_steps_are_those_over_gloo(zygote: Zygote, curve: str, world
     print(curve, world_size, check_curves(zygote, curve, world_size=world_size, steps=200))
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_power_sgd_learns_as_it_does_over_gloo(zygote: Zygote, batched: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "mended"])
+def test_power_sgd_learns_as_it_does_over_gloo(zygote: Zygote, kind: str) -> None:
     scenario = "torch.callback_scenarios.power_sgd"
-    assert zygote.run(scenario, 2, "ringfort", batched, 25) == zygote.run(scenario, 2, "gloo", batched, 25)
+    assert zygote.run(scenario, 2, "ringfort", kind, 25) == zygote.run(scenario, 2, "gloo", kind, 25)
     # Gloo pairs the collectives of several buckets by chance. Here each run must be like the other.
-    runs = [zygote.run(scenario, 2, "ringfort", batched, 0.01) for _ in range(3)]
+    runs = [zygote.run(scenario, 2, "ringfort", kind, 0.01) for _ in range(3)]
     assert runs == runs[:1] * 3
+
+
+def test_batched_power_sgd_as_torch_ships_it_does_what_it_does_over_gloo(zygote: Zygote) -> None:
+    ours, theirs = (zygote.run("torch.callback_scenarios.batched_as_shipped", 2, name) for name in ("ringfort", "gloo"))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])

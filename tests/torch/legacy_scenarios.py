@@ -49,7 +49,7 @@ def keywords(rank: int, world_size: int, backend: str) -> list[Any]:
 
 
 def several(rank: int, world_size: int, backend: str) -> list[Any]:
-    """Several tensors per rank, tensors that share memory, and none at all."""
+    """Several tensors per rank, tensors that share memory, none at all; and the options of the engine."""
     with group(rank, world_size, backend) as pg:
         found: list[Any] = []
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
@@ -75,12 +75,22 @@ def several(rank: int, world_size: int, backend: str) -> list[Any]:
         found.append(x.tolist())
         for call in (lambda: pg.allreduce([]), lambda: pg.allreduce_coalesced([]), lambda: pg.broadcast([])):
             raised(call)
+        for options, method in ((dist.BroadcastOptions(), pg.broadcast), (dist.ReduceOptions(), pg.reduce)):
+            options.rootTensor = 1  # of one
+            raised(lambda method=method, options=options: method([x], options))
+        other, every = (rank + 1) % world_size, [torch.zeros(1) for _ in range(world_size)]
+        raised(lambda: pg.gather(every, every[0], root=other))  # only the root has a list
+        raised(lambda: pg.scatter(every[0], every, root=other))
+        engine = pg._get_backend(torch.device("cpu"))
+        for seconds in (30, 7):
+            engine._set_default_timeout(timedelta(seconds=seconds))
+            found.append(engine.options._timeout.total_seconds())
         return found
 
 
 def sparse(rank: int, world_size: int, backend: str) -> list[Any]:
     """Sparse tensors, and the gradients of an embedding."""
-    with group(rank, world_size, backend):
+    with group(rank, world_size, backend) as pg:
         found: list[Any] = []
         for values in (torch.tensor([1.0, 2.0]), torch.ones(2, 3)):
             shape = (world_size + 2, *values.shape[1:])
@@ -91,6 +101,10 @@ def sparse(rank: int, world_size: int, backend: str) -> list[Any]:
         work = dist.all_reduce(x, async_op=True)
         work.wait()
         found.append(work.result()[0].to_dense().tolist())
+        pair = [torch.sparse_coo_tensor([[rank, 2 + n]], [1.0 + n, 2.0], (4,)) for n in range(2)]
+        pg.allreduce(pair).wait()
+        found += [x.to_dense().tolist() for x in pair]
+        raised(lambda: pg.allreduce([pair[0], torch.ones(4)]))
         torch.manual_seed(0)
         table = torch.nn.Embedding(10, 3, sparse=True)
         DistributedDataParallel(table)(torch.tensor([rank, 3])).sum().backward()

@@ -40,6 +40,18 @@ def only_list(lists: Any) -> list[Any]:
     return list(lists[0]) if len(lists) == 1 and not isinstance(lists[0], torch.Tensor) else lists
 
 
+def list_of_root(lists: Any, name: str, *, is_root: bool) -> list[Any] | None:
+    """The one list at the root; None at the others. Raises `InvalidArgumentError` if one of them has tensors in it."""
+    tensors = only_list(lists)
+    if is_root:
+        return tensors
+    if tensors:
+        raise InvalidArgumentError(
+            name, f"list of {len(tensors)} tensors", "must be empty at ranks that are not the root"
+        )
+    return None
+
+
 def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """Each output with its input. Raises `InvalidArgumentError` if their numbers differ."""
     if len(outputs) != len(inputs):
@@ -56,6 +68,14 @@ def op_of(opts: Any) -> Op:
 def root_of(opts: Any) -> int:
     """The root, from options or by itself; 0 where none is said."""
     return int(getattr(opts, "rootRank", opts) or 0)
+
+
+def root_tensor_of(opts: Any, tensors: list[Any]) -> int:
+    """Which of the root's tensors it is. Raises `InvalidArgumentError`."""
+    index = getattr(opts, "rootTensor", 0)
+    if not 0 <= index < len(tensors):
+        raise InvalidArgumentError("rootTensor", index, f"the number of tensors is {len(tensors)}")
+    return index
 
 
 class _Options:

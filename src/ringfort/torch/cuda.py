@@ -11,7 +11,7 @@ from ringfort.collectives.work import Work
 from ringfort.config import Environment
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
-from ringfort.torch.arguments import only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.arguments import list_of_root, only, only_list, op_of, options_of, pairs_of, root_of
 from ringfort.torch.staged_messages import StagedMessages
 from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import CudaDevice
@@ -144,13 +144,13 @@ class CudaEngine:
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """At the root, the list of outputs becomes every rank's input."""
         root = root_of(opts)
-        places = only_list(outputs) if self._group.context.rank == root else None
+        places = list_of_root(outputs, "outputs", is_root=self._group.context.rank == root)
         return self._issue(options_of(opts, timeout), [self._transfers.gather(places, only(inputs, "input"), root)])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's output becomes its part of the root's list of inputs."""
         root = root_of(opts)
-        sources = only_list(inputs) if self._group.context.rank == root else None
+        sources = list_of_root(inputs, "inputs", is_root=self._group.context.rank == root)
         return self._issue(options_of(opts, timeout), [self._transfers.scatter(only(outputs, "output"), sources, root)])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:

@@ -18,7 +18,17 @@ from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
 from ringfort.torch import several, sparse
-from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.arguments import (
+    at_least_one,
+    list_of_root,
+    only,
+    only_list,
+    op_of,
+    options_of,
+    pairs_of,
+    root_of,
+    root_tensor_of,
+)
 from ringfort.torch.callbacks import current, origin_of
 from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named, named_for, routed
@@ -62,16 +72,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
     @routed
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's tensor becomes the reduction of all, in place. Several tensors per rank are reduced with each
-        other too. A sparse one can be summed."""
+        other too. Sparse ones can be summed."""
         tensors, op, opts = at_least_one(tensors), op_of(opts), options_of(opts, timeout)
-        if len(tensors) > 1:
-            return self._issue(
-                tensors, opts, lambda seconds: [several.all_reduce(self._current.backend, tensors, op, seconds)]
-            )
-        if is_sparse(tensors[0]):
-            return self._issue(
-                tensors, opts, lambda seconds: [sparse.all_reduce(self._current.backend, tensors[0], op, seconds)]
-            )
+        if len(tensors) > 1 or is_sparse(tensors[0]):
+            reduced = sparse.all_reduce if is_sparse(tensors[0]) else several.all_reduce
+            return self._issue(tensors, opts, lambda seconds: [reduced(self._current.backend, tensors, op, seconds)])
         if not getattr(opts, "asyncOp", True) and self._coalesced is None:
             context, seconds = self._next(), to_seconds(opts.timeout, self._timeout)
             context.all_reduce(to_array(tensors[0]), op, timeout=None if seconds == context.config.timeout else seconds)
@@ -95,6 +100,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """The root's tensor becomes the reduction of all."""
         tensor, root = only(tensors, "tensors"), root_of(opts)
         kind, opts = op_of(opts if op is None else op), options_of(opts, timeout)
+        root_tensor_of(opts, [tensor])
 
         def prepare(seconds: float) -> list[Operation]:
             return [reductions.reduce(self._current.backend, to_array(tensor), root, kind, timeout=seconds)]
@@ -105,10 +111,10 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's tensor becomes the root's, in place. Of several tensors, the root's is `opts.rootTensor`."""
         tensors, root, opts = at_least_one(tensors), root_of(opts), options_of(opts, timeout)
+        index = root_tensor_of(opts, tensors)
 
         def prepare(seconds: float) -> list[Operation]:
             if len(tensors) > 1:
-                index = getattr(opts, "rootTensor", 0)
                 return [several.broadcast(self._current.backend, tensors, root, index, seconds)]
             return [movements.broadcast(self._current.backend, to_moved(tensors[0]), root, timeout=seconds)]
 
@@ -155,7 +161,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
         if not source.is_cpu:  # not by `routed`: away from the root there are no outputs to look at
             return self.engine_for(source.device).gather(outputs, inputs, opts)
         opts = options_of(opts, timeout)
-        places = only_list(outputs) if self._current.rank == root else None
+        places = list_of_root(outputs, "outputs", is_root=self._current.rank == root)
 
         def prepare(seconds: float) -> list[Operation]:
             into = None if places is None else [to_moved(tensor, "output") for tensor in places]
@@ -167,7 +173,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's output becomes its part of the root's list of inputs."""
         place, root, opts = only(outputs, "output"), root_of(opts), options_of(opts, timeout)
-        sources = only_list(inputs) if self._current.rank == root else None
+        sources = list_of_root(inputs, "inputs", is_root=self._current.rank == root)
 
         def prepare(seconds: float) -> list[Operation]:
             parts = None if sources is None else [to_moved(tensor, "input") for tensor in sources]
@@ -325,6 +331,13 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Bounds every call that is given no timeout of its own, from now on."""
         self._timeout = to_seconds(timeout, self._timeout)
+
+    _set_default_timeout = set_timeout  # by this name at engines such as Gloo's
+
+    @property
+    def options(self) -> Any:
+        """What torch's engines call their options. Of them, the timeout."""
+        return torch._C._distributed_c10d.Backend.Options(OURS, timedelta(seconds=self._timeout))
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._coalesced is None:

@@ -43,7 +43,7 @@ def as_one(operations: Sequence[Operation]) -> Operation:
 
 def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float) -> Operation:
     """Every tensor of every rank becomes the reduction of all of them."""
-    _check_alike(tensors)
+    check_alike(tensors)
     local = _LOCALLY.get(op)
     if local is None:
         raise UnsupportedOpError(str(op), str(tensors[0].dtype), "with several tensors per rank; pass one")
@@ -64,9 +64,7 @@ def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float)
 
 def broadcast(backend: Backend, tensors: Sequence[Any], root: int, index: int, timeout: float) -> Operation:
     """Every tensor of every rank becomes the root's number `index`."""
-    _check_alike(tensors)
-    if not 0 <= index < len(tensors):
-        raise InvalidArgumentError("rootTensor", index, f"there are {len(tensors)} tensors")
+    check_alike(tensors)
     moved = movements.broadcast(backend, to_moved(tensors[index]), root, timeout=timeout)
     others = [tensor for place, tensor in enumerate(tensors) if place != index]
     return as_one([moved, _copies([(tensors[index], tensor) for tensor in others])])
@@ -128,9 +126,12 @@ def _copies(pairs: Sequence[tuple[Any, Any]]) -> Operation:
     return Operation("all_reduce", 0, run)
 
 
-def _check_alike(tensors: Sequence[Any]) -> None:
+def check_alike(tensors: Sequence[Any]) -> None:
+    """Raises `InvalidArgumentError` unless they can be reduced with each other."""
     first = tensors[0]
     for tensor in tensors[1:]:
-        if tensor.shape != first.shape or tensor.dtype != first.dtype:
+        if (tensor.shape, tensor.dtype, tensor.layout) != (first.shape, first.dtype, first.layout):
             what = f"{tensor.dtype}{list(tensor.shape)} beside {first.dtype}{list(first.shape)}"
-            raise InvalidArgumentError("tensors", what, "must all have the same shape and element type")
+            if tensor.layout != first.layout:
+                what = f"{tensor.layout} beside {first.layout}"
+            raise InvalidArgumentError("tensors", what, "must all have the same shape, element type and layout")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.errors import InvalidArgumentError, ProtocolError, UnsupportedOpError
 from ringfort.torch.names import torch
+from ringfort.torch.several import check_alike
 from ringfort.torch.tensors import to_array
 
 
@@ -20,16 +23,17 @@ def is_sparse(tensor: Any) -> bool:
     return tensor.layout is torch.sparse_coo
 
 
-def all_reduce(backend: Backend, tensor: Any, op: Op, timeout: float) -> Operation:
-    """`tensor`, in the layout `sparse_coo`, becomes the sum of those of all ranks, which must have one shape.
+def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float) -> Operation:
+    """Each of `tensors`, in the layout `sparse_coo`, becomes the sum of all of all ranks. They must have one shape.
 
     Every rank takes memory for the values of all ranks."""
+    check_alike(tensors)
     if op is not ReduceOp.SUM:
         raise UnsupportedOpError(str(op), "sparse tensors", "they can only be added")
     backend.check_timeout(timeout)
 
     def run() -> None:
-        own = tensor.detach().coalesce()
+        own = reduce(torch.add, [tensor.detach() for tensor in tensors]).coalesce()
         indices, values = own.indices(), own.values().contiguous()
         what = np.array([own.sparse_dim(), *own.shape], np.int64)
         for rank, other in enumerate(movements.all_gather(backend, what, timeout=timeout).run()):
@@ -45,10 +49,11 @@ def all_reduce(backend: Backend, tensor: Any, op: Op, timeout: float) -> Operati
         except RuntimeError as exc:
             raise ProtocolError(f"Invalid indices in the sparse tensor of a peer: {exc}") from exc
         total = total.coalesce()
-        with torch.inference_mode():  # the tensor may be one that only this may write to
-            tensor.copy_(total)
+        with torch.inference_mode():  # the tensors may be such that only this may write to them
+            for tensor in tensors:
+                tensor.copy_(total)
 
-    return Operation("all_reduce", tensor._values().nbytes, run)
+    return Operation("all_reduce", sum(tensor._values().nbytes for tensor in tensors), run)
 
 
 def _gather(backend: Backend, x: Any, counts: list[int], timeout: float) -> Any:
