@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import queue
 import select
 import socket
@@ -409,8 +410,17 @@ def test_before_a_ring_is_established_it_is_a_world_of_one(cluster: Cluster) -> 
 def test_join_says_who_was_seen_and_what_to_try_when_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFORT_KEY", NetworkNamespace.generate("lonely").join_code())
     monkeypatch.setenv("RINGFORT_INTERFACES", "127.0.0.1")
-    with pytest.raises(RendezvousTimeoutError, match=r"no other peer was seen.*ringfort doctor"):
+    with pytest.raises(RendezvousTimeoutError, match=r"(?s)no other peer was seen.*ringfort doctor"):
         ringfort.join(min_peers=1, timeout=0.5)
+
+
+def test_a_peer_that_left_was_seen(cluster: Cluster) -> None:
+    node, other = cluster.start(), cluster.start()
+    cluster.wait_for(node, lambda event: isinstance(event, PeerJoined))
+    other.leave("its program is done")
+    cluster.wait_for(node, lambda event: isinstance(event, PeerLost))
+    first = node.why_alone().splitlines()[0]
+    assert first == f"was here and is gone: {platform.node()} (its program is done)"
 
 
 def test_join_refuses_what_is_no_setting() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -56,7 +57,7 @@ def peers(
             why = node.why_alone()
         _print(seen, json_=json_)
         if not seen.views:
-            typer.echo(f"nobody else is here: {why}", err=True)
+            typer.echo("nobody else is here\n" + indent(why, "  "), err=True)
             raise typer.Exit(EXIT_FAILED)
 
 

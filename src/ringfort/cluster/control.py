@@ -17,7 +17,17 @@ from typing import Any, Final
 from ringfort.cluster.contacts import node_of
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.entrance import Entrance
-from ringfort.cluster.events import CloneFound, ClusterEvent, EpochEnded, Misbehaved, Noted, PeerLost, Waiting
+from ringfort.cluster.events import (
+    CloneFound,
+    ClusterEvent,
+    EpochEnded,
+    Misbehaved,
+    Noted,
+    OtherClusters,
+    PeerJoined,
+    PeerLost,
+    Waiting,
+)
 from ringfort.cluster.finder import Finder, FinderEvents
 from ringfort.cluster.forming import Forming
 from ringfort.cluster.host import clock
@@ -30,6 +40,7 @@ from ringfort.cluster.profile import this_machine
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.speeds import Speeds
 from ringfort.cluster.standings import StandingStore
+from ringfort.cluster.strangers import ALONE_SECONDS, StrangerWatch
 from ringfort.cluster.talk import About, Note, Ways, about, decode, encode
 from ringfort.cluster.wire import ControlLink
 from ringfort.config import format_address, parse_address
@@ -48,6 +59,8 @@ _LISTEN_AGAIN: Final = 1.0
 """Seconds before an address that could not be had is tried again."""
 MAX_EVENTS: Final = 8
 """Of those that are remembered for the error when nobody comes."""
+_LOOK_FOR_STRANGERS: Final = 1.0
+"""Seconds between two looks while this peer waits for others."""
 
 
 class Control:
@@ -73,6 +86,11 @@ class Control:
         self.speeds = Speeds(setup, self.core, self.finder)
         self.events: deque[str] = deque(maxlen=MAX_EVENTS)
         """What was reported of peers that were refused, in words."""
+        self.waiting_for = ""
+        """Why there is no epoch, as the core last said."""
+        self.gone: dict[str, str] = {}
+        """Peers that were here and are not any more: the name of each and why, in words."""
+        self._names: dict[str, str] = {}
         self._publish = publish
         self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
         self._numbers = count(1)
@@ -99,6 +117,7 @@ class Control:
             await self.stop()
             raise
         self._do(self.core.tick(clock()))
+        self._begin(self._watch_strangers())
 
     async def stop(self, why: str = "") -> None:
         """Says goodbye, and closes everything. May be called again."""
@@ -122,6 +141,19 @@ class Control:
     def _vouch(self) -> None:
         for peer, standing in self._store.dead():
             self._do(self.core.vouch(clock(), peer, standing))
+
+    async def _watch_strangers(self) -> None:
+        watch = StrangerWatch()
+        pause = ALONE_SECONDS
+        watch.look(clock(), (), is_waiting=True)
+        while True:
+            await asyncio.sleep(pause)
+            pause = _LOOK_FOR_STRANGERS
+            epoch = self.core.epoch
+            is_waiting = epoch is None or len(epoch.members) == 1
+            machines = self.finder.strangers() if is_waiting else ()
+            if watch.look(clock(), machines, is_waiting=is_waiting):
+                self._happened(OtherClusters(machines))
 
     # --- what the program wants -------------------------------------------------------------------------------------
 
@@ -297,14 +329,22 @@ class Control:
 
     def _happened(self, event: ClusterEvent) -> None:
         match event:
-            case PeerLost(peer=peer):
+            case PeerJoined(peer=peer, name=name):
+                self._names[peer] = name
+                self.gone.pop(peer, None)
+            case PeerLost(peer=peer, why=why):
+                self.gone[peer] = f"{self._names.pop(peer, '') or peer} ({why})"
+                while len(self.gone) > MAX_EVENTS:
+                    del self.gone[next(iter(self.gone))]
                 self._follow(peer)
                 self.speeds.forget(peer)
                 if node_of(peer) == node_of(self.setup.peer) and not self.core.is_over:
                     self._vouch()
             case EpochEnded(epoch=epoch, why=why):
                 self.forming.ended(epoch, why)
-            case CloneFound() | Misbehaved() | Waiting() if str(event) not in self.events:
+            case Waiting(why=why):
+                self.waiting_for = why
+            case CloneFound() | Misbehaved() if str(event) not in self.events:
                 self.events.append(str(event))
             case _:
                 pass

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from ringfort.cluster.control import Control
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Hello
+from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
 from ringfort.cluster.view import PeerView
 from ringfort.config import parse_address
 from ringfort.errors import ConfigError
+
+MAX_LISTED: Final = 6
+"""Of those who were refused, or gave no answer."""
 
 
 def view_peers(control: Control) -> tuple[PeerView, ...]:
@@ -70,38 +77,59 @@ def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:
 
 def why_alone(control: Control) -> str:
     """Who was seen, who was refused and why, and what to try."""
-    parts = [_seen(control)]
-    unanswered = [f"{address} ({why})" for address, why in control.finder.directory.troubles()]
-    if unanswered:
-        parts.append(f"no answer from {'; '.join(unanswered[:8])}")
-    if control.finder.refusals:
-        parts.append(f"refused: {'; '.join(control.finder.refusals)}")
-    if control.events:
-        parts.append(f"reported: {'; '.join(control.events)}")
-    others = control.finder.others()
-    if others:
-        parts.append(
-            f"{others} peer{'s' if others > 1 else ''} of other clusters announce themselves here; if they should be "
-            "in this one, run `ringfort key show` on one machine and `ringfort key join` on the others"
-        )
-    parts += [f"{trouble.what}: {trouble.fix}" for trouble in control.finder.troubles.values()]
-    parts.append(_advice(control))
-    return ". ".join(parts)
-
-
-def _seen(control: Control) -> str:
-    views = [view for view in view_peers(control) if not view.is_self]
-    if not views:
-        return "no other peer was seen"
-    return "seen: " + ", ".join(
-        f"{view.name or view.peer} at {view.address} ({view.role}, {view.health.value})" for view in views
+    finder = control.finder
+    interfaces = [f"{one.name} ({one.addresses[0]})" for one in finder.choice.interfaces]
+    return in_words(
+        seen=[
+            f"{view.name or view.peer} at {view.address} ({view.role}, {view.health.value})"
+            for view in view_peers(control)
+            if not view.is_self
+        ],
+        gone=list(control.gone.values()),
+        refused=[*finder.refusals, *control.events],
+        no_answer=[f"{address} ({why})" for address, why in finder.directory.troubles()],
+        strangers=finder.strangers(),
+        waiting_for=control.waiting_for,
+        troubles=[f"{trouble.what}: {trouble.fix}" for trouble in finder.troubles.values()],
+        listening=f"{', '.join(interfaces) or 'no interface'}, port {control.entrance.port}",
     )
 
 
-def _advice(control: Control) -> str:
-    where = ", ".join(f"{one.name} ({one.addresses[0]})" for one in control.finder.choice.interfaces) or "no interface"
-    port = control.entrance.port
-    return (
-        f"This peer listens on {where}, port {port}. To try: start the same program on the other machines; `ringfort "
-        "doctor`; name a peer by address (--peer, peers=, RINGFORT_PEERS); choose the interface (RINGFORT_INTERFACES)"
-    )
+def in_words(
+    *,
+    seen: Sequence[str],
+    gone: Sequence[str],
+    refused: Sequence[str],
+    no_answer: Sequence[str],
+    strangers: Sequence[str],
+    waiting_for: str,
+    troubles: Sequence[str],
+    listening: str,
+) -> str:
+    """A line for each thing that is known, and last what to try. Pure."""
+    lines = [
+        *_listed("seen", seen),
+        *_listed("was here and is gone", gone),
+        *([] if seen or gone else ["no other peer was seen"]),
+        *_listed("refused", refused),
+        *_listed("no answer from", no_answer),
+        *([other_clusters(strangers)] if strangers else []),
+        *([f"no group yet: {waiting_for}"] if seen and waiting_for else []),
+        *troubles,
+        f"this machine listens on {listening}",
+    ]
+    if strangers and not seen:
+        lines.append(f"to try: {HOW_TO_JOIN}")
+    else:
+        where = "on more machines" if seen else "on the other machines"
+        lines.append(f"to try: start the same program {where}; `ringfort doctor` here and there;")
+        lines.append("        --peer HOST (or RINGFORT_PEERS) where the network blocks multicast")
+    return "\n".join(lines)
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    """One item stands beside the title; several have a line each."""
+    if len(items) <= 1:
+        return [f"{title}: {item}" for item in items]
+    more = [f"  and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
+    return [f"{title}:", *(f"  {item}" for item in items[:MAX_LISTED]), *more]

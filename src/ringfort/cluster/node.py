@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ringfort.cluster import explain
 from ringfort.cluster.control import Control
 from ringfort.cluster.election import ElectionState
-from ringfort.cluster.events import ClusterEvent
+from ringfort.cluster.events import ClusterEvent, OtherClusters
 from ringfort.cluster.health import HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.setup import Setup
@@ -68,6 +68,8 @@ class ClusterNode:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._why_leaving = ""
+        self._to_warn: OtherClusters | None = None
+        """What a program that waits for peers is to be told."""
         self._work = 0
         self._is_over = False
 
@@ -221,6 +223,9 @@ class ClusterNode:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
+                if self._to_warn is not None:
+                    _log.warning("%s: %s", what, self._to_warn)
+                    self._to_warn = None
                 self._changed.wait(left)
         raise RendezvousTimeoutError(what, timeout, state=self.why_alone())
 
@@ -297,6 +302,8 @@ class ClusterNode:
             except Exception:
                 _log.exception("a callback failed on: %s", event)
         with self._changed:
+            if isinstance(event, OtherClusters):
+                self._to_warn = event
             self._changed.notify_all()
 
     def _ask(self, question: Callable[[Control], T]) -> T:

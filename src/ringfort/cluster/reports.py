@@ -48,7 +48,7 @@ class Reports:
         state = self._state
         assert contact.hello is not None
         state.witnessed.pop(contact.peer, None)  # it lives, whatever it looked like
-        state.notify(PeerJoined(contact.peer, contact.hello.name))
+        state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
         state.election.met(contact.peer)
         self._links.introduce_all(contact)
         for vouched in state.vouched.values():

@@ -21,11 +21,14 @@ from ringfort.cluster.events import (
     EpochStarted,
     Misbehaved,
     Noted,
+    OtherClusters,
     PeerJoined,
     PeerLost,
     Waiting,
 )
 from ringfort.cluster.messages import Epoch, Member
+from ringfort.cluster.profile import own_version
+from ringfort.cluster.versions import upgrade_advice
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
@@ -154,7 +157,9 @@ class _Launcher:
                 self._names[peer] = name or peer
                 if not agreement.has_started:
                     self._say(str(item))
-            case CloneFound() | Misbehaved() | Waiting():
+                    if item.version != own_version():
+                        self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
+            case CloneFound() | Misbehaved() | OtherClusters() | Waiting():
                 self._say(str(item))
             case _:
                 pass
