@@ -307,6 +307,8 @@ class AutoDiscoveryConfig:
     """Where this peer accepts connections; 0 for the usual port or, where that is taken, any that is free."""
     encryption: Literal["on", "off"] = "on"
     """Off only by name, on all peers: for wires that nobody else can reach, and for measuring."""
+    program: str = ""
+    """What this process is called in `ringfort peers`; empty for the name of its script."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
 

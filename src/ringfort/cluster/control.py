@@ -11,6 +11,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
@@ -108,7 +109,8 @@ class Control:
         try:
             self._store.open()
             self.entrance.open(choice.addresses, config.port)
-            self.speeds.describe(this_machine(self.setup.peer, self.core.me.host))
+            own = this_machine(self.setup.peer, self.core.me.host)
+            self.speeds.describe(replace(own, program=config.program, started=clock()))
             self._tell_addresses()
             self._vouch()
             await self.finder.start(self.entrance.port)
@@ -213,7 +215,7 @@ class Control:
             return
         node = peer_id_of(opening.identity) if opening.identity else ""
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
-        link.send(encode(about(self.speeds.own)))
+        link.send(encode(about(self.speeds.own, clock())))
 
     async def _answer_probe(self, sock: socket.socket, opening: Opening, where: str) -> None:
         self._probes += 1
@@ -262,6 +264,8 @@ class Control:
         self.finder.learn(line.peer, message.member.addresses, line.peer)
         if line.address:
             self._begin(self.speeds.measure(line.peer, line.address))
+        if self.setup.slots == 0:
+            self._begin(self.speeds.measure_again(line.peer))
 
     def _follow(self, peer: str) -> None:
         """Tells the directory which way the link with `peer` goes now, if there is one."""

@@ -15,7 +15,7 @@ from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE, interface_troubles
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
-from ringfort.cluster.versions import numbers_of, upgrade_advice
+from ringfort.cluster.versions import differ, numbers_of, upgrade_advice
 
 MDNS_PORT: Final = 5353
 SMALLEST_MTU: Final = 1280
@@ -301,7 +301,7 @@ def check_key(found: Symptoms) -> Iterable[Check]:
 def check_version(found: Symptoms) -> Iterable[Check]:
     """Do all have the same Ringfort?"""
     name = "version"
-    others = {peer: version for peer, version in found.met.items() if version != found.version}
+    others = {peer: version for peer, version in found.met.items() if differ(found.version, version)}
     for peer, version in others.items():
         yield Check(name, Outcome.WARN, *upgrade_advice(found.version, peer, version))
     if not others:

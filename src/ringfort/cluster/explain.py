@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ringfort.cluster.control import Control
+from ringfort.cluster.host import clock
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Hello
 from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
@@ -31,7 +32,8 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
-    best = control.speeds.best(peer)
+    best, speed = control.speeds.best(peer), control.speeds.bandwidths(peer)
+    machine = control.speeds.node(peer)
     where = best[0] if best else line.where if line else ""
     address = next(iter(control.entrance.addresses), "") if is_self else _door(where, hello) if where else ""
     interface = control.finder.interface_of(address if is_self else where)
@@ -43,7 +45,8 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         interface="" if interface is None else interface.name,
         kind=LinkKind.UNKNOWN if interface is None else interface.kind,
         round_trip=core.health.round_trip(peer),
-        bandwidth=best[1] if best else None,
+        bandwidth=speed[1] if speed else None,
+        bandwidth_range=(speed[0], speed[2]) if speed else None,
         health=core.health.status(peer),
         is_self=is_self,
         is_leader=peer == (core.leader or (epoch and epoch.leader)),
@@ -51,6 +54,9 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         version=hello.version,
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
+        program=machine.program,
+        uptime=None if machine.started is None else clock() - machine.started,
+        accelerators=tuple(one.name for one in machine.accelerators),
     )
 
 
@@ -79,12 +85,10 @@ def why_alone(control: Control) -> str:
     """Who was seen, who was refused and why, and what to try."""
     finder = control.finder
     interfaces = [f"{one.name} ({one.addresses[0]})" for one in finder.choice.interfaces]
+    views = [view for view in view_peers(control) if not view.is_self]
     return in_words(
-        seen=[
-            f"{view.name or view.peer} at {view.address} ({view.role}, {view.health.value})"
-            for view in view_peers(control)
-            if not view.is_self
-        ],
+        seen=[f"{view.name or view.peer} at {view.address} ({view.role}, {view.health.value})" for view in views],
+        is_running=control.core.epoch is None and any(view.is_member for view in views),
         gone=list(control.gone.values()),
         refused=[*finder.refusals, *control.events],
         no_answer=[f"{address} ({why})" for address, why in finder.directory.troubles()],
@@ -105,8 +109,10 @@ def in_words(
     waiting_for: str,
     troubles: Sequence[str],
     listening: str,
+    is_running: bool = False,
 ) -> str:
-    """A line for each thing that is known, and last what to try. Pure."""
+    """A line for each thing that is known, and last what to try. `is_running`: those who were seen are a group without
+    this peer. Pure."""
     lines = [
         *_listed("seen", seen),
         *_listed("was here and is gone", gone),
@@ -120,6 +126,8 @@ def in_words(
     ]
     if strangers and not seen:
         lines.append(f"to try: {HOW_TO_JOIN}")
+    elif is_running:
+        lines.append("to try: wait; they are a group already, and let others in when their run is over")
     else:
         where = "on more machines" if seen else "on the other machines"
         lines.append(f"to try: start the same program {where}; `ringfort doctor` here and there;")

@@ -28,7 +28,7 @@ from ringfort.cluster.events import (
 )
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.profile import own_version
-from ringfort.cluster.versions import upgrade_advice
+from ringfort.cluster.versions import differ, upgrade_advice
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
@@ -65,6 +65,7 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 min_peers=fewest - 1,
                 max_peers=most - 1,
                 timeout=options.timeout,
+                program=options.title,
                 peers=options.peers,
                 interfaces=options.interfaces,
             )
@@ -157,7 +158,7 @@ class _Launcher:
                 self._names[peer] = name or peer
                 if not agreement.has_started:
                     self._say(str(item))
-                    if item.version != own_version():
+                    if differ(own_version(), item.version):
                         self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
             case CloneFound() | Misbehaved() | OtherClusters() | Waiting():
                 self._say(str(item))

@@ -39,6 +39,11 @@ def test_a_machine_of_another_cluster_comes_with_the_two_commands() -> None:
     assert lines[-1] == "to try: `ringfort key show` on one machine, `ringfort key join CODE` on the others"
 
 
+def test_who_comes_while_a_run_goes_on_is_told_to_wait() -> None:
+    assert words(seen=["study (leader)"], is_running=True)[-1].startswith("to try: wait; they are a group already")
+    assert "on more machines" in words(seen=["study (waiting)"])[-2]
+
+
 def test_long_lists_have_a_line_for_each_and_an_end() -> None:
     lines = words(seen=["study at 10.0.0.2:1 (waiting, healthy)"], refused=[f"10.0.0.{n}:1: no" for n in range(8)])
     assert lines[0] == "seen: study at 10.0.0.2:1 (waiting, healthy)"
