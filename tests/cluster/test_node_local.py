@@ -24,7 +24,16 @@ from ringfort.cluster.control import Control as Inside
 from ringfort.cluster.discovery.directory import Source
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
-from ringfort.cluster.events import CloneFound, ClusterEvent, EpochStarted, Misbehaved, Noted, PeerJoined, PeerLost
+from ringfort.cluster.events import (
+    CloneFound,
+    ClusterEvent,
+    EpochStarted,
+    Misbehaved,
+    Noted,
+    OtherClusters,
+    PeerJoined,
+    PeerLost,
+)
 from ringfort.cluster.host import clock
 from ringfort.cluster.instructions import Instruction
 from ringfort.cluster.line import Line
@@ -421,6 +430,17 @@ def test_a_peer_that_left_was_seen(cluster: Cluster) -> None:
     cluster.wait_for(node, lambda event: isinstance(event, PeerLost))
     first = node.why_alone().splitlines()[0]
     assert first == f"was here and is gone: {platform.node()} (its program is done)"
+
+
+def test_a_program_that_waits_is_warned_of_machines_of_other_clusters(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.start()
+    node._publish(OtherClusters(("10.0.0.2",)))
+    with pytest.raises(RendezvousTimeoutError):
+        node.wait_for_peers(1, 0.1)
+    [said] = [record.getMessage() for record in caplog.records if "another cluster" in record.getMessage()]
+    assert said.startswith("waiting for 1 other peer: 1 machine of another cluster announces itself here (10.0.0.2).")
 
 
 def test_join_refuses_what_is_no_setting() -> None:

@@ -111,26 +111,6 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> No
     assert_same(list(losses.values()), curve("fsdp2")[int(resumed[1]) :])
 
 
-def test_checkpoints_on_machines_without_a_common_folder_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    runs: list[subprocess.Popen[str]] = []
-    command = [sys.executable, "-m", "ringfort", "run", "--nodes", "2", str(EXAMPLES / "checkpoint.py")]
-    for name in ("study", "attic"):  # as if on two machines: a relative path that leads to two folders
-        (tmp_path / name).mkdir()
-        run = subprocess.Popen(
-            [*command, "--folder", "checkpoints"],
-            cwd=tmp_path / name,
-            env={**os.environ, "RINGFORT_INTERFACES": "127.0.0.1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        runs.append(run)
-    words = [run.communicate(timeout=PATIENCE)[0] for run in runs]
-    assert all(run.returncode for run in runs)
-    assert all("checkpoints is not one folder for all ranks: rank 1 on " in said for said in words), words
-    assert not any("step 1 " in said for said in words)
-
-
 @pytest.mark.timeout(300)  # two agents start twice: 20 seconds of processor time before the first step
 def test_under_torchrun_a_killed_worker_costs_a_pause(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2"]
