@@ -39,7 +39,7 @@ from ringfort.cluster.instructions import Instruction
 from ringfort.cluster.line import Line
 from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
 from ringfort.cluster.node import ClusterNode
-from ringfort.cluster.probing import MAX_PROBES
+from ringfort.cluster.probing import MAX_PROBES, Measurement
 from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.topology import STALE_AFTER
 from ringfort.cluster.wire import ControlLink, dial
@@ -663,6 +663,17 @@ def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
         assert directory.troubles() == [(ELSEWHERE, "it was refused")]
 
     in_loop(cluster.start(), meet)
+
+
+def test_a_measurement_that_comes_after_the_goodbye_is_dropped(cluster: Cluster) -> None:
+    node, other = cluster.start(), cluster.start()
+    cluster.wait_for(node, lambda event: isinstance(event, PeerJoined))
+
+    def measured_late(control: Inside) -> None:
+        control._do(control.core.leave(clock(), "it is done"))
+        control._measured("127.0.0.1:9", Measurement(other.peer_id, 1e9, 1e9))
+
+    in_loop(node, measured_late)
 
 
 def test_a_node_does_not_move_to_interfaces_that_are_no_longer_the_current_ones(cluster: Cluster) -> None:

@@ -305,6 +305,8 @@ class Control:
 
     def _measured(self, address: str, found: Measurement) -> None:
         """A control link stays where it is: what it carries is little. The data goes the fastest way."""
+        if self.core.is_over:
+            return  # the links are closed
         if self.core.contacts.get(found.peer) is not None and self.speeds.measured(found, address):
             ways = encode(self.speeds.ways())
             for contact in self.core.contacts:
