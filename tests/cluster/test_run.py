@@ -270,17 +270,24 @@ def test_when_nobody_comes_it_says_what_to_try() -> None:
     assert "ringfort doctor" in err
 
 
+@needs_namespaces
 def test_machines_of_two_clusters_are_told_long_before_the_time_is_up() -> None:
-    keys = [{"RINGFORT_KEY": NetworkNamespace.generate(name).join_code()} for name in ("one", "other")]
-    both = [Launcher("--nodes", "2", "--timeout", "300", WORKER, "tell", variables=key) for key in keys]
-    with launched(*both):
-        for launcher in both:
-            assert launcher.process.stderr is not None
-            said = ""
-            while "of another cluster announces itself here (this machine)" not in said:
-                said = launcher.process.stderr.readline()
-                assert said, "it ended without a word about the other cluster"
-            assert "`ringfort key join CODE` on the others" in launcher.process.stderr.readline()
+    with lan(2) as net:
+        both = [
+            Launcher(
+                "--nodes", "2", "--timeout", "300", WORKER, "tell", host=host,
+                variables={"RINGFORT_KEY": NetworkNamespace.generate("home").join_code()},
+            )
+            for host in net.hosts
+        ]  # fmt: skip
+        with launched(*both):
+            for launcher, other in zip(both, reversed(net.hosts), strict=True):
+                assert launcher.process.stderr is not None
+                said = ""
+                while f"1 machine of another cluster announces itself here ({other.address()})" not in said:
+                    said = launcher.process.stderr.readline()
+                    assert said, "it ended without a word about the other cluster"
+                assert "`ringfort key join CODE` on the others" in launcher.process.stderr.readline()
 
 
 def test_a_signal_before_the_start_ends_only_this_launcher() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ringfort.cluster.contacts import node_of
 from ringfort.cluster.discovery.interfaces import Choice
+from ringfort.cluster.discovery.mdns import THIS_MACHINE
 from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.events import (
     CloneFound,
@@ -153,7 +154,8 @@ class Control:
             pause = _LOOK_FOR_STRANGERS
             epoch = self.core.epoch
             is_waiting = epoch is None or len(epoch.members) == 1
-            machines = self.finder.strangers() if is_waiting else ()
+            # Not this machine: a demo or a test beside this program is nobody that it waits for.
+            machines = tuple(one for one in self.finder.strangers() if one != THIS_MACHINE) if is_waiting else ()
             if watch.look(clock(), machines, is_waiting=is_waiting):
                 self._happened(OtherClusters(machines))
 

@@ -119,14 +119,12 @@ def in_words(
         *([] if seen or gone else ["no other peer was seen"]),
         *_listed("refused", refused),
         *_listed("no answer from", no_answer),
-        *([other_clusters(strangers)] if strangers else []),
+        *([other_clusters(strangers), f"  if they should be one cluster: {HOW_TO_JOIN}"] if strangers else []),
         *([f"no group yet: {waiting_for}"] if seen and waiting_for else []),
         *troubles,
         f"this machine listens on {listening}",
     ]
-    if strangers and not seen:
-        lines.append(f"to try: {HOW_TO_JOIN}")
-    elif is_running:
+    if is_running:
         lines.append("to try: wait; they are a group already, and let others in when their run is over")
     else:
         where = "on more machines" if seen else "on the other machines"
