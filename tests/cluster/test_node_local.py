@@ -503,7 +503,7 @@ def test_another_version_is_turned_away_in_words(cluster: Cluster) -> None:
         sock.sendall(opening.outgoing)
         while sock.recv(4096):
             pass
-    with pytest.raises(RendezvousTimeoutError, match="it speaks version 99 of Ringfort's protocol"):
+    with pytest.raises(RendezvousTimeoutError, match="it speaks protocol version 99"):
         node.wait_for_peers(1, 0.1)
 
 

@@ -185,7 +185,7 @@ class Opening:
             raise _not_ringfort(theirs)
         if version != our_version:
             raise VersionMismatchError(
-                f"it speaks version {version} of Ringfort's protocol, this side {our_version}; "
+                f"it speaks protocol version {version}, this side {our_version}; "
                 f"`pip install --upgrade ringfort` on {'this side' if version > our_version else 'the other side'}"
             )
         if mode != our_mode:
