@@ -19,7 +19,7 @@ from ringfort.identity.proof import check_proof, make_proof
 from ringfort.transport import greeting, notices
 from ringfort.transport.ciphers import CIPHERS, Cipher, preferred
 from ringfort.transport.fold import Fold
-from ringfort.transport.frames import CANCEL, DATA, GO, MAX_FRAGMENT, MAX_MESSAGE, WANTS_GO, pack
+from ringfort.transport.frames import CANCEL, DATA, GO, MAX_FRAGMENT, MAX_MESSAGE, PROTOCOL_VERSION, WANTS_GO, pack
 from ringfort.transport.greeting import Join, Meet, Ready, Refused, Welcome
 from ringfort.transport.inbound import Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch
@@ -74,7 +74,13 @@ def in_pieces(rng: random.Random, data: bytes) -> list[bytes]:
 
 def _strange_start(rng: random.Random) -> bytes:
     """Words to somebody who expects a preamble: nothing right, a right preamble, or most of one."""
-    preamble = PREAMBLE.pack(MAGIC, rng.choice((1, 1, 1, 2)), rng.choice((0, 1, 1, 1)), 0, CLUSTER.network_id)
+    preamble = PREAMBLE.pack(
+        MAGIC,
+        rng.choice((*[PROTOCOL_VERSION] * 3, PROTOCOL_VERSION + 1)),
+        rng.choice((0, 1, 1, 1)),
+        0,
+        CLUSTER.network_id,
+    )
     rest = rng.randbytes(rng.choice((0, 10, 48, 96, 200, 600)))
     if rng.randrange(3) == 0:
         rest = LENGTH.pack(rng.choice((0, 1, 15, 16, 64, 100, 16_000, 17_000, 2**32 - 1))) + rest

@@ -12,10 +12,10 @@ from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
-from ringfort.cluster import epochs, heartbeats, links, membership, proposing
-from ringfort.cluster.contacts import Contact, Contacts
+from ringfort.cluster import epochs, membership
 from ringfort.cluster.election import ElectionManager
-from ringfort.cluster.membership import Evidence, Ledger
+from ringfort.cluster.links import Links
+from ringfort.cluster.membership import Ledger
 from ringfort.cluster.proposing import Proposer
 from ringfort.testing.histories import History
 
@@ -72,19 +72,21 @@ def _keeps_its_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
     return accept
 
 
-def _any_witness(original: Callable[..., Any]) -> Callable[..., Any]:
-    def gone(self: Evidence, epoch: Any, group: Any) -> set[str]:
-        return set(epoch.peers) & (self.departed | {dead for _, dead in self.witnessed}) - set(group)
-
-    return gone
-
-
 def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
-    def is_lawful(group: Any, epoch: Any, evidence: Evidence, policy: str) -> bool:
-        rest = set(epoch.peers) - evidence.gone(epoch, group)
+    def is_lawful(group: Any, epoch: Any, dead: Any, policy: str) -> bool:
+        rest = {peer for peer in epoch.peers if peer in group or peer not in dead}
         return not epoch.lines or 2 * len(rest & set(group)) >= len(rest)
 
     return is_lawful
+
+
+def _dies_with_its_link(original: Callable[..., Any]) -> Callable[..., Any]:
+    def lose(self: Links, contact: Any, why: str) -> None:
+        if contact.report is not None and not contact.hung_up:
+            self._state.departed[contact.peer] = contact.report.standing
+        original(self, contact, why)
+
+    return lose
 
 
 def _votes_again(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,13 +107,8 @@ BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
         (Ledger, "_is_known", lambda _: lambda *_: True),
     ],
     "stays in its epoch": [(Ledger, "accept", _keeps_its_epoch)],
-    "every closed link is a death": [
-        (links, "FRESH", lambda _: float("inf")),
-        (Contact, "hung_up", lambda _: property(lambda _: False, lambda *_: None)),
-        (Contacts, "may_have_another", lambda _: lambda *_: False),
-    ],
-    "goes at once": [(module, "LEASE", lambda _: 0.0) for module in (heartbeats, proposing)],
-    "any witness counts": [(Evidence, "gone", _any_witness)],
+    "every closed link is a death": [(Links, "lose", _dies_with_its_link)],
+    "forgets its earlier processes": [(Ledger, "recall", lambda _: lambda *_: None)],
     "votes twice": [(ElectionManager, "_answer", _votes_again)],
 }
 

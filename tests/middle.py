@@ -110,6 +110,19 @@ class Middle:
             ends[direction].sendall(data)
 
 
+class SlowMiddle(Middle):
+    """A long way: each message in which the listening side answers a handshake waits until `hold` returns."""
+
+    def __init__(self, target: str, hold: Callable[[], None]) -> None:
+        self._hold = hold
+        super().__init__(target)
+
+    def _send(self, ends: dict[int, socket.socket], direction: int, data: bytes) -> None:
+        if direction == OUTWARD and len(data) == _BEFORE_LENGTHS[OUTWARD]:
+            self._hold()
+        super()._send(ends, direction, data)
+
+
 def flip(direction: int) -> list[Edit]:
     """Changes one bit of the next record."""
     return [lambda record: [(direction, record[:-1] + bytes([record[-1] ^ 1]))]]

@@ -6,6 +6,7 @@
 
 A switch is a bridge in a namespace of its own, so the network of the machine that runs the tests is never touched. Each
 host has `eth0` on the first switch, `eth1` on the second, and so on: switch s gives host h the address 10.77.s.(h+1).
+With `addresses="ipv6"` that is fd77:0:0:s::(h+1) instead, and with "link-local" fe80::77:s:(h+1).
 Making needs root; `needs_namespaces` skips a test with the reason where it cannot be had.
 """
 
@@ -15,6 +16,7 @@ import functools
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -34,6 +36,9 @@ KILL_GRACE = 5.0
 """Seconds that a killed process has to be gone; the kernel needs milliseconds."""
 NO_WAIT_FOR_IPV6 = "for f in all default; do echo 0 > /proc/sys/net/ipv6/conf/$f/accept_dad; done 2> /dev/null; true"
 """An IPv6 address is usable at once, not after a second of asking whether somebody else has it."""
+
+ETC = Path("/etc/netns")
+"""`ip netns exec` shows a host what is in its folder here in place of the machine's own /etc."""
 
 _numbers = count()
 
@@ -64,11 +69,16 @@ class Host:
     namespace: str
     switch: str
     """The namespace of the switches."""
+    addresses: Literal["ipv4", "ipv6", "link-local"] = "ipv4"
     running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def address(self, switch: int = 0) -> str:
-        """Its IPv4 address on a switch."""
-        return f"10.77.{switch}.{self.number + 1}"
+        """Its address on a switch, without a scope."""
+        if self.addresses == "ipv4":
+            return f"10.77.{switch}.{self.number + 1}"
+        if self.addresses == "ipv6":
+            return f"fd77:0:0:{switch}::{self.number + 1}"
+        return f"fe80::77:{switch}:{self.number + 1}"
 
     def command(self, *arguments: str) -> list[str]:
         """The command that runs `arguments` on this host; it sees this host's interfaces in /sys too."""
@@ -137,6 +147,26 @@ class Lan:
         """Undo `cut`."""
         self._port(host, switch, "state", "3")
 
+    def split(self, hosts: Sequence[Host], switch: int = 0) -> None:
+        """`hosts` reach each other and nobody else: the switch falls apart into two, and no host is told."""
+        apart = f"apart{switch}"
+        if subprocess.run(
+            ["ip", "-netns", self.switch, "link", "show", apart], capture_output=True, check=False
+        ).returncode:
+            _batch(
+                self.switch, f"link add {apart} type bridge mcast_snooping 0 forward_delay 0", f"link set {apart} up"
+            )
+        _batch(self.switch, *(f"link set {_port(host, switch)} master {apart}" for host in hosts))
+
+    def unite(self, switch: int = 0) -> None:
+        """Undo `split`."""
+        _batch(self.switch, *(f"link set {_port(host, switch)} master sw{switch}" for host in self.hosts))
+
+    def reset(self, host: Host) -> None:
+        """Reset every TCP connection of `host`, as a firewall on the path may do: both ends are told at once. New ones
+        may be made. Needs a kernel that can (CONFIG_INET_DIAG_DESTROY); `needs_resets` skips a test where it cannot."""
+        host.run("ss", "-K", "-t", "state", "established")
+
     def unplug(self, host: Host, switch: int = 0) -> None:
         """Pull the cable: the host sees that its interface has no carrier."""
         _batch(self.switch, f"link set {_port(host, switch)} down")
@@ -172,23 +202,35 @@ class Lan:
 
 
 @contextmanager
-def lan(hosts: int, *, switches: int = 1) -> Iterator[Lan]:
-    """`hosts` hosts, each connected to each of `switches` switches. Everything is gone afterwards, processes first."""
+def lan(
+    hosts: int,
+    *,
+    switches: int = 1,
+    machine_ids: bool = False,
+    addresses: Literal["ipv4", "ipv6", "link-local"] = "ipv4",
+) -> Iterator[Lan]:
+    """`hosts` hosts, each connected to each of `switches` switches. With `machine_ids`, each has its own, as machines
+    have. Everything is gone afterwards, processes first."""
     _sweep()
     name = f"{PREFIX}{os.getpid()}x{next(_numbers)}"
-    net = Lan(f"{name}sw", [Host(number, f"{name}h{number}", f"{name}sw") for number in range(hosts)], switches)
+    made = [Host(number, f"{name}h{number}", f"{name}sw", addresses) for number in range(hosts)]
+    net = Lan(f"{name}sw", made, switches)
     namespaces = (net.switch, *(host.namespace for host in net.hosts))
     try:
         for namespace in namespaces:
             _tool("ip", "netns", "add", namespace)
             _tool("ip", "netns", "exec", namespace, "sh", "-c", NO_WAIT_FOR_IPV6)
         _wire(net)
+        for host in net.hosts if machine_ids else ():
+            (ETC / host.namespace).mkdir(parents=True)
+            (ETC / host.namespace / "machine-id").write_text(f"{host.namespace}\n")
         yield net
     finally:
         for host in net.hosts:
             host.end()
         for namespace in namespaces:
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+            shutil.rmtree(ETC / namespace, ignore_errors=True)
 
 
 def _wire(net: Lan) -> None:
@@ -210,7 +252,7 @@ def _wire(net: Lan) -> None:
             )
             _batch(
                 host.namespace,
-                f"address add {host.address(switch)}/24 dev eth{switch}",
+                f"address add {host.address(switch)}/{24 if host.addresses == 'ipv4' else 64} dev eth{switch}",
                 f"link set eth{switch} up",
             )
 
@@ -238,4 +280,25 @@ def _sweep() -> None:
             subprocess.run(["ip", "netns", "delete", entry.name], capture_output=True, check=False)
 
 
+@functools.cache
+def why_no_resets() -> str:
+    """Why this machine can reset no connections; empty where it can."""
+    if why_not() or shutil.which("ss") is None:
+        return why_not() or "the tool ss is missing (package iproute2)"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as one, server.accept()[0] as two:
+            subprocess.run(["ss", "-K", "-t", f"dport = :{port}"], capture_output=True, check=False)
+            for end in (one, two):
+                end.settimeout(0.5)
+                try:
+                    end.recv(1)
+                except ConnectionError:
+                    return ""
+                except OSError:
+                    pass
+    return "this kernel resets no connections (CONFIG_INET_DIAG_DESTROY)"
+
+
+needs_resets = pytest.mark.skipif(bool(why_no_resets()), reason=why_no_resets() or "never skipped")
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never skipped")

@@ -13,7 +13,10 @@ Every event of the cluster is a line {"event": its class, "text": ..., "at": sec
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -95,22 +98,42 @@ class Worker:
             time.sleep(pause)
         say(sum=float(array[0]))
 
+    def busy(self, seconds: float) -> None:
+        """Holds the interpreter lock, as a long call of a C library does."""
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        say(was_busy=True)
+
+    def fork(self) -> None:
+        """A child that has copies of all descriptors and does nothing, as a data loader's worker."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                self.node.snapshot()
+            except DistributedError as exc:
+                os.write(writer, str(exc).encode())
+            while True:
+                signal.pause()
+        say(child=child, forked=os.read(reader, 4096).decode())
+
+    def control(self) -> None:
+        say(control=self.node._host.pid)
+
     def hold(self, holding: bool) -> None:
         self.node.hold(holding)
         say(holds=holding)
 
 
-def main() -> None:
-    worker = Worker()
+def main(worker: Worker) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
         try:
             getattr(worker, do)(**command)
-        except DistributedError as exc:
+        except (DistributedError, AssertionError) as exc:
             say(failed=f"{type(exc).__name__}: {exc}")
     worker.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(Worker())

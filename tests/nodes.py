@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import psutil
 
 from ringfort.identity.namespace import NetworkNamespace
 from tests.namespaces import Host
@@ -22,7 +24,9 @@ PATIENCE = 30.0
 
 
 class Node:
-    """A process of `tests.node_worker`."""
+    """A process of `tests.node_worker`, or of another module that takes its commands."""
+
+    module = "tests.node_worker"
 
     def __init__(self, host: Host, key: str, home: Path) -> None:
         self.host = host
@@ -36,7 +40,7 @@ class Node:
 
     def _begin(self) -> None:
         self.process = self.host.start(
-            sys.executable, "-m", "tests.node_worker",
+            sys.executable, "-m", self.module,
             variables={"RINGFORT_KEY": self.key, "RINGFORT_HOME": str(self.home), "RINGFORT_CLUSTER": ""},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -106,8 +110,13 @@ class Node:
                 self.epoch = None
         return line
 
-    def kill(self) -> None:
-        """Kills the process. What it was in it is in no more."""
+    def kill(self, *, word: bool = True) -> None:
+        """Kills the process. What it was in it is in no more. Without `word` its control process is killed first, as
+        when the machine dies: nobody is told."""
+        if not word:
+            for child in psutil.Process(self.process.pid).children():
+                child.kill()
+                child.wait(PATIENCE)
         self.process.kill()
         self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
@@ -126,6 +135,9 @@ class Node:
 
     def __repr__(self) -> str:
         return f"{self.host.namespace} ({self.peer})"
+
+
+N = TypeVar("N", bound=Node)
 
 
 def agree(nodes: list[Node], patience: float = PATIENCE) -> float:
@@ -147,14 +159,14 @@ def agree(nodes: list[Node], patience: float = PATIENCE) -> float:
 
 
 @contextmanager
-def nodes_on(hosts: list[Host], *, clusters: int = 1) -> Iterator[list[list[Node]]]:
+def nodes_on(hosts: list[Host], *, clusters: int = 1, kind: type[N] = Node) -> Iterator[list[list[N]]]:
     """A process on each host for each of `clusters` clusters, none started yet. A list a cluster."""
     with tempfile.TemporaryDirectory(prefix="ringfort-nodes-") as folder:
-        made: list[list[Node]] = []
+        made: list[list[N]] = []
         try:
             for cluster in range(clusters):
                 key = NetworkNamespace.generate("home").join_code()
-                made.append([Node(host, key, Path(folder) / f"{cluster}-{host.number}") for host in hosts])
+                made.append([kind(host, key, Path(folder) / f"{cluster}-{host.number}") for host in hosts])
             yield made
         finally:
             for host in hosts:

@@ -43,7 +43,19 @@ def wait(ctx: ringfort.DistributedContext) -> None:
         say(error=type(exc).__name__, peer=exc.peer, words=str(exc))
 
 
-def compute(ctx: ringfort.DistributedContext, seconds: float) -> None:
+def call(ctx: ringfort.DistributedContext) -> None:
+    """Rank 0 calls a function of rank 1 that does not end."""
+    with ringfort.RpcAgent(ctx) as agent:
+        agent.register("wait", sys.stdin.readline)
+        ctx.barrier()
+        say(began=True)
+        try:
+            agent.rpc_sync(1, "wait", timeout=60) if ctx.rank == 0 else sys.stdin.readline()
+        except DistributedError as exc:
+            say(error=type(exc).__name__, peer=exc.peer, words=str(exc))
+
+
+def compute(ctx: ringfort.DistributedContext, seconds: int) -> None:
     """Rank 1 computes before it receives, so that the kernel has no room left for what rank 0 sends."""
     x = np.arange(1 << 20, dtype=np.float32)
     ctx.barrier()
@@ -57,9 +69,10 @@ def compute(ctx: ringfort.DistributedContext, seconds: float) -> None:
 
 
 def main() -> None:
-    what, *rest = sys.argv[1:]
+    what, *numbers = sys.argv[1:]
+    does = {"lose": lose, "wait": wait, "call": call, "compute": compute}[what]
     with ringfort.init(timeout=60, config=DistributedConfig()) as ctx:
-        {"lose": lose, "wait": wait, "compute": compute}[what](ctx, *map(float if what == "compute" else int, rest))
+        does(ctx, *map(int, numbers))
 
 
 if __name__ == "__main__":

@@ -86,6 +86,42 @@ def follow() -> None:
         ctx.barrier()
 
 
+def crash_once() -> None:
+    """Rank 1 is killed in the middle of the first attempt; the next one ends well."""
+    with ringfort.init() as ctx:
+        ctx.barrier()
+        if ctx.rank == 1 and os.environ["RINGFORT_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = ctx.all_reduce(np.array([ctx.rank + 1]))
+    names = ("RINGFORT_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    print("restarts", *(os.environ[name] for name in names), "sum", *total)
+
+
+def work() -> None:
+    """Steps without a pause, until rank 0 finds the file it is given."""
+    with ringfort.init() as ctx:
+        print("pids", os.getpid())
+        while not ctx.broadcast(np.array([Path(sys.argv[2]).exists()]))[0]:
+            ctx.all_reduce(np.ones(1000))
+
+
+def bars() -> None:
+    """A bar of tqdm's that is half way until rank 0 gets a line from the test in the file it is given."""
+    from tqdm import tqdm
+
+    with ringfort.init() as ctx:
+        bar = tqdm(total=2, desc="train")
+        bar.update(1)
+        bar.refresh()
+        ctx.barrier()
+        if ctx.rank == 0:
+            print("half way")
+            Path(sys.argv[2]).read_text()
+        ctx.barrier()
+        bar.update(1)
+        bar.close()
+
+
 def train() -> None:
     """Data-parallel descent on a least-squares problem, each rank with a share of the samples."""
     random = np.random.default_rng(0)

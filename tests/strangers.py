@@ -1,4 +1,4 @@
-"""A crowd at a door: `python -m tests.strangers HOST PORT NETWORK_ID RATE` makes bad connections until it is ended.
+"""A crowd at a door: `python -m tests.strangers HOST PORT NETWORK_ID RATE [silent]` makes bad connections.
 
 They take turns: no secret, another cluster, garbage, half an opening, silence, and a byte a second. Four lines a second
 on the standard output say how many there were so far, and how many of them found somebody who listens.
@@ -49,7 +49,7 @@ class _Public(NetworkNamespace):
 class Crowd:
     """All strangers, in one thread."""
 
-    def __init__(self, address: tuple[str, int], network_id: bytes) -> None:
+    def __init__(self, address: tuple[str, int], network_id: bytes, *, is_silent: bool = False) -> None:
         self._address = address
         self._cluster = _Public(network_id)
         self._selector = selectors.DefaultSelector()
@@ -68,6 +68,8 @@ class Crowd:
             lambda sock: None,
             lambda sock: self._drips.update({sock: bytes(Opening(impostor(self._cluster), PURPOSE).outgoing)}),
         ]
+        if is_silent:
+            self._kinds = [lambda sock: None]
 
     def come(self) -> None:
         """One more stranger."""
@@ -134,8 +136,8 @@ class Crowd:
 
 
 def main() -> None:
-    host, port, network_id, rate = sys.argv[1:]
-    crowd = Crowd((host, int(port)), bytes.fromhex(network_id))
+    host, port, network_id, rate, *silent = sys.argv[1:]
+    crowd = Crowd((host, int(port)), bytes.fromhex(network_id), is_silent=bool(silent))
     step, told = 1 / float(rate), 0.0
     due = time.monotonic()
     while True:
@@ -148,13 +150,16 @@ def main() -> None:
 
 
 @contextmanager
-def crowd(address: str, cluster: NetworkNamespace, rate: float = 300) -> Generator[Callable[[], Count], None, None]:
-    """A crowd of so many a second at `address`, in a process of its own, there when the block begins.
+def crowd(
+    address: str, cluster: NetworkNamespace, rate: float = 300, *, is_silent: bool = False
+) -> Generator[Callable[[], Count], None, None]:
+    """A crowd of so many a second at `address`, in a process of its own, there when the block begins. A silent one only
+    connects.
 
     The value tells how many there have been since then, as of a quarter of a second ago.
     """
     host, port = parse_address(address)
-    arguments = [host, str(port), cluster.network_id.hex(), str(rate)]
+    arguments = [host, str(port), cluster.network_id.hex(), str(rate), *(["silent"] if is_silent else [])]
     process = subprocess.Popen([sys.executable, "-m", "tests.strangers", *arguments], cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     lines: deque[bytes] = deque(maxlen=1)

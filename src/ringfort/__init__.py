@@ -12,13 +12,16 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     rpc/          RpcAgent: functions of one rank that others call; inbound, outbound (pure), exchange, serving
     forming.py    init() and join(): how a process gets its context
     context.py    DistributedContext: any backend + collectives + metrics
-    cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), node.py (their I/O),
+    cluster/      discovery, health, election, membership (pure), peer.py (all of them as one), control.py (their I/O),
+                  service.py (a process for it), node.py (this process as a peer),
                   backend.py (AutoDiscoveryBackend)
     compression/  codecs (pure: tensor to bytes and back), error feedback, the compressed all-reduce, auto
     collectives/  plan.py (pure: who sends which slice when), kernels (arithmetic), arrays (one door for all libraries)
-    backends/     base.py (Backend) and tcp, ring, simulated, sub, hybrid; native.py and gloo, mpi, nccl (other engines)
+    backends/     base.py (Backend), group.py (what is true for one set of ranks only) and tcp, ring, simulated, sub,
+                  hybrid; native.py and gloo, mpi, nccl (other engines)
     transport/    frames, messages, inbound, outbound (pure: the protocol), engine (moves it), tcp, shm, memory
-                  (streams), board (what ranks of one host share), opening, records (pure: the wall), door
+                  (streams), board (what ranks of one host share), opening, records (pure: the wall), door; locks,
+                  finalisers and forks (what Ctrl-C, a dropped group and a forked child must not break)
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     observe/      metrics
     config.py     settings; the only reader of the environment
@@ -67,8 +70,10 @@ if TYPE_CHECKING:
         ChannelClosedError,
         CollectiveMismatchError,
         ConfigError,
+        ControlLostError,
         DistributedError,
         EncryptionMismatchError,
+        EpochEndedError,
         FunctionNotFoundError,
         GradientMismatchError,
         HandshakeError,
@@ -83,6 +88,7 @@ if TYPE_CHECKING:
         NamespaceMismatchError,
         NoConnectionError,
         NonFiniteError,
+        NotEstablishedError,
         ObjectTooLargeError,
         OperationTimeoutError,
         PeerLostError,
@@ -149,8 +155,10 @@ _HOMES = {
         "ChannelClosedError",
         "CollectiveMismatchError",
         "ConfigError",
+        "ControlLostError",
         "DistributedError",
         "EncryptionMismatchError",
+        "EpochEndedError",
         "FunctionNotFoundError",
         "GradientMismatchError",
         "HandshakeError",
@@ -165,6 +173,7 @@ _HOMES = {
         "NamespaceMismatchError",
         "NoConnectionError",
         "NonFiniteError",
+        "NotEstablishedError",
         "ObjectTooLargeError",
         "OperationTimeoutError",
         "PeerLostError",
@@ -228,6 +237,7 @@ __all__ = [
     "CompressionStrategy",
     "ConfigError",
     "ConnectionProfile",
+    "ControlLostError",
     "DistributedConfig",
     "DistributedContext",
     "DistributedError",
@@ -237,6 +247,7 @@ __all__ = [
     "ElectionManager",
     "ElectionState",
     "EncryptionMismatchError",
+    "EpochEndedError",
     "FunctionNotFoundError",
     "GlooBackend",
     "GradientCompressor",
@@ -265,6 +276,7 @@ __all__ = [
     "NodeIdentity",
     "NodeProfile",
     "NonFiniteError",
+    "NotEstablishedError",
     "ObjectTooLargeError",
     "OperationTimeoutError",
     "PeerLostError",

@@ -3,6 +3,7 @@ nothing is imported at the top, and whatever goes wrong is left for the moment w
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -13,6 +14,12 @@ def register() -> None:
         from ringfort.torch import register as tell_torch
 
         tell_torch()
+        # What `ringfort run` says to its ranks.
+        local_ranks = sys._xoptions.get("ringfort-local-ranks")  # pyright: ignore[reportPrivateUsage]
+        if isinstance(local_ranks, str):
+            from ringfort.torch.plaintext import watch
+
+            watch(local_ranks)
     except Exception:
         import logging
 

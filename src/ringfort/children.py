@@ -37,12 +37,17 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class Output(NamedTuple):
-    """Whole lines that a child has written, without their ends."""
+    """What a child has written."""
 
     child: Child
     is_error: bool
     """On standard error."""
-    lines: list[bytes]
+    data: bytes
+    """Empty at the stream's end."""
+
+    def lines(self) -> list[bytes]:
+        """The lines that this completes, without their ends. To be called once."""
+        return self.child.split(self.child.streams[self.is_error], self.data)
 
 
 class Child:
@@ -153,9 +158,7 @@ class Children:
             if not data:
                 self._selector.unregister(stream)
                 stream.close()
-            lines = child.split(stream, data)
-            if lines:
-                found.append(Output(child, stream is child.streams[1], lines))
+            found.append(Output(child, stream is child.streams[1], data))
         self._notice_ends()
         # What a dead process wrote was in its pipe when it died: if nothing is there now, nothing will be, even where a
         # process that left its group still holds the other end.

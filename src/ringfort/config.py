@@ -30,8 +30,13 @@ CLUSTER_PATIENCE = 1.0
 DEFAULT_HOME = "~/.ringfort"
 """The folder of this node's key and of the clusters' secrets."""
 
+MAX_RUN_NAME = 64
+"""Characters of a run's name: it is shown in one line beside others, and every peer says it in its hello."""
+
 MAX_STRIPES = 16
 """Connections between two ranks. Each is a thread in a large collective; more than the cores of a machine only wait."""
+
+Encryption = Literal["on", "off"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -173,8 +178,9 @@ class DistributedConfig:
     patience: float | None = None
     """Seconds for which a machine may answer nothing before its ranks are lost (`PeerLostError`). A rank that only
     computes is not silent. `RINGFORT_PATIENCE`, else 10, where it is not given."""
-    encryption: Literal["on", "off"] = "on"
-    """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring."""
+    encryption: Encryption | None = None
+    """Off only by name, on all ranks: for wires that nobody else can reach, and for measuring. None says nothing: it is
+    on, unless `RINGFORT_ENCRYPTION` turns it off where `init` reads the environment (see `choose_encryption`)."""
     shared_memory: Literal["on", "off"] = "on"
     """Whether to move data through memory between ranks of one host where both sides are willing and can. Off for
     measuring, and where even that memory may not hold what is sent."""
@@ -188,9 +194,9 @@ class DistributedConfig:
         check_timeout(self.timeout)
         if self.patience is not None:
             _check_positive("patience", self.patience)
-        for name in ("encryption", "shared_memory"):
-            if getattr(self, name) not in ("on", "off"):
-                raise ConfigError(name, getattr(self, name), "must be on or off")
+        _check_encryption(self.encryption)
+        if self.shared_memory not in ("on", "off"):
+            raise ConfigError("shared_memory", self.shared_memory, "must be on or off")
         for name in ("inbox_bytes", "max_object_bytes"):
             if getattr(self, name) < MIB:
                 raise ConfigError(name, getattr(self, name), "must be at least 1 MiB (1048576)")
@@ -221,9 +227,12 @@ class RpcConfig:
     """Requests that wait here for a worker, from all ranks together."""
     max_held_bytes: int = 2 * (GIB + MIB)
     """Bytes of requests and responses that this rank holds for one other."""
+    max_references: int = 65536
+    """Values that this rank keeps for the `RRef`s that one other rank has asked for. Each costs about 2 KB beside the
+    value."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1)):
+        for name, least in (("workers", 0), ("max_in_flight", 1), ("max_queued", 1), ("max_references", 1)):
             value = getattr(self, name)
             if not _is_whole(value) or value < least:
                 raise ConfigError(name, value, f"must be a whole number of at least {least}")
@@ -297,6 +306,12 @@ class AutoDiscoveryConfig:
     """What a group does that has lost contact with members which may be alive: go on with more than half of the last
     epoch, or exactly half and its lowest peer id; stop until all are back; or go on in any case, and risk that the run
     splits in two. Must be the same on all peers."""
+    run: str = ""
+    """Which of the cluster's runs this peer belongs to. Only peers of one run form an epoch; those of other runs are
+    seen, introduce each other, and are otherwise ignored. `ringfort run` sets its `--name` here."""
+    restart_without: Sequence[str] = ()
+    """Machines, by name or peer id, that are gone for good: a process that starts again on a machine which was in a
+    group with them does not wait for them. One that is still at work elsewhere then goes on beside the new group."""
     peers: Sequence[str] = ()
     """Addresses `host` or `host:port` of peers, for networks that block multicast. One is enough: it knows the rest."""
     multicast: bool = True
@@ -305,8 +320,9 @@ class AutoDiscoveryConfig:
     """Interfaces to be found on, by name, address or network; empty for all useful ones."""
     port: int = 0
     """Where this peer accepts connections; 0 for the usual port or, where that is taken, any that is free."""
-    encryption: Literal["on", "off"] = "on"
-    """Off only by name, on all peers: for wires that nobody else can reach, and for measuring."""
+    encryption: Encryption | None = None
+    """Off only by name, on all peers: for wires that nobody else can reach, and for measuring. None says nothing: it is
+    on, unless `RINGFORT_ENCRYPTION` turns it off (see `choose_encryption`)."""
     program: str = ""
     """What this process is called in `ringfort peers`; empty for the name of its script."""
     health: HealthConfig = field(default_factory=HealthConfig)
@@ -321,11 +337,12 @@ class AutoDiscoveryConfig:
             raise ConfigError("max_peers", self.max_peers, f"must be a whole number of at least {self.min_peers}")
         if self.on_partition not in ("majority", "stop", "continue"):
             raise ConfigError("on_partition", self.on_partition, "must be majority, stop or continue")
+        if not isinstance(self.run, str) or len(self.run) > MAX_RUN_NAME:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError("run", self.run, f"must be a text of at most {MAX_RUN_NAME} characters")
         if not _is_whole(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError("port", self.port, "must be a number from 0 to 65535")
-        if self.encryption not in ("on", "off"):
-            raise ConfigError("encryption", self.encryption, "must be on or off")
-        for name in ("peers", "interfaces"):
+        _check_encryption(self.encryption)
+        for name in ("peers", "interfaces", "restart_without"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(name, getattr(self, name), 'must be a list, such as ["..."]')
 
@@ -359,6 +376,8 @@ class Environment:
     """The interfaces to be found on, by name, address or network, with commas between them."""
     peers: str | None = None
     """Addresses of peers, `host` or `host:port`, with commas between them."""
+    restart_without: str | None = None
+    """Machines that a restart does not wait for, by name or peer id, with commas between them."""
     backend: str | None = None
     """What `init` makes: `tcp` if it is not said."""
     cuda_wait: str | None = None
@@ -383,6 +402,7 @@ class Environment:
         "shared_memory": ("RINGFORT_SHM",),
         "interfaces": ("RINGFORT_INTERFACES",),
         "peers": ("RINGFORT_PEERS",),
+        "restart_without": ("RINGFORT_RESTART_WITHOUT",),
         "backend": ("RINGFORT_BACKEND",),
         "cuda_wait": ("RINGFORT_CUDA_WAIT",),
         "gloo_interface": ("GLOO_SOCKET_IFNAME",),
@@ -434,6 +454,11 @@ def is_set(variable: str) -> bool:
     return bool(os.environ.get(variable))
 
 
+def is_dumb_terminal() -> bool:
+    """Whether the terminal, if there is one, cannot move its cursor."""
+    return os.environ.get("TERM", "") in ("dumb", "unknown")
+
+
 def _parse(name: str, text: str, kind: str) -> str | int | float:
     try:
         return float(text) if kind.startswith("float") else int(text) if kind.startswith("int") else text
@@ -448,6 +473,25 @@ def _is_whole(value: object) -> bool:
 def check_timeout(timeout: float, name: str = "timeout") -> None:
     """Raises `ConfigError` unless `timeout` is a positive, finite number of seconds."""
     _check_positive(name, timeout)
+
+
+def choose_encryption(keyword: str | None, configured: Encryption | None, told: str | None) -> Encryption:
+    """Return whether to encrypt, by what was said: a keyword of the call wins; then the configuration and the
+    environment, which must not contradict each other; where nothing was said, it is on.
+
+    Raises `ConfigError` if the keyword is neither on nor off, and where the configuration and `RINGFORT_ENCRYPTION` say
+    different things: neither may silently turn off what the other asked for.
+    """
+    _check_encryption(keyword)
+    if keyword is None and None not in (configured, told) and configured != told:
+        why = f"but RINGFORT_ENCRYPTION={told} in the environment; remove one of them, or pass encryption= to the call"
+        raise ConfigError("encryption", configured, why)
+    return "off" if (keyword or configured or told) == "off" else "on"
+
+
+def _check_encryption(value: str | None) -> None:
+    if value not in (None, "on", "off"):
+        raise ConfigError("encryption", value, "must be on or off")
 
 
 def _check_positive(name: str, value: object) -> None:

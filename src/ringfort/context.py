@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend, Ready
+from ringfort.backends.base import Backend, Ready, Traffic
+from ringfort.backends.group import Group
 from ringfort.backends.sub import SubBackend
 from ringfort.collectives import movements, objects, reductions
 from ringfort.collectives.arrays import as_view
@@ -20,9 +20,13 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Runner, Work
 from ringfort.compression import collective as compressed
 from ringfort.compression.collective import Compression
+from ringfort.compression.compressor import GradientCompressor
+from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
+from ringfort.transport.forks import keep_from_children
+from ringfort.transport.locks import Thread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,10 +45,23 @@ class DistributedContext:
     `PeerLostError`, `OperationTimeoutError`, `AbortedError`, `ChannelClosedError` and `CollectiveMismatchError`.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, metrics: DistributedMetrics | None = None) -> None:
+        """Several contexts may count in the same `metrics`; otherwise each has its own."""
         self.backend = backend
-        self._metrics = DistributedMetrics()
+        self.metrics = metrics or DistributedMetrics()
+        """What this context counts in; `metrics.reset()` starts again from nothing."""
+        self.compressors: dict[CompressionStrategy, GradientCompressor] = {}
+        """What `average_gradients` has not sent yet, by strategy. It belongs to the tensors, not to the ranks: it stays
+        when one group follows another."""
+        self.stages: dict[Any, Any] = {}
+        """How tensors on a GPU get to the network and back, by device: see `ringfort.torch.gpu`."""
+        self._traffic = Traffic()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
+        keep_from_children(self)
+
+    def abandon(self) -> None:
+        """In a forked child: a thread of the parent's may have held a lock of these. For `transport/forks.py`."""
+        self.metrics = DistributedMetrics()
 
     @property
     def rank(self) -> int:
@@ -55,6 +72,11 @@ class DistributedContext:
     def world_size(self) -> int:
         """How many ranks the group has."""
         return self.backend.world_size
+
+    @property
+    def group(self) -> Group:
+        """What is true only for the ranks that are this context's group now."""
+        return self.backend.current.group
 
     @property
     def is_master(self) -> bool:
@@ -108,17 +130,17 @@ class DistributedContext:
                         ready.run(x if x.ndim == 1 else x.reshape(-1))
                         seconds = perf_counter() - start
                 except BaseException:
-                    self._metrics.record_operation("all_reduce", 0.0, 0, failed=True)
+                    self.metrics.record_operation("all_reduce", 0.0, 0, failed=True)
                     raise
-                if ready.metrics is not self._metrics:
+                if ready.metrics is not self.metrics:
                     self._attend(ready, seconds, x.nbytes)
                     return x
                 durations = ready.durations
                 durations.append(seconds)
                 if len(durations) >= MOST_RECENT:
-                    self._metrics.count_recent()
+                    self.metrics.count_recent()
                 return x
-        operation = reductions.all_reduce(self.backend, x, op, strategy=strategy, timeout=timeout)
+        operation = reductions.all_reduce(self.backend.current, x, op, strategy=strategy, timeout=timeout)
         return self.issue(operation, async_op)
 
     def all_reduce_compressed(
@@ -133,7 +155,7 @@ class DistributedContext:
     ) -> Any:
         """`all_reduce(x, compression=...)` where several tensors, of these names and shapes, lie in `x` in a row."""
         operation = compressed.all_reduce(
-            self.backend, x, op, compression=compression, tensors=tensors, timeout=timeout, metrics=self._metrics
+            self.backend.current, x, op, compression=compression, tensors=tensors, timeout=timeout, metrics=self.metrics
         )
         return self.issue(operation, async_op)
 
@@ -148,7 +170,7 @@ class DistributedContext:
         async_op: bool = False,
     ) -> Any:
         """The root's `x` becomes the reduction of all, in place; the others keep theirs. Returns `x`."""
-        operation = reductions.reduce(self.backend, x, root, op, strategy=strategy, timeout=timeout)
+        operation = reductions.reduce(self.backend.current, x, root, op, strategy=strategy, timeout=timeout)
         return self.issue(operation, async_op)
 
     def broadcast(
@@ -161,26 +183,28 @@ class DistributedContext:
         async_op: bool = False,
     ) -> Any:
         """Every rank's `x` becomes the root's, in place; returns `x`."""
-        return self.issue(movements.broadcast(self.backend, x, root, strategy=strategy, timeout=timeout), async_op)
+        return self.issue(
+            movements.broadcast(self.backend.current, x, root, strategy=strategy, timeout=timeout), async_op
+        )
 
     def all_gather(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
-        return self.issue(movements.all_gather(self.backend, x, timeout=timeout), async_op)
+        return self.issue(movements.all_gather(self.backend.current, x, timeout=timeout), async_op)
 
     def gather(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """At the root what `all_gather` gives, `None` elsewhere."""
-        return self.issue(movements.gather(self.backend, x, root, timeout=timeout), async_op)
+        return self.issue(movements.gather(self.backend.current, x, root, timeout=timeout), async_op)
 
     def scatter(self, x: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """The root passes an array with one part a rank along its first axis, the others `None`; returns this rank's
         part: at the root of the same kind as `x`, elsewhere a NumPy array."""
-        return self.issue(movements.scatter(self.backend, x, root, timeout=timeout), async_op)
+        return self.issue(movements.scatter(self.backend.current, x, root, timeout=timeout), async_op)
 
     def reduce_scatter(
         self, x: Any, op: Op = ReduceOp.SUM, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """`x` has a part for each rank along its first axis; returns the reduction of this rank's parts."""
-        return self.issue(reductions.reduce_scatter(self.backend, x, op, timeout=timeout), async_op)
+        return self.issue(reductions.reduce_scatter(self.backend.current, x, op, timeout=timeout), async_op)
 
     def reduce_scatter_compressed(
         self,
@@ -196,28 +220,28 @@ class DistributedContext:
         """`x` has a part for each rank; `into` becomes about the sum or mean of this rank's parts. Returns `into`. For
         strategies that quantize; `name` is the tensor's, for what was not sent."""
         operation = compressed.reduce_scatter(
-            self.backend, x, into, op, compression=compression, name=name, timeout=timeout, metrics=self._metrics
+            self.backend.current, x, into, op, compression=compression, name=name, timeout=timeout, metrics=self.metrics
         )
         return self.issue(operation, async_op)
 
     def all_to_all(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes
         and a list is returned."""
-        return self.issue(movements.all_to_all(self.backend, x, timeout=timeout), async_op)
+        return self.issue(movements.all_to_all(self.backend.current, x, timeout=timeout), async_op)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Returns when every rank has called it."""
-        return self.issue(movements.barrier(self.backend, timeout=timeout), async_op)
+        return self.issue(movements.barrier(self.backend.current, timeout=timeout), async_op)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """The root's object at every rank: JSON-like values, bytes and arrays. Tuples become lists."""
-        return self.issue(objects.broadcast_object(self.backend, obj, root, timeout=timeout), async_op)
+        return self.issue(objects.broadcast_object(self.backend.current, obj, root, timeout=timeout), async_op)
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """A list with every rank's object."""
-        return self.issue(objects.all_gather_object(self.backend, obj, timeout=timeout), async_op)
+        return self.issue(objects.all_gather_object(self.backend.current, obj, timeout=timeout), async_op)
 
     # --- between two ranks ----------------------------------------------------------------------------------------
 
@@ -225,24 +249,24 @@ class DistributedContext:
         self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
     ) -> Work | None:
         """Sends an array to `dst`, which must `recv` one of the same size."""
-        view = as_view(x, "x")
-        self.backend.check_peer(dst, "dst")
-        self.backend.check_tag(tag)
-        self.backend.check_timeout(timeout)
-        send = self.backend.send
+        view, backend = as_view(x, "x"), self.backend.current
+        backend.check_peer(dst, "dst")
+        backend.check_tag(tag)
+        backend.check_timeout(timeout)
+        send = backend.send
         return self._between(
             Operation("send", view.flat.nbytes, lambda: send(view.flat, dst, tag=tag, timeout=timeout)), async_op
         )
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receives an array from `src` into `into`; returns it."""
-        view = as_view(into, "into", writable=True)
-        self.backend.check_peer(src, "src")
-        self.backend.check_tag(tag)
-        self.backend.check_timeout(timeout)
+        view, backend = as_view(into, "into", writable=True), self.backend.current
+        backend.check_peer(src, "src")
+        backend.check_tag(tag)
+        backend.check_timeout(timeout)
 
         def run() -> Any:
-            self.backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            backend.recv(view.flat, src, tag=tag, timeout=timeout)
             return view.finish()
 
         return self._between(Operation("recv", view.flat.nbytes, run), async_op)
@@ -260,13 +284,14 @@ class DistributedContext:
     ) -> Any:
         """Sends `out` to one rank while receiving `into` from another, or the same; returns `into`."""
         sent, received = as_view(out, "out"), as_view(into, "into", writable=True)
-        self.backend.check_peer(dst, "dst")
-        self.backend.check_peer(src, "src")
-        self.backend.check_tag(tag)
-        self.backend.check_timeout(timeout)
+        backend = self.backend.current
+        backend.check_peer(dst, "dst")
+        backend.check_peer(src, "src")
+        backend.check_tag(tag)
+        backend.check_timeout(timeout)
 
         def run() -> Any:
-            self.backend.exchange(sent.flat, dst, received.flat, src, tag=tag, timeout=timeout)
+            backend.exchange(sent.flat, dst, received.flat, src, tag=tag, timeout=timeout)
             return received.finish()
 
         return self._between(Operation("sendrecv", sent.flat.nbytes + received.flat.nbytes, run), async_op)
@@ -276,6 +301,7 @@ class DistributedContext:
     def sub_group(self, members: Iterable[int]) -> DistributedContext | None:
         """A context for some of this group's ranks, or `None` if this rank is not among them. Every rank should call
         it, with the same members; the new group works at the same time as this one."""
+        self.group.check()
         chosen = list(members)
         if self.rank not in chosen:
             for member in chosen:
@@ -284,16 +310,33 @@ class DistributedContext:
             return None
         return DistributedContext(SubBackend(self.backend, chosen))
 
+    def over(self, backend: Backend) -> DistributedContext:
+        """A context of this one's group over another backend, which counts in the metrics of this one."""
+        return DistributedContext(backend, metrics=self.metrics)
+
+    def let_go(self) -> None:
+        """Nothing more will be issued: the threads end when they have done what is queued. Waits for nothing."""
+        self._runner.let_go()
+
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """What this context has done: per operation count, failures, bytes and duration; and the process's traffic."""
-        sent, bytes_sent, received, bytes_received = self.backend.traffic()
+        """What this context has done since it was made, or since `reset_metrics`: per operation count, failures, bytes
+        and duration; and the process's traffic. Contexts that share `metrics` share the former."""
+        now = self.backend.traffic()
+        # Groups that follow each other start from nothing.
+        since = [count - before if count >= before else count for count, before in zip(now, self._traffic, strict=True)]
+        sent, bytes_sent, received, bytes_received = since
         return replace(
-            self._metrics.snapshot(),
+            self.metrics.snapshot(),
             messages_sent=sent,
             bytes_sent=bytes_sent,
             messages_received=received,
             bytes_received=bytes_received,
         )
+
+    def reset_metrics(self) -> None:
+        """Start `metrics`, which other contexts may share, and the traffic again from nothing."""
+        self._traffic = self.backend.traffic()
+        self.metrics.reset()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Wakes every call of this process with `AbortedError`, and tells the peers. The group cannot be used again."""
@@ -325,10 +368,10 @@ class DistributedContext:
 
     def _attend(self, ready: Ready, seconds: float, nbytes: int) -> None:
         """Counts the first all-reduce of a kind. The next are counted together, unless there are too many kinds."""
-        self._metrics.record_operation("all_reduce", seconds, nbytes)
-        durations = self._metrics.recent("all_reduce", nbytes)
+        self.metrics.record_operation("all_reduce", seconds, nbytes)
+        durations = self.metrics.recent("all_reduce", nbytes)
         if durations is not None:
-            ready.durations, ready.metrics = durations, self._metrics
+            ready.durations, ready.metrics = durations, self.metrics
 
     def _between(self, operation: Operation, async_op: bool) -> Any:
         """Messages between two ranks do not queue behind collectives: the other side may wait for them first. A message
@@ -336,9 +379,7 @@ class DistributedContext:
         if not async_op:
             return self._measure(operation)
         work = Work(operation.name)
-        threading.Thread(
-            target=work.run, args=(lambda: self._measure(operation),), name=f"ringfort-{operation.name}", daemon=True
-        ).start()
+        Thread(work.run, (lambda: self._measure(operation),), name=f"ringfort-{operation.name}").start()
         return work
 
     def _measure(self, operation: Operation) -> Any:
@@ -346,7 +387,7 @@ class DistributedContext:
         try:
             result = operation.run()
         except BaseException:
-            self._metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes, failed=True)
+            self.metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes, failed=True)
             raise
-        self._metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes)
+        self.metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes)
         return result

@@ -144,6 +144,14 @@ class ChannelClosedError(TransportError):
     is_fatal = True
 
 
+class ControlLostError(TransportError):
+    """The control process beside this one has ended or does not answer, so this process is no longer a peer of its
+    cluster. Make a new `ClusterNode`, or start the program again."""
+
+    is_fatal = True
+    is_peer_failure = False
+
+
 class BackendUnavailableError(DistributedError, ImportError):
     """An engine that is not installed or not supported here; the message says how to get it."""
 
@@ -330,6 +338,26 @@ class AbortedError(DistributedError):
     def __init__(self, reason: str, *, peer: int | str | None = None) -> None:
         super().__init__(f"aborted{'' if peer is None else f' by rank {peer}'}: {reason}", peer=peer)
         self.reason = reason
+
+
+class EpochEndedError(AbortedError):
+    """The epoch that this group or sub-group was formed in is over. Call `establish_ring()` for the ranks that are
+    there now, and make sub-groups anew from the context."""
+
+    def __init__(self, epoch: str, why: str) -> None:
+        super().__init__(f"{epoch} has ended: {why}")
+        self.epoch = epoch
+
+
+class NotEstablishedError(DistributedError):
+    """There are other peers, but this process has not connected with them: `establish_ring()` is missing."""
+
+    def __init__(self, epoch: str) -> None:
+        super().__init__(
+            f"This process is in {epoch} and has not connected with the others; "
+            "call establish_ring() after wait_for_peers()"
+        )
+        self.epoch = epoch
 
 
 class ProtocolError(TransportError):

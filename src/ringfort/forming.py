@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
 from ringfort.backends.ring import RingBackend
-from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment, format_address
+from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment, choose_encryption, format_address
 from ringfort.context import DistributedContext
 from ringfort.errors import ConfigError
 from ringfort.transport import tcp
@@ -39,21 +38,20 @@ def init(
     `mpiexec` has numbered, so nothing else is needed), `nccl`, `tcp`. What is not given comes from the environment, as
     torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two:
     `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds; `RINGFORT_ENCRYPTION=off`;
-    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as the backends do; `BackendUnavailableError`
-    says how to get an engine.
+    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as the backends do; `ConfigError` if `config`
+    and `RINGFORT_ENCRYPTION` contradict each other and `encryption` does not decide; `BackendUnavailableError` says how
+    to get an engine.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
     world_size = told.world_size if world_size is None else world_size
     timeout = told.timeout if timeout is None else timeout
-    encryption = told.encryption if encryption is None else encryption
     config = config or DistributedConfig()
     if timeout is not None:
         config = replace(config, timeout=timeout)
     if patience is not None:
         config = replace(config, patience=patience)
-    if encryption is not None:
-        config = replace(config, encryption=encryption)  # pyright: ignore[reportArgumentType]  # it is checked there
+    config = replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
     shared_memory = told.shared_memory if shared_memory is None else shared_memory
     if shared_memory is not None:
         config = replace(config, shared_memory=shared_memory)  # pyright: ignore[reportArgumentType]
@@ -110,13 +108,15 @@ def _made(name: str) -> Any:
 
 
 def join(
-    min_peers: int = 1, timeout: float = 30.0, *, group: DistributedConfig | None = None, **settings: Any
+    min_peers: int = 1, timeout: float | None = None, *, group: DistributedConfig | None = None, **settings: Any
 ) -> DistributedContext:
     """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
 
     Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
-    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. In a
-    program that `ringfort run` started this is `init`: the launchers have found each other already.
+    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. Where they
+    leave it open, the environment decides: `RINGFORT_TIMEOUT` in seconds for meeting, which is 30 otherwise, and for
+    every call; `RINGFORT_SHM=off`. In a program that `ringfort run` started this is `init`: the launchers have found
+    each other already.
 
     Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
     """
@@ -124,19 +124,35 @@ def join(
     if told.master is not None and told.world_size is not None:
         if told.world_size <= min_peers:
             raise ConfigError("min_peers", min_peers, f"but `ringfort run` made a world of {told.world_size}")
-        return init(config=group)
+        return init(config=group, encryption=settings.get("encryption"))
     from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
 
     known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
     for name, value in settings.items():
         if name not in known:
             raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
-    deadline = time.monotonic() + timeout
-    backend = AutoDiscoveryBackend(AutoDiscoveryConfig(timeout=timeout, **settings), group=group)
+    if timeout is None:
+        timeout = _MEETING if told.timeout is None else told.timeout
+    encryption = settings.pop("encryption", None)
+    config = AutoDiscoveryConfig(timeout=timeout, **settings)
+    backend = AutoDiscoveryBackend(config, group=_group_of(group, told), encryption=encryption)
     try:
-        backend.wait_for_peers(min_peers, timeout)
-        backend.establish_ring(max(0.01, deadline - time.monotonic()))
+        backend.join_group(min_peers, timeout)
     except BaseException:
         backend.close()
         raise
     return DistributedContext(backend)
+
+
+_MEETING = 30.0
+"""Seconds that `join` looks for others. Longer is for a person to say who starts machines by hand."""
+
+
+def _group_of(group: DistributedConfig | None, told: Environment) -> DistributedConfig:
+    """The settings of the collectives. The environment decides what `group` leaves as it is by default."""
+    usual = DistributedConfig()
+    settings = {name: getattr(told, name) for name in ("timeout", "shared_memory")}
+    said = {name: value for name, value in settings.items() if value is not None}
+    if group is not None:
+        said = {name: value for name, value in said.items() if getattr(group, name) == getattr(usual, name)}
+    return replace(group or usual, **said)

@@ -143,8 +143,9 @@ class LocalRanks:
 
 def _messages(outputs: Iterable[Output]) -> Iterator[tuple[int, Message]]:
     """The messages in what ranks wrote. Other lines go to the tail."""
-    for child, is_error, lines in outputs:
-        if is_error:
+    for output in outputs:
+        child, lines = output.child, output.lines()
+        if output.is_error:
             child.keep(lines)
             continue
         for line in lines:

@@ -56,8 +56,8 @@ def next_line(process: subprocess.Popen[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "what",
-    [("lose", str(16 << 20)), ("wait",)],
-    ids=["in the middle of data", "while nothing is under way"],
+    [("lose", str(16 << 20)), ("wait",), ("call",)],
+    ids=["in the middle of data", "while nothing is under way", "in a call"],
 )
 def test_a_machine_that_vanishes_is_lost_after_the_patience(what: tuple[str, ...], tmp_path: Path) -> None:
     with ranks(tmp_path, *what) as (net, (here, gone)):
@@ -66,12 +66,13 @@ def test_a_machine_that_vanishes_is_lost_after_the_patience(what: tuple[str, ...
         net.cut(net.hosts[1])
         cut_at = time.monotonic()
         found = next_line(here)
-        assert (found["error"], found["peer"]) == ("PeerLostError", 1)
+        assert found["error"] in ("PeerLostError", "RpcPeerLostError")
+        assert found["peer"] == 1
         print(f"lost after {found['at'] - cut_at:.2f} s: {found['words']}")
         assert PATIENCE / 2 < found["at"] - cut_at < PATIENCE + SLACK
 
 
 def test_a_peer_that_computes_for_longer_than_the_patience_is_not_lost(tmp_path: Path) -> None:
-    with ranks(tmp_path, "compute", str(3 * PATIENCE)) as (_, (sender, receiver)):
+    with ranks(tmp_path, "compute", "3") as (_, (sender, receiver)):
         assert next_line(receiver)["same"]
         assert [process.wait(30) for process in (sender, receiver)] == [0, 0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -20,6 +22,7 @@ import pytest
 
 from ringfort.identity.namespace import NetworkNamespace
 from tests.namespaces import Host, Lan, lan, needs_namespaces
+from tests.terminal import Screen
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "tests" / "run_worker.py")
@@ -192,6 +195,54 @@ def test_what_is_piped_in_goes_to_the_first_rank() -> None:
     assert sorted(out.splitlines()) == ["[0] heard 'a word\\n'", "[1] heard ''"]
 
 
+def test_in_a_terminal_progress_bars_show_live_one_for_each_rank(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    ours, theirs = pty.openpty()
+    screen, text = Screen(), codecs.getincrementaldecoder("utf-8")()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "ringfort.cli", "run", "-n", "2", WORKER, "bars", str(fifo)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1"},
+    )
+    os.close(theirs)
+
+    def shows(rows: Sequence[str]) -> bool:
+        """Reads on, until all of `rows` stand on the screen or nothing more comes."""
+        while not all(any(row.startswith(wanted) for row in screen.rows) for wanted in rows):
+            try:
+                screen.feed(text.decode(os.read(ours, 65536)))
+            except OSError:  # Linux says so when the other side has closed
+                return False
+        return True
+
+    try:
+        with launcher:
+            assert shows(["[0] half way", "[0] train:  50%", "[1] train:  50%"]), screen.rows
+            fifo.write_text("go")
+            assert shows(["[0] train: 100%", "[1] train: 100%"]), screen.rows
+            assert not shows(["more"])
+            assert launcher.wait(PATIENCE) == 0
+    finally:
+        launcher.kill()
+        os.close(ours)
+    assert [row[:15] for row in screen.rows[:1]] == ["[0] half way"]
+    assert sorted(row[:15] for row in screen.rows[1:]) == ["", "[0] train: 100%", "[1] train: 100%"]
+
+
+def test_in_a_pipe_a_progress_bar_is_its_last_state(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    (tmp_path / "go").touch()
+    code, out, err = run("-n", "2", WORKER, "bars", str(tmp_path / "go"))
+    assert (code, out) == (0, "[0] half way\n"), err
+    lines = err.splitlines()
+    assert sorted(line[:15] for line in lines if "100%" in line) == ["[0] train: 100%", "[1] train: 100%"]
+    assert all("100%" in line or " 50%" in line for line in lines)
+
+
 def test_when_nobody_reads_any_more_the_ranks_are_stopped() -> None:
     launcher = Launcher(WORKER, "talk")
     with launched(launcher):
@@ -250,6 +301,65 @@ def test_ctrl_c_on_one_machine_ends_all() -> None:
             assert code == 128 + signal.SIGINT
             assert "SIGINT on" in err
         wait_until(lambda: are_gone(pids))
+
+
+def test_after_a_crash_all_machines_start_again_and_finish() -> None:
+    one, other = pair(["--max-restarts", "1", WORKER, "crash_once"])
+    with launched(one, other):
+        found = ends(one, other)
+    for code, _, err in found:
+        assert code == 0, err
+        assert "failed first: it was killed by SIGKILL" in err
+        assert "starting again, 1 of 1" in err
+    lines = "".join(out for _, out, _ in found)
+    assert sorted(lines.splitlines()) == [f"[{rank}] restarts 1 1 1 sum 3" for rank in range(2)]
+
+
+def test_one_machine_alone_starts_again_and_gives_up_after_the_last_restart() -> None:
+    code, out, err = run("-n", "2", "--max-restarts", "1", WORKER, "crash_once")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}] restarts 1 1 1 sum 3" for rank in range(2)]
+    code, _, err = run("-n", "2", "--max-restarts", "1", WORKER, "kill")
+    assert code == 128 + signal.SIGKILL
+    assert err.count("rank 1 failed first: it was killed by SIGKILL") == 2
+    assert "starting again, 1 of 1" in err
+
+
+def test_ctrl_c_does_not_start_again() -> None:
+    launcher = Launcher("-n", "1", "--max-restarts", "3", WORKER, "wait")
+    with launched(launcher):
+        launcher.pids(1)
+        launcher.process.send_signal(signal.SIGINT)
+        code, _, err = launcher.end()
+    assert code == 128 + signal.SIGINT
+    assert "starting again" not in err
+
+
+def test_machines_that_were_told_different_things_say_which() -> None:
+    one, other = pair([WORKER, "tell"], WORKER, "tell", "--more")
+    with launched(one, other):
+        for code, out, err in ends(one, other):
+            assert (code, out) == (2, ""), err
+            assert "the machines differ in their arguments: tell" in err
+
+
+def test_a_second_run_is_told_of_the_first_and_one_of_another_name_goes_on_beside_it(tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    one, other = pair([WORKER, "follow", str(fifo)])
+    with launched(one, other):
+        one.pids(1)
+        other.pids(1)
+        second = Launcher("--nodes", "2", WORKER, "follow", str(fifo))
+        third, fourth = pair(["--name", "beside", WORKER, "tell"])
+        with launched(second, third, fourth):
+            late, *beside = ends(second, third, fourth)
+        assert late[0] == 1
+        assert "the run 'run_worker.py' has been going on since" in late[2]
+        assert "start another run with --name" in late[2]
+        assert [code for code, _, _ in beside] == [0, 0], beside
+        fifo.write_text("go")
+        assert [code for code, _, _ in ends(one, other)] == [0, 0]
 
 
 def test_a_launcher_that_dies_ends_the_run_on_the_other_machine_too() -> None:
@@ -384,7 +494,7 @@ def test_three_hosts_train_to_the_end(script: str, needs: str, tmp_path: Path) -
 @needs_namespaces
 def test_a_host_that_is_cut_off_ends_the_run_everywhere(tmp_path: Path) -> None:
     with lan(3) as net:
-        launchers = on_all(net, tmp_path, WORKER, "wait")
+        launchers = on_all(net, tmp_path, "--patience", "2", WORKER, "wait")
         with launched(*launchers):
             for launcher in launchers:
                 launcher.pids(1)
@@ -392,3 +502,18 @@ def test_a_host_that_is_cut_off_ends_the_run_everywhere(tmp_path: Path) -> None:
             for code, _, err in ends(*launchers):
                 assert code == 1
                 assert "is gone: silent for" in err
+
+
+@needs_namespaces
+def test_a_link_that_is_down_for_two_seconds_ends_nothing(tmp_path: Path) -> None:
+    with lan(2) as net:
+        launchers = on_all(net, tmp_path, WORKER, "work", str(tmp_path / "go"))
+        with launched(*launchers):
+            for launcher in launchers:
+                launcher.pids(1)
+            net.cut(net.hosts[1])
+            time.sleep(2.0)  # the fault itself
+            net.heal(net.hosts[1])
+            (tmp_path / "go").touch()
+            found = ends(*launchers)
+    assert [code for code, _, _ in found] == [0, 0], found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -28,10 +30,11 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.testing.groups import closing_all, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
-from ringfort.transport.door import MAX_WAITING
-from tests.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle
-from tests.openings import impostor, member
-from tests.strangers import Count, crowd
+from ringfort.transport.admission import MAX_WAITING
+from ringfort.transport.channel import Channel
+from tests.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle, SlowMiddle
+from tests.openings import PURPOSE, impostor, member
+from tests.strangers import ROOT, Count, crowd
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off")
 OPEN = DistributedConfig(timeout=20, encryption="off", shared_memory="off")
@@ -349,6 +352,43 @@ def join_through(master: str, cluster: NetworkNamespace, count: Callable[[], Cou
 
     with closing_all(results(run_ranks(range(4), connect))) as backends:
         results(run_ranks(backends, _reduce_a_little))
+
+
+def test_a_rank_far_away_gets_in_while_a_crowd_comes_faster_than_its_answers() -> None:
+    """Between two messages of its handshake twice as many strangers come as there are places."""
+    cluster = NetworkNamespace.generate()
+    ranks = [member(cluster), member(cluster)]
+    with reserved_addresses(1) as (master,), crowd(master, cluster, 1500, is_silent=True) as count:
+
+        def hold() -> None:
+            enough = count().connected + 2 * MAX_WAITING
+            deadline = time.monotonic() + QUICK
+            while count().connected < enough and time.monotonic() < deadline:
+                time.sleep(0.01)  # a look at another process
+
+        with SlowMiddle(master, hold) as middle, group_through(middle, master, ranks) as backends:
+            results(run_ranks(backends, lambda backend: backend.barrier()))
+
+
+@pytest.mark.parametrize("kind", ["door", "entrance"])
+def test_a_listener_without_descriptors_does_not_spin_and_lets_members_in_when_it_has_some(kind: str) -> None:
+    cluster = NetworkNamespace.generate()
+    command = [sys.executable, "-m", "tests.full_worker", kind]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            child.stdin.write(cluster.join_code() + "\n")
+            child.stdin.flush()
+            address = ("127.0.0.1", int(child.stdout.readline()))
+            with socket.create_connection(address, timeout=QUICK):
+                tries = int(child.stdout.readline())
+                assert 1 <= tries <= 12  # one try each tenth of half a second, and the turn before it
+                sock = socket.create_connection(address, timeout=QUICK)
+                channel = Channel.open(sock, member(cluster), PURPOSE, "it", time.monotonic() + QUICK)
+                assert child.stdout.readline().strip() == "Join"
+                channel.close()
+            assert child.wait(QUICK) == 0
+        finally:
+            child.kill()
 
 
 def _reduce_a_little(backend: TcpBackend) -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from tests.histories import BROKEN_LAWS, broken_law, first_violation, violations
 
-# These need a schedule that chance hardly finds. The lease has one in tests/unit/testing/test_network.py; the
-# other two are refused in tests/unit/cluster/test_membership.py.
-NOT_BY_CHANCE = {"accepts any number", "any witness counts", "goes at once"}
+# This needs a schedule that chance hardly finds; it is refused in tests/unit/cluster/test_membership.py.
+NOT_BY_CHANCE = {"accepts any number"}
 
 
 @pytest.mark.parametrize("thousand", range(20))

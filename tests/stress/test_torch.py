@@ -37,6 +37,28 @@ def test_two_hundred_steps_are_those_over_gloo(zygote: Zygote, curve: str, world
     print(curve, world_size, check_curves(zygote, curve, world_size=world_size, steps=200))
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_power_sgd_learns_as_it_does_over_gloo(zygote: Zygote, batched: bool) -> None:
+    scenario = "torch.callback_scenarios.power_sgd"
+    assert zygote.run(scenario, 2, "ringfort", batched, 25) == zygote.run(scenario, 2, "gloo", batched, 25)
+    # Gloo pairs the collectives of several buckets by chance. Here each run must be like the other.
+    runs = [zygote.run(scenario, 2, "ringfort", batched, 0.01) for _ in range(3)]
+    assert runs == runs[:1] * 3
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+def test_a_compiled_model_learns_as_it_does_over_gloo(zygote: Zygote, compiler: str) -> None:
+    ours, theirs = (
+        zygote.run("torch.model_scenarios.compiled", 2, name, compiler, patience=200) for name in ("ringfort", "gloo")
+    )
+    assert ours == theirs
+
+
+def test_fsdp1_learns_as_it_does_over_gloo(zygote: Zygote) -> None:
+    ours, theirs = (zygote.run("torch.model_scenarios.fsdp1", 2, name) for name in ("ringfort", "gloo"))
+    assert ours == theirs
+
+
 def test_the_benchmark_measures_torchs_group_beside_gloos(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "torch"]
     command += ["--results", str(tmp_path), "--docs", str(tmp_path)]

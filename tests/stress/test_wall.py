@@ -12,7 +12,9 @@ from ringfort.config import parse_address
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.local import LocalRanks
 from ringfort.testing.groups import reserved_addresses
-from tests.cluster.test_wall import join_through
+from tests.cluster.test_wall import group_through, join_through
+from tests.middle import SlowMiddle
+from tests.openings import member
 from tests.strangers import Count, crowd
 from tests.unit.transport.test_opening import check_flip, overheard
 
@@ -72,3 +74,21 @@ def test_every_flipped_bit_of_an_opening_opens_nothing(direction: int) -> None:
     for place in range(len(overheard()[direction])):
         for bit in range(8):
             check_flip(direction, place, 1 << bit)
+
+
+@pytest.mark.parametrize("delay", [0.03, 0.1])
+def test_a_rank_behind_a_slow_way_gets_in_through_1500_silent_connections_a_second(delay: float) -> None:
+    cluster = NetworkNamespace.generate()
+    taken: list[float] = []
+    with reserved_addresses(1) as (master,), crowd(master, cluster, 1500, is_silent=True) as count:
+        begun = time.monotonic()
+        for _ in range(20):
+            start = time.monotonic()
+            with (
+                SlowMiddle(master, lambda: time.sleep(delay)) as middle,
+                group_through(middle, master, [member(cluster), member(cluster)]),
+            ):
+                taken.append(time.monotonic() - start)
+        rate = count().attempts / (time.monotonic() - begun)
+    print(f"{rate:.0f} a second, {delay * 1e3:.0f} ms: in after {median(taken):.2f} s, at most {max(taken):.2f} s")
+    assert max(taken) < 2

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import ringfort
 from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.torch.work import RingfortWork
+from ringfort.transport.machine import Machine
 
 C10D: Any = torch._C._distributed_c10d
 # Their names since torch 2.13, and before.
@@ -512,7 +513,7 @@ def wrong_arguments(rank: int, world_size: int) -> list[str]:
                 lambda: all_gather_single(torch.zeros(3 * world_size + 1), x),
                 lambda: dist.all_to_all_single(x.clone(), x, [1], [3]),
                 lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG),
-                lambda: dist.all_reduce(torch.ones(3, dtype=torch.float32).to_sparse()),
+                lambda: dist.broadcast(torch.ones(3).to_sparse(), src=0),
                 lambda: dist.all_reduce(torch.ones(3, device="meta")),
                 lambda: pg.send([x], world_size, 0),
                 lambda: pg.send([x], (rank + 1) % world_size, -1),
@@ -567,6 +568,28 @@ def abort(rank: int, world_size: int) -> str:
             pg.abort()
             return ""
         return str(raised(lambda: dist.all_reduce(torch.ones(1))))
+
+
+def dropped(rank: int, world_size: int) -> tuple[str, object] | None:
+    """Rank 0 drops its last reference to a group that torch's own lists do not hold, as torchft does, and lives on."""
+    from ringfort.config import DistributedConfig
+    from ringfort.context import DistributedContext
+    from ringfort.torch.forming import form
+
+    store = dist.FileStore(os.environ["STORE"], world_size)
+    context = DistributedContext(form(store, rank, world_size, DistributedConfig(timeout=30)))
+    pg = RingfortProcessGroup(store, context, 30)
+    del context
+    pg.allreduce([torch.ones(4)]).wait()
+    if rank == 0:
+        pg.allreduce([torch.ones(4)]).wait()
+        del pg
+        store.wait(["told"])
+        return None
+    error: Any = raised(lambda: [pg.allreduce([torch.ones(4)]).wait() for _ in range(2)])
+    store.set("told", "")
+    pg.shutdown()
+    return type(error).__name__, error.peer
 
 
 def killed_in_backward(rank: int, world_size: int) -> tuple[float, float, str] | None:
@@ -700,6 +723,45 @@ def nobody(rank: int, world_size: int) -> str:
     error = raised(lambda: dist.init_process_group("ringfort", init_method="ringfort://?world_size=2&timeout=0.5"))
     assert isinstance(error, ringfort.RendezvousTimeoutError)
     return str(error)
+
+
+def another_machine(rank: int, world_size: int) -> list[str]:
+    """Two ranks that take each other to be on different machines, so that rank 1 looks for a way to rank 0. Returns
+    whom rank 0 turned away."""
+    import logging
+
+    import ringfort.torch.forming as forming
+
+    away: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: away.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ringfort").addHandler(handler)
+    forming.machine_for = lambda _: Machine(bytes([rank]) * 16)  # type: ignore[assignment]
+    with group(rank, world_size):
+        dist.barrier()
+    return away
+
+
+def plaintext(rank: int, world_size: int) -> list[str]:
+    """Groups of several engines while the launcher has said that rank 1 is on another machine."""
+    import logging
+
+    from ringfort.torch.plaintext import watch
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ringfort").addHandler(handler)
+    if rank == 0:
+        watch("0:1")
+    with group(rank, world_size):
+        dist.new_group([0], backend="gloo")  # does not leave the machine
+        assert not said, said
+        dist.new_group([1], backend="gloo")  # is none of rank 0's
+        assert not said, said
+        for _ in range(2):
+            dist.new_group(backend="gloo")
+    return said
 
 
 def no_rank_0(rank: int, world_size: int) -> list[str]:

@@ -56,8 +56,42 @@ def test_meshes_functional_collectives_and_distributed_tensors_work(zygote: Zygo
     zygote.run("meshes", 4)
 
 
+@pytest.mark.parametrize("scenario", ["keywords", "several", "sparse"])
+def test_group_methods_take_what_those_of_gloo_take(zygote: Zygote, scenario: str) -> None:
+    ours, theirs = (zygote.run(f"torch.legacy_scenarios.{scenario}", 2, name) for name in ("ringfort", "gloo"))
+    assert ours == theirs
+
+
+def test_sparse_tensors_that_cannot_be_added_are_refused_in_words(zygote: Zygote) -> None:
+    shapes, op = zygote.run("torch.legacy_scenarios.sparse_refused", 2)[0]
+    assert "this rank has [1, 2] sparse axes and shape, rank 1 [1, 3]" in shapes
+    assert "can only be added" in op
+
+
 def test_a_work_has_what_torch_and_people_ask_of_it(zygote: Zygote) -> None:
     zygote.run("works", 2)
+
+
+@pytest.mark.parametrize(("world_size", "shared"), [(2, "on"), (3, "off")])
+def test_callbacks_of_futures_may_issue_collectives_and_wait_for_them(
+    zygote: Zygote, world_size: int, shared: str
+) -> None:
+    zygote.run("torch.callback_scenarios.nested", world_size, RINGFORT_SHM=shared)
+
+
+def test_a_collective_in_a_callback_that_a_rank_does_not_issue_ends_with_the_timeout(zygote: Zygote) -> None:
+    missing, failed = zygote.run("torch.callback_scenarios.nested_fails", 2)[0]
+    assert "OperationTimeoutError" in missing
+    assert "ZeroDivisionError" in failed
+
+
+def test_power_sgd_learns_in_several_buckets(zygote: Zygote) -> None:
+    losses = zygote.run("torch.callback_scenarios.power_sgd", 2, "ringfort", False, 0.01)
+    assert all(mine[-1] < mine[0] for mine in losses)
+
+
+def test_a_sharded_tensor_is_gathered_where_torch_has_no_gpu(zygote: Zygote) -> None:
+    assert zygote.run("torch.model_scenarios.sharded_tensor", 2) == [50.0, None]
 
 
 def test_a_default_group_can_follow_another(zygote: Zygote) -> None:
@@ -86,6 +120,10 @@ def test_a_monitored_barrier_names_who_did_not_come(zygote: Zygote) -> None:
 
 def test_an_abort_wakes_the_others(zygote: Zygote) -> None:
     assert "aborted by rank 0" in zygote.run("abort", 2)[1]
+
+
+def test_a_group_whose_last_reference_goes_is_left_at_once(zygote: Zygote) -> None:
+    assert zygote.run("dropped", 2)[1] == ["PeerLostError", 0]
 
 
 @pytest.mark.parametrize("shared", ["on", "off"])

@@ -38,6 +38,18 @@ def test_a_rank_without_rank_0_gives_up_when_the_time_is_over_and_options_of_nob
     assert "Ringfort takes no options here" in options
 
 
+def test_a_member_that_looks_for_rank_0_connects_once_and_is_not_taken_for_a_stranger(zygote: Zygote) -> None:
+    assert zygote.run("another_machine", 2) == [[], []]
+
+
+def test_the_first_plaintext_group_between_machines_is_reported_once(zygote: Zygote) -> None:
+    here, there = zygote.run("plaintext", 2)
+    assert there == []
+    (words,) = here
+    assert "gloo sends plaintext between the machines" in words
+    assert 'init_process_group("ringfort")' in words
+
+
 def test_an_address_that_makes_no_sense_is_refused(zygote: Zygote) -> None:
     words = zygote.run("bad_urls", 1)[0]
     assert "has no address" in words[0]

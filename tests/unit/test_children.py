@@ -31,7 +31,7 @@ with Children() as children:
     children.start(0, [sys.executable, "-c", sys.argv[1]], {})
     while True:
         for output in children.poll():
-            print(output.child.process.pid, output.lines[0].decode(), flush=True)
+            print(output.child.process.pid, output.data.decode().split()[0], flush=True)
 """
 
 
@@ -43,7 +43,7 @@ def collect(children: Children) -> list[tuple[int, bool, bytes]]:
     """Until all have ended: (child, is_error, line)."""
     found: list[tuple[int, bool, bytes]] = []
     while not children.is_over:
-        found += [(output.child.number, output.is_error, line) for output in children.poll() for line in output.lines]
+        found += [(output.child.number, output.is_error, line) for output in children.poll() for line in output.lines()]
     return found
 
 
@@ -85,7 +85,7 @@ def test_the_last_words_of_one_that_failed_are_read_before_it_counts_as_failed()
         children.start(0, python("print('word\\n' * 100_000 + 'last'); raise SystemExit(3)"), {})
         lines: list[bytes] = []
         while not children.failed:
-            lines += [line for output in children.poll() for line in output.lines]
+            lines += [line for output in children.poll() for line in output.lines()]
         assert children.failed[0].exit_code == 3
         assert lines[-1] == b"last"
 
@@ -104,7 +104,7 @@ def test_closing_ends_what_the_children_started_too() -> None:
         outputs = []
         while not outputs:
             outputs = children.poll()
-    wait_until(lambda: is_gone(int(outputs[0].lines[0])))
+    wait_until(lambda: is_gone(int(outputs[0].data)))
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_grace() -> None:
@@ -123,7 +123,7 @@ def test_what_is_written_while_ending_is_read() -> None:
         children.start(0, python(code), {})
         while not children.poll():
             pass
-        assert [output.lines for output in children.finish(grace=10)] == [[b"bye"]]
+        assert [line for output in children.finish(grace=10) for line in output.lines()] == [b"bye"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

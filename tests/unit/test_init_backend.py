@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 
 import ringfort
-from ringfort import BackendUnavailableError, ConfigError, GlooBackend, HybridBackend, TcpBackend
+from ringfort import (
+    BackendUnavailableError,
+    ConfigError,
+    GlooBackend,
+    HybridBackend,
+    MpiBackend,
+    NcclBackend,
+    TcpBackend,
+)
+from ringfort.backends import mpi
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tcp", TcpBackend), ("hybrid", HybridBackend), (None, TcpBackend)])
@@ -60,3 +73,41 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(
         ringfort.init(rank=0, world_size=1, backend=backend)
     assert words in str(caught.value)
     assert caught.value.backend == backend
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+def test_each_backend_says_whether_its_engine_is_here_and_imports_nothing() -> None:
+    """In a process of its own: here torch may be loaded, and then it is asked itself."""
+    program = (
+        "import sys, ringfort as r\n"
+        "names = ('TcpBackend', 'HybridBackend', 'GlooBackend', 'MpiBackend', 'NcclBackend')\n"
+        "found = [getattr(r, name).is_available() for name in names]\n"
+        "assert not {'torch', 'mpi4py.MPI'} & set(sys.modules)\n"
+        "print(*found)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert said[:2] == ["True", "True"]
+    assert said[2] == str(find_spec("torch") is not None)
+    assert said[4] == "False" or find_spec("torch") is not None
+
+
+@pytest.mark.parametrize(
+    ("backend", "module"), [(GlooBackend, "torch"), (MpiBackend, "mpi4py"), (NcclBackend, "torch")]
+)
+def test_an_engine_that_is_not_installed_is_not_available(
+    backend: type[ringfort.Backend], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "torch._C._distributed_c10d", raising=False)
+    mpi._has_mpi.cache_clear()
+    try:
+        assert not backend.is_available()
+    finally:
+        mpi._has_mpi.cache_clear()
+
+
+def test_gloo_measures_its_links_as_tcp_does() -> None:
+    assert GlooBackend.is_measured
+    assert TcpBackend.is_measured

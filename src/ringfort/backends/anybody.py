@@ -17,6 +17,7 @@ def wait_for_any(backend: Backend, tag: int, timeout: float | None = None) -> in
     Peers that leave or are lost are done without as long as there are others. Raises `OperationTimeoutError`, what
     became of the last peer, and `InvalidArgumentError` where nobody could send.
     """
+    backend = backend.current
     mesh = backend._outermost if isinstance(backend, SubBackend) else backend
     if not isinstance(mesh, MeshBackend) or backend.world_size == 1:
         raise InvalidArgumentError("backend", backend, "nobody else can send to this rank here")

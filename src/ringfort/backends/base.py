@@ -7,14 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from ringfort.backends.group import Group
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Array, Fold
+from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
 
 if TYPE_CHECKING:
@@ -91,17 +93,27 @@ class Backend(ABC):
     """What `board` has found, for those in a hurry."""
     ring: tuple[int, ...] = ()
     """The order in which rings visit the ranks, the same on all; that of their numbers where it is empty."""
+    speeds: Mapping[int, float] = MappingProxyType({})
+    """Bytes a second between this rank and others, where they were measured before the group was formed."""
 
-    def __init__(self, rank: int, world_size: int, config: DistributedConfig) -> None:
+    def __init__(self, rank: int, world_size: int, config: DistributedConfig, *, group: Group | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
         self.config = config
+        self.group = group or Group()
+        """What is true only for this set of ranks."""
         self.quick: dict[object, Ready] = {}
         """All-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
         self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()
         self._sub_groups: dict[tuple[int, ...], int] = {}
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Return whether this machine has what the backend needs, as far as that can be told at once: nothing is
+        imported, started or connected. What turns out to be missing later raises `BackendUnavailableError`."""
+        return True
 
     # --- what a backend must do -----------------------------------------------------------------------------------
 
@@ -160,12 +172,18 @@ class Backend(ABC):
             except BaseException as exc:  # handed to the caller's thread below
                 failure.append(exc)
 
-        sender = threading.Thread(target=send, name="ringfort-exchange", daemon=True)
-        sender.start()
+        sender = Thread(send, name="ringfort-exchange")
         try:
+            sender.start()
             self.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
+        except Exception:
+            raise
+        except BaseException as exc:  # Ctrl-C: nobody needs what is still being sent
+            self.abort(str(exc) or type(exc).__name__)
+            raise
         finally:
-            sender.join()
+            while sender.is_alive():  # ends by its own timeout
+                sender.join(1.0)
         if failure:
             raise failure[0]
 
@@ -211,6 +229,12 @@ class Backend(ABC):
     # --- what groups and collectives need -------------------------------------------------------------------------
 
     @property
+    def current(self) -> Backend:
+        """The backend of the ranks that are a group now: this one, unless groups follow each other in it. What is begun
+        on it never reaches the ranks of a later group. Raises if there is no such group yet."""
+        return self
+
+    @property
     def channel(self) -> int:
         """What keeps this group's messages apart from those of groups over the same links."""
         return 0
@@ -237,6 +261,10 @@ class Backend(ABC):
         They may be used from different threads at once, for parts of one collective."""
         return (self,)
 
+    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:  # noqa: B027  # it may do better
+        """What ended the messages of `failed`, if anything has, ends the collective of `envelope` at all ranks. Nothing
+        happens where the backend cannot tell: then the ranks find out by themselves."""
+
     def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
         """What ended the collective of `envelope` on one of the `stripes` ends it on all. Here, where nothing better is
         known, with everything else."""
@@ -259,6 +287,10 @@ class Backend(ABC):
     def next_operation(self) -> int:
         """The number of the group's next collective."""
         return next(self._operations)  # whole, whatever other threads do
+
+    def numbering(self) -> Callable[[], int]:
+        """`next_operation`, as a function that does not hold this backend: for what the backend itself keeps."""
+        return self._operations.__next__
 
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         """`envelope` for a collective that has its number."""
@@ -326,6 +358,20 @@ COLLECTIVE_TAG = 1 << 63
 
 BARRIER_CALL = b"\x01" + bytes(15)
 """See collectives/calls.py: the code of a barrier, which has no arguments."""
+
+_MEASURING: Final = 0x80
+"""In a call's first byte: this is the collective that finds out what `call` has to know before it runs."""
+
+
+def measuring_for(call: bytes) -> bytes:
+    """The call of a collective that measures what `call` needs. No rank takes the one for the other, and whoever called
+    something else is told of `call`, which is what the program wrote."""
+    return bytes((call[0] | _MEASURING,)) + call[1:]
+
+
+def split_measuring(call: bytes) -> tuple[bytes, bool]:
+    """The call that the program made, and whether this is the measuring for it. Undoes `measuring_for`."""
+    return bytes((call[0] & ~_MEASURING,)) + call[1:], bool(call[0] & _MEASURING)
 
 
 def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:

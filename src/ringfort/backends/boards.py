@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, NoReturn
+from weakref import ref
 
 import msgspec
 
@@ -36,12 +37,18 @@ class Boards:
 
     def __init__(self, group: Backend, engine: Engine, *, is_possible: bool, neighbours: int) -> None:
         """`is_possible` is the same at every rank; `neighbours` is how many ranks the host has in all."""
-        self._group = group
+        self._group_ref = ref(group)  # which holds this: a cycle would keep its links open when nobody needs them
         self.engine = engine
         self._is_crowded = neighbours > cores()
         self._is_closed = False
         self._is_tried = False
         self.is_possible = is_possible
+
+    @property
+    def _group(self) -> Backend:
+        group = self._group_ref()
+        assert group is not None, "who calls holds it"
+        return group
 
     def get(self, envelope: Envelope) -> Board | None:
         """The board; made by all ranks together when they first ask, in the collective of `envelope`. Raises what keeps
@@ -58,9 +65,12 @@ class Boards:
     def close(self) -> None:
         """The group is over. The memory goes when the last call that uses it ends."""
         self._is_closed = True
-        board, self._group.shared = self._group.shared, None
+        group = self._group_ref()
+        if group is None:
+            return
+        board, group.shared = group.shared, None
         if board is not None:
-            self._group.quick.clear()  # which knows the board, and so would keep it
+            group.quick.clear()  # which knows the board, and so would keep it
 
     # --- coming to share ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.native import Native
 from ringfort.backends.stores import Place, check_place, meet_at_store, open_store
-from ringfort.backends.torch_groups import TorchNative, as_tensor, break_group, c10d_with
+from ringfort.backends.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.config import DistributedConfig
 from ringfort.errors import RendezvousError
 from ringfort.transport.machine import this_machine
@@ -34,6 +34,8 @@ _TAG = 1
 
 class GlooBackend(MeshBackend):
     """A rank of a group over torch's Gloo. It has two threads for each peer, for Gloo can only block."""
+
+    is_measured = True
 
     def __init__(
         self,
@@ -75,6 +77,10 @@ class GlooBackend(MeshBackend):
         super().__init__(rank, world_size, config, streams, poller, machines)
         if make is not None:
             self._native = GlooNative(self, self._engine, lambda: make("collectives"), poller.wake)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return may_have("ProcessGroupGloo")
 
     def native(self) -> Native | None:
         return self._native

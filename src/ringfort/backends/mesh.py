@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
-from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes
+from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways, as_bytes, split_measuring
 from ringfort.backends.boards import Boards
 from ringfort.config import DistributedConfig
-from ringfort.errors import InvalidArgumentError
+from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.transport import quick
 from ringfort.transport.board import Board
+from ringfort.transport.finalisers import when_gone
 from ringfort.transport.fold import Fold
+from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.link import Job, Link
+from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.stream import Poller, Stream
@@ -29,16 +30,21 @@ from ringfort.transport.tcp import SocketPoller
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+_ENDING: Final = 20.0
+"""Seconds that closing waits for each engine, which has bounds of its own: the last words, and a leader to act."""
+
 describers: list[Callable[[bytes], str]] = []
 """How to put a call's 16 bytes into words. The collectives, which are above this layer, add theirs when imported."""
 
 
 def _describe(call: bytes) -> str:
-    return describers[-1](call) if describers else call.hex()
+    call, is_measuring = split_measuring(call)
+    words = describers[-1](call) if describers else call.hex()
+    return f"{words}, measuring the links first" if is_measuring else words
 
 
-_engines: Final[WeakValueDictionary[int, StripeEngine]] = WeakValueDictionary()
-"""Of groups over sockets, one a stripe, in the order in which they were made: the same at every rank."""
+_engines: Final[WeakGroup[StripeEngine]] = WeakGroup()
+"""Of groups over sockets, one a stripe."""
 _numbers: Final = count()
 os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's: a child has nothing to say on them
 
@@ -47,11 +53,9 @@ os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's
 def _say_goodbye() -> None:
     """On what the program has not closed. Else the peers, which may be busy with the end of the last collective, would
     take its end for a crash and fail, though they need nothing more of it."""
-    for number in sorted(_engines):
-        engine = _engines.get(number)
-        if engine is not None:
-            with suppress(Exception):  # the program is over: there is nobody to tell
-                engine.close(has_ended=True)
+    for engine in sorted(_engines.alive(), key=lambda engine: engine.number):
+        with suppress(Exception):  # the program is over: there is nobody to tell
+            engine.close(has_ended=True)
 
 
 class MeshBackend(Backend):
@@ -82,10 +86,13 @@ class MeshBackend(Backend):
         self._others = tuple(
             MeshBackend(rank, world_size, config, *stripe, machines, epoch=epoch) for stripe in stripes
         )
+        # A group that is dropped and not closed ends too: else its peers would wait for the whole timeout.
+        self._farewell = when_gone(self, self._engine.let_go)
         self._all_boards: list[Boards] = []
         self._boards = self.boards_for(self)
         if isinstance(poller, SocketPoller):
-            _engines[next(_numbers)] = self._engine
+            self._engine.number = next(_numbers)
+            _engines.add(self._engine)
 
     def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
         self.check_peer(dst, "dst")
@@ -159,6 +166,11 @@ class MeshBackend(Backend):
             stripe.ring = back if number % 2 else self.ring
         return (self, *self._others)
 
+    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
+        notice = self._engine.notice_of(failed)
+        if notice is not None:
+            self._engine.end(envelope, notice)
+
     def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
         end_all([stripe._engine for stripe in self.stripes], failed, envelope, error)
 
@@ -211,8 +223,24 @@ class MeshBackend(Backend):
 
     def close(self) -> None:
         self._on_all(lambda engine: engine.close())
+        self._farewell.call_off()
+        for stripe in self._others:
+            stripe._farewell.call_off()
         for boards in self._all_boards:
             boards.close()
+
+    def fail(self, error: Callable[[], DistributedError]) -> None:
+        """Ends every call of this process on this group and its sub-groups, now and later, with `error`. The peers are
+        not told. Returns at once."""
+        self.group.end(error)
+        for stripe in self.stripes:
+            stripe._engine.fail(error)
+
+    def lose(self, peer: int, reason: str) -> None:
+        """`peer` was found to be gone: ends what waits for it, and every collective that it is part of. Returns at
+        once."""
+        for stripe in self.stripes:
+            stripe._engine.lose(peer, reason)
 
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""
@@ -220,12 +248,12 @@ class MeshBackend(Backend):
 
     def _on_all(self, end: Callable[[StripeEngine], None]) -> None:
         """Ends all engines at the same time: each may wait a moment for last words to be taken."""
-        threads = [threading.Thread(target=end, args=(stripe._engine,), name="ringfort-end") for stripe in self._others]
+        threads = [Thread(end, (stripe._engine,), name="ringfort-end") for stripe in self._others]
         for thread in threads:
             thread.start()
         end(self._engine)
         for thread in threads:
-            thread.join()
+            thread.join(_ENDING)
 
     def traffic(self) -> Traffic:
         return Traffic(*map(sum, zip(*(stripe._engine.traffic() for stripe in self.stripes), strict=True)))

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from ctypes.util import find_library
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +81,10 @@ class MpiBackend(MeshBackend):
         super().__init__(rank, world_size, config, given, poller, machines)
         if world_size > 1:
             self._native = MpiNative(self, self._engine, mpi, self._comm, poller)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return _has_mpi()
 
     def native(self) -> Native | None:
         return self._native
@@ -342,6 +350,16 @@ class MpiNative(Native):
     def abandon(self) -> None:
         # MPI cannot be made to let go: the thread stays with it, and keeps the memory.
         self._poller.is_calm = False
+
+
+@cache
+def _has_mpi() -> bool:
+    """Whether mpi4py is installed, and an MPI where it looks for one. To import it would start MPI."""
+    found = find_spec("mpi4py")
+    if found is None or found.origin is None:
+        return False
+    is_bound = any(Path(found.origin).parent.glob("MPI.cpython*"))  # built for the MPI of this machine
+    return is_bound or any((Path(sys.prefix) / "lib").glob("libmpi.*")) or find_library("mpi") is not None
 
 
 @cache

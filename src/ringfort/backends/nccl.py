@@ -19,7 +19,7 @@ from typing import Any
 from ringfort.backends.base import COLLECTIVE_TAG, Backend
 from ringfort.backends.native import Native
 from ringfort.backends.tcp import TcpBackend
-from ringfort.backends.torch_groups import TorchNative, c10d_with
+from ringfort.backends.torch_groups import TorchNative, c10d_with, may_have
 from ringfort.config import DistributedConfig
 from ringfort.errors import BackendUnavailableError
 from ringfort.identity.credentials import Credentials
@@ -54,6 +54,12 @@ class NcclBackend(TcpBackend):
         super().__init__(rank, world_size, master, config=config, listener=listener, credentials=credentials)
         self._master_host = "" if master is None else master.rpartition(":")[0].strip("[]")
         self._native: NcclNative | None = NcclNative(self, self._engine, self._master_host)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        # The driver's own file, here and under WSL: to ask CUDA would start it.
+        has_driver = any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg"))
+        return has_driver and may_have("ProcessGroupNCCL", "libtorch_cuda.so")
 
     def native(self) -> Native | None:
         return self._native

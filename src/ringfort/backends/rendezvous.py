@@ -11,19 +11,21 @@ import ipaddress
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ringfort.config import format_address
 from ringfort.errors import (
     DistributedError,
+    HandshakeError,
     NoConnectionError,
     ProtocolError,
     RefusedError,
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
+from ringfort.identity.keypair import peer_id_of
 from ringfort.transport import tcp
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
@@ -82,7 +84,9 @@ def host_group(listener: socket.socket, world_size: int, terms: Terms) -> Channe
         door.close()
     addresses = [("", 0), *((seated[rank][1].host, seated[rank][1].port) for rank in range(1, world_size))]
     channels = {rank: channel for rank, (channel, _) in seated.items()}
-    _start(channels, Welcome(secrets.token_bytes(16), addresses, terms.machine), terms.deadline)
+    # Later links of a rank are bound to what it proved here: else any member could come in its place.
+    identities = [b"", *(channels[rank].identity for rank in range(1, world_size))] if terms.credentials else []
+    _start(channels, Welcome(secrets.token_bytes(16), addresses, terms.machine, identities), terms.deadline)
     return channels
 
 
@@ -140,29 +144,31 @@ def _dismiss(channels: Iterable[Channel], exc: BaseException) -> None:
 # --- the other ranks --------------------------------------------------------------------------------------------------
 
 
-def join_group(rank: int, world_size: int, host: str, port: int, terms: Terms) -> Channels:
-    """The part of every other rank: a channel to each of the others."""
-    name = f"rank 0 at {format_address(host, port)}"
+def join_group(rank: int, world_size: int, addresses: list[Address], terms: Terms) -> Channels:
+    """The part of every other rank: a channel to each of the others. Rank 0 is at one of `addresses`."""
+    name = f"rank 0 at {' or '.join(format_address(*address) for address in addresses)}"
+    named = next((host for host, _ in addresses if not is_loopback(host)), addresses[0][0])
     doors: list[Door] = []
     channels: Channels = {}
 
     def join(sock: socket.socket) -> Join:
         # Only now, connected, is it known which interface leads to rank 0.
-        local = sock.getsockname()[0]
+        local = host_of(sock.getsockname())
         if not doors:
-            doors.append(Door(tcp.listen(_listening_host(host, local), 0), terms.credentials))
+            doors.append(Door(tcp.listen(_listening_host(named, local), 0), terms.credentials))
         return Join(rank, world_size, local, doors[0].address[1], terms.machine)
 
     try:
-        master = channels[0] = _open(rank, [(host, port)], join, 0, name, terms)
+        master = channels[0] = _open(rank, addresses, join, 0, name, terms)
         welcome = master.hear(name, terms.deadline)
-        if not isinstance(welcome, Welcome) or len(welcome.addresses) != world_size:
+        if not isinstance(welcome, Welcome) or not _is_for(welcome, world_size, terms):
             raise ProtocolError(f"{name} answered something else than a welcome", peer=0)
         master.machine = welcome.machine
         meet = Meet(rank, world_size, welcome.token, terms.machine)
         for lower in range(1, rank):
-            channels[lower] = knock(lower, [_reachable(welcome.addresses[lower], master.sock)], meet, terms)
-        accept_higher(doors[0], meet, channels, terms)
+            way = _reachable(welcome.addresses[lower], master.sock)
+            channels[lower] = knock(lower, [way], meet, terms, welcome.identities)
+        accept_higher(doors[0], meet, channels, terms, welcome.identities)
         master.say(Ready(), terms.deadline)
         master.hear(name, terms.deadline)
     except BaseException as exc:
@@ -179,11 +185,19 @@ def join_group(rank: int, world_size: int, host: str, port: int, terms: Terms) -
     return channels
 
 
-def knock(lower: int, addresses: list[Address], meet: Meet, terms: Terms) -> Channel:
-    """A channel to the rank `lower`, which is at one of `addresses`."""
+def _is_for(welcome: Welcome, world_size: int, terms: Terms) -> bool:
+    return len(welcome.addresses) == world_size == (len(welcome.identities) if terms.credentials else world_size)
+
+
+def knock(lower: int, addresses: list[Address], meet: Meet, terms: Terms, identities: Sequence[bytes] = ()) -> Channel:
+    """A channel to the rank `lower`, which is at one of `addresses`. `identities` are the ranks', where they are known:
+    whoever answers must have proved that of `lower`."""
     name = f"rank {lower}"
     channel = _open(meet.rank, addresses, lambda _: meet, lower, name, terms)
     try:
+        if identities and channel.identity != identities[lower]:
+            why = f"another machine answers at the address of {name}: {peer_id_of(channel.identity)}"
+            raise HandshakeError(f"{why}, not {peer_id_of(identities[lower])}", peer=lower)
         answer = channel.hear(name, terms.deadline)
         if not isinstance(answer, Ready):
             raise ProtocolError(f"{name} answered a greeting with something else", peer=lower)
@@ -220,8 +234,9 @@ def _open(
             time.sleep(_PAUSE)
 
 
-def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> None:
-    """Lets in every rank above. Those already in are watched: one that dies before all are there is expected again."""
+def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms, identities: Sequence[bytes] = ()) -> None:
+    """Lets in every rank above. Those already in are watched: one that dies before all are there is expected again.
+    `identities` are the ranks', where they are known: a rank's place is for no other."""
     higher = range(ours.rank + 1, ours.world_size)
     while any(other not in channels for other in higher):
         arrivals, stirred = door.wait(terms.deadline)
@@ -231,7 +246,7 @@ def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> N
             if tcp.is_ended(sock):  # else it has begun to work, which is no business of ours
                 channels.pop(other).close()
         for arrival in arrivals:
-            refusal = _why_not(arrival.said, ours, channels, higher)
+            refusal = _why_not(arrival, ours, channels, higher, identities)
             if refusal:
                 door.refuse(arrival, *refusal)
                 continue
@@ -245,7 +260,10 @@ def accept_higher(door: Door, ours: Meet, channels: Channels, terms: Terms) -> N
             raise _incomplete(f"rank {ours.rank} waiting for higher ranks", terms, higher, channels, door)
 
 
-def _why_not(said: object, ours: Meet, channels: Channels, higher: range) -> tuple[str, str] | None:
+def _why_not(
+    arrival: Arrival, ours: Meet, channels: Channels, higher: range, identities: Sequence[bytes]
+) -> tuple[str, str] | None:
+    said = arrival.said
     if not isinstance(said, Meet):
         return "group", f"this is rank {ours.rank}; a new group is joined at rank 0"
     if said.world_size != ours.world_size:
@@ -254,6 +272,8 @@ def _why_not(said: object, ours: Meet, channels: Channels, higher: range) -> tup
         return "group", f"rank {said.rank} belongs to another group, or was given another list of nodes"
     if said.rank not in higher:
         return "rank_range", f"rank {said.rank} does not connect to rank {ours.rank}: check that each rank is used once"
+    if identities and arrival.channel.identity != identities[said.rank]:
+        return "group", f"rank {said.rank} has come to rank 0 from another machine than this one"
     if said.rank in channels:
         return "rank_taken", f"rank {said.rank} is taken; give every process a rank of its own"
     return None
@@ -283,6 +303,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def host_of(address: tuple[str, ...]) -> str:
+    """The host of a socket's address; a link-local one needs the interface."""
+    host = address[0]
+    return f"{host}%{address[3]}" if host.lower().startswith("fe80:") and "%" not in host else host
+
+
 def _listening_host(master: str, local: str) -> str:
     """Where a rank listens: on the interface that leads to rank 0. If that is loopback only because a host name is so
     resolved on its own machine (Debian's 127.0.1.1), ranks elsewhere come in through another: listen on all."""
@@ -296,6 +322,6 @@ def _reachable(address: Address, master: socket.socket) -> Address:
     mine = master.getsockname()
     if is_loopback(host) and not is_loopback(mine[0]):
         host = master.getpeername()[0]
-    if host.lower().startswith("fe80:") and "%" not in host and len(mine) == 4:
-        host = f"{host}%{mine[3]}"
+    if host.lower().startswith("fe80:") and len(mine) == 4:  # a scope in it is that of the other machine
+        host = f"{host.partition('%')[0]}%{mine[3]}"
     return host, port

@@ -6,10 +6,11 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Mapping
+from hashlib import blake2b
 
-from ringfort.backends.rendezvous import Channels, Terms
+from ringfort.backends.rendezvous import Channels, Terms, host_of
 from ringfort.config import MAX_STRIPES, CollectiveConfig
-from ringfort.errors import ConfigError, ProtocolError, RendezvousTimeoutError
+from ringfort.errors import ConfigError, HandshakeError, ProtocolError, RendezvousTimeoutError
 from ringfort.transport import tcp
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Door
@@ -31,17 +32,19 @@ def wanted(config: CollectiveConfig, machines: Mapping[int, Machine]) -> int:
 def open_stripes(rank: int, channels: Channels, count: int, terms: Terms) -> list[Channels]:
     """The further sets of channels, `count - 1` of them. Called by all ranks, with nothing else said on `channels`.
 
-    Raises `ConfigError` if a rank wants another number, `TransportError` if one goes away.
+    Raises `ConfigError` if a rank wants another number, `HandshakeError` if one has met another machine in the place of
+    a rank, `TransportError` if one goes away.
     """
     token = secrets.token_bytes(16)
+    members = _digest(rank, channels, terms)
     doors: dict[str, Door] = {}
     sets: list[Channels] = [{} for _ in range(count - 1)]
     try:
         # All speak before anybody listens: so nobody waits in a circle.
         for peer, channel in sorted(channels.items()):
             port = _door_for(channel, doors, terms).address[1] if sets and peer > rank else 0
-            channel.say(Stripes(count, port, token), terms.deadline)
-        said = {peer: _hear(peer, channel, count, terms) for peer, channel in sorted(channels.items())}
+            channel.say(Stripes(count, port, token, members), terms.deadline)
+        said = {peer: _hear(peer, channel, count, members, terms) for peer, channel in sorted(channels.items())}
         # Everybody comes to the lowest first and then to the next: so there is always one who lets in.
         for peer in sorted(peer for peer in channels if sets and peer < rank):
             for number, others in enumerate(sets, start=1):
@@ -71,18 +74,23 @@ def _own_host(channel: Channel) -> str:
     return host_of(channel.sock.getsockname())
 
 
-def host_of(address: tuple[str, ...]) -> str:
-    """The host of a socket's address; a link-local one needs the interface."""
-    host = address[0]
-    return f"{host}%{address[3]}" if host.lower().startswith("fe80:") and "%" not in host else host
+def _digest(rank: int, channels: Channels, terms: Terms) -> bytes:
+    """Of the keys that all ranks have proved, in order: where nobody hands out a list of them (`RingBackend`), this is
+    how the ranks notice that another machine holds a rank's place at some of them."""
+    proved = {peer: channel.identity for peer, channel in channels.items()}
+    proved[rank] = terms.credentials.identity.public_key if terms.credentials else b""
+    return blake2b(b"".join(proved[peer] for peer in sorted(proved)), digest_size=16).digest()
 
 
-def _hear(peer: int, channel: Channel, count: int, terms: Terms) -> Stripes:
+def _hear(peer: int, channel: Channel, count: int, members: bytes, terms: Terms) -> Stripes:
     said = channel.hear(f"rank {peer}", terms.deadline)
     if not isinstance(said, Stripes):
         raise ProtocolError(f"rank {peer} says something else than how many stripes it wants", peer=peer)
     if said.count != count:
         raise ConfigError("stripes", count, f"rank {peer} has {said.count}; set the same on all ranks")
+    if not secrets.compare_digest(said.members, members):
+        why = f"rank {peer} and this rank are connected with different machines"
+        raise HandshakeError(f"{why}; somebody else holds a rank's place at one of them", peer=peer)
     return said
 
 

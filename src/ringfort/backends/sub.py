@@ -8,8 +8,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
+from ringfort.backends.group import Group
 from ringfort.backends.mesh import MeshBackend
-from ringfort.errors import InvalidArgumentError, InvalidRankError
+from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError
 from ringfort.transport.board import Board
 from ringfort.transport.fold import Fold
 from ringfort.transport.messages import Envelope
@@ -27,14 +28,23 @@ class SubBackend(Backend):
     """
 
     def __init__(
-        self, parent: Backend, members: Iterable[int], *, is_ordered: bool = False, label: str | None = None
+        self,
+        parent: Backend,
+        members: Iterable[int],
+        *,
+        is_ordered: bool = False,
+        label: str | None = None,
+        is_brief: bool = False,
     ) -> None:
         """`members` are ranks of `parent`; repetition does not matter, nor does order unless `is_ordered`: then it is
         that of the ranks here. With a `label`, which must be the same at all members and no other group's of theirs,
-        their sub-groups may be made in any order.
+        their sub-groups may be made in any order. A group that `is_brief`, made for a few collectives, spends no time
+        on measuring links and on shared memory of its own.
 
-        Raises `InvalidArgumentError` if this rank is not among them, `InvalidRankError` if one is no rank of the
-        parent."""
+        Raises `InvalidWorldSizeError` without members, `InvalidRankError` if this rank is not among them or one is no
+        rank of the parent."""
+        parent = parent.current  # a group that follows it has other ranks, and sub-groups of its own
+        parent.group.check()
         try:
             chosen = list(members)
         except TypeError as exc:
@@ -43,17 +53,21 @@ class SubBackend(Backend):
             if not isinstance(member, int) or isinstance(member, bool) or not 0 <= member < parent.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidRankError(member, parent.world_size, name="members")
         locals_ = tuple(dict.fromkeys(chosen if is_ordered else sorted(chosen)))
+        if not locals_:
+            raise InvalidWorldSizeError(0)
         if parent.rank not in locals_:
-            raise InvalidArgumentError("members", list(locals_), f"this rank, {parent.rank}, is not among them")
-        super().__init__(locals_.index(parent.rank), len(locals_), parent.config)
+            raise InvalidRankError(parent.rank, len(locals_), members=locals_)
+        super().__init__(locals_.index(parent.rank), len(locals_), parent.config, group=Group(parent.group))
         self.parent = parent
         self._in_parent = locals_
         # Messages go straight to the outermost backend: nesting costs nothing.
         self._outermost: Backend = parent._outermost if isinstance(parent, SubBackend) else parent
-        self.is_measured = parent.is_measured
+        self.is_measured = parent.is_measured and not is_brief
+        self.speeds = {rank: parent.speeds[member] for rank, member in enumerate(locals_) if member in parent.speeds}
         self._members = tuple(parent.members[member] for member in locals_)
         self._member_set = frozenset(self._members)
-        self._boards = self._outermost.boards_for(self) if isinstance(self._outermost, MeshBackend) else None
+        mesh = None if is_brief else self._outermost
+        self._boards = mesh.boards_for(self) if isinstance(mesh, MeshBackend) else None
         twin = parent.count_sub_group(locals_) if label is None else label
         self._channel = _channel(parent.channel, self._members, twin)
 
@@ -91,6 +105,9 @@ class SubBackend(Backend):
         if stripe.ring != self._outermost.ring:  # that one goes round the other way
             group.ring = tuple(reversed(self.ring or range(self.world_size)))
         return group
+
+    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
+        self._outermost.share_failure(failed, envelope)
 
     def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
         self._outermost.end_stripes(failed, envelope, error)
@@ -154,6 +171,10 @@ class SubBackend(Backend):
 
     def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
         self._outermost.swap(data, into, self._members[peer], envelope)
+
+    def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
+        self.group.check()  # a group of one asks nobody else, and would go on after its epoch
+        return super().envelope_of(operation, call, timeout)
 
     def abort(self, reason: str) -> None:
         """Aborts the whole process's group: a rank that gives up cannot serve its other groups either."""

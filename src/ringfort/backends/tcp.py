@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 from ringfort.backends.base import Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.neighbours import share_with_neighbours
-from ringfort.backends.rendezvous import Channels, Terms, host_group, is_loopback, join_group
+from ringfort.backends.rendezvous import Address, Channels, Terms, host_group, host_of, is_loopback, join_group
 from ringfort.backends.simulated import check_world_size
-from ringfort.backends.stripes import host_of, open_stripes, wanted
+from ringfort.backends.stripes import open_stripes, wanted
 from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, parse_address, patience_of
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
@@ -33,7 +35,7 @@ class TcpBackend(MeshBackend):
         self,
         rank: int,
         world_size: int,
-        master: str | None = None,
+        master: str | Sequence[str] | None = None,
         *,
         config: DistributedConfig | None = None,
         listener: socket.socket | None = None,
@@ -41,8 +43,8 @@ class TcpBackend(MeshBackend):
     ) -> None:
         """Returns when every rank is linked to every other.
 
-        `master` is `host:port` (IPv4, a name, or `[v6]:port`). Rank 0 may be handed a `listener` that is bound already;
-        it is closed in the end. `credentials` are this user's own unless given.
+        `master` is `host:port` (IPv4, a name, or `[v6]:port`), or several that are tried in turn. Rank 0 may be handed
+        a `listener` that is bound already; it is closed in the end. `credentials` are this user's own unless given.
 
         Raises `InvalidWorldSizeError`, `InvalidRankError` and `ConfigError` at once; `TransportError` if the port
         cannot be had or the name is unknown; `RendezvousTimeoutError` with who is missing; `RefusedError`, by its
@@ -52,7 +54,7 @@ class TcpBackend(MeshBackend):
         check_world_size(world_size)
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, world_size)
-        host, port = _where(rank, world_size, master, listener)
+        addresses = _where(rank, world_size, master, listener)
         channels: Channels = {}
         if world_size == 1:
             if listener is not None:
@@ -61,10 +63,10 @@ class TcpBackend(MeshBackend):
             terms = terms_for(config, credentials)
             credentials = terms.credentials
             if rank == 0:
-                listener = listener or tcp.listen(_listening_host(host), port)
+                listener = listener or _listen_at(*addresses[0])
                 channels = host_group(listener, world_size, terms)
             else:
-                channels = join_group(rank, world_size, host, port, terms)
+                channels = join_group(rank, world_size, addresses, terms)
         super().__init__(rank, world_size, config, *links_over(rank, channels, config, credentials))
 
 
@@ -101,12 +103,21 @@ class Links(NamedTuple):
     ways: Ways
 
 
-def links_over(rank: int, channels: Channels, config: DistributedConfig, credentials: Credentials | None) -> Links:
+def links_over(
+    rank: int,
+    channels: Channels,
+    config: DistributedConfig,
+    credentials: Credentials | None,
+    *,
+    deadline: float | None = None,
+) -> Links:
     """Streams and their poller over open channels, on which machine each rank is, and further streams where they are
-    wanted. Raises `TransportError` if a peer has gone, `ConfigError` if one wants another number of stripes."""
+    wanted. It takes until `deadline` at most, or else `config.timeout` seconds. Raises `TransportError` if a peer has
+    gone, `ConfigError` if one wants another number of stripes."""
     machines = {peer: channel.machine for peer, channel in channels.items()}
     machines[rank] = machine_for(config)
-    terms = Terms.begin(config.timeout, credentials, machines[rank])
+    seconds = config.timeout if deadline is None else max(0.01, deadline - time.monotonic())
+    terms = Terms.begin(seconds, credentials, machines[rank])
     hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in channels.items()}
     patience = patience_of(config.patience, DEFAULT_PATIENCE)
     sets = [channels]
@@ -136,15 +147,22 @@ def _streams_over(
     return streams, LocalPoller(sockets, local, patience) if local else tcp.SocketPoller(sockets, patience)
 
 
-def _where(rank: int, world_size: int, master: str | None, listener: socket.socket | None) -> tuple[str, int]:
+def _where(
+    rank: int, world_size: int, master: str | Sequence[str] | None, listener: socket.socket | None
+) -> list[Address]:
     if world_size == 1 or (rank == 0 and listener is not None):
-        return "", 0
-    if master is None:
+        return []
+    if not master:
         raise ConfigError("master", None, "say where rank 0 is, as host:port, or set MASTER_ADDR and MASTER_PORT")
-    host, port = parse_address(master, "master")
-    if port == 0:
+    listed = [master] if isinstance(master, str) else master
+    addresses = [parse_address(address, "master") for address in listed]
+    if any(port == 0 for _, port in addresses):
         raise ConfigError("master", master, "port 0 is not one that others can connect to; choose one above 1023")
-    return host, port
+    return addresses
+
+
+def _listen_at(host: str, port: int) -> socket.socket:
+    return tcp.listen(_listening_host(host), port)
 
 
 def _listening_host(host: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +82,15 @@ class TorchNative(Native):
     def close(self) -> None:
         """Lets go of the group."""
         self.group = None
+
+
+def may_have(group: str, library: str = "") -> bool:
+    """Whether torch is installed with `library` and, where the program has imported it, with the class `group`."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    if c10d is not None:
+        return hasattr(c10d, group)
+    found = find_spec("torch")
+    return found is not None and found.origin is not None and (Path(found.origin).parent / "lib" / library).exists()
 
 
 def c10d_with(group: str, engine: str, how: str) -> Any:

@@ -23,12 +23,9 @@ from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, STRATEGIES, Case, Options
 from ringfort.bench.patterns import fill, first_difference, new_source
 from ringfort.bench.show import duration, size
-from ringfort.collectives import auto, calls, stripes
-from ringfort.collectives.calls import Collective
+from ringfort.collectives import auto, stripes
 from ringfort.collectives.ops import ReduceOp
 from ringfort.compression import auto as compression
-from ringfort.compression.calls import Compressed
-from ringfort.compression.calls import encode as encode_compressed
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
@@ -126,9 +123,9 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
 
 def run_rank(options: Options) -> None:
     """Measures every case, and at rank 0 reports it."""
-    with ringfort.init(config=options.settings()) as ctx:
+    with ringfort.init(config=options.settings(), encryption=options.encryption) as ctx:
         backend = ctx.backend
-        model = auto.model_of(backend, backend.envelope(calls.encode(Collective.BARRIER)))
+        model = auto.model_of(backend)
         gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
         kind = STRATEGIES[options.op]
         for case in options.cases(ctx.world_size):
@@ -156,8 +153,7 @@ def _compression(ctx: DistributedContext, case: Case) -> tuple[str, dict[str, fl
     if case.op != "all_reduce" or case.dtype != "float32":
         return "", {}
     backend, asked, shapes = ctx.backend, CompressionStrategy.AUTO, [(case.nbytes // 4,)]
-    envelope = backend.envelope(encode_compressed(Compressed.MEASURE_COMPRESSION, asked))
-    choice = compression.explain(backend, asked, shapes, envelope)
+    choice = compression.explain(backend, asked, shapes)
     predicted = {str(strategy): seconds * 1e6 for strategy, seconds in choice.predicted.items()}
     return f"auto takes {choice.strategy}: {choice.why}", predicted
 

@@ -31,7 +31,28 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME|ADDRESS", help="Use this network interface only. Repeatable."),
     ] = None,
+    restart_without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Do not wait for this machine of an earlier run: it is gone for good. A machine's name or a peer id. "
+            "Repeatable.",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the other machines.")] = TIMEOUT,
+    name: Annotated[
+        str | None,
+        typer.Option(help="The run's name: machines with the same one run together. The script's by default."),
+    ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for which a machine may be silent before it is lost. Default: RINGFORT_PATIENCE or 10."
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(metavar="N", help="Start the whole run again after a failure, up to N times.")
+    ] = 0,
 ) -> None:
     """Run a program on this machine, or on several: type the same on each."""
     with errors_as_lines():
@@ -43,7 +64,11 @@ def run(
             nodes=nodes,
             peers=tuple(peer or ()),
             interfaces=tuple(interface or ()),
+            restart_without=tuple(restart_without or ()),
             timeout=timeout,
+            name=name,
+            patience=patience,
+            max_restarts=max_restarts,
         )
 
         from ringfort.launch.run import run_job

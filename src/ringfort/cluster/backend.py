@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.tcp import links_over, machine_for
-from ringfort.cluster.events import ClusterEvent, EpochEnded, PeerLost
+from ringfort.backends.tcp import Links, links_over, machine_for
+from ringfort.cluster.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.topology import ClusterTopology
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, check_timeout
 from ringfort.errors import (
-    AbortedError,
     ChannelClosedError,
+    ConfigError,
+    ControlLostError,
     DistributedError,
+    EpochEndedError,
+    NotEstablishedError,
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.engine import Engine
+from ringfort.transport.board import Board
+from ringfort.transport.fold import Fold
+from ringfort.transport.messages import Envelope
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 _EPOCHS: Final = 1 << 32
 """A frame has 32 bits for the epoch: enough to tell neighbouring ones apart."""
@@ -37,7 +44,44 @@ _LONGER: Final = 2.0
 lost first, and by the same word at all members."""
 
 
-class AutoDiscoveryBackend(MeshBackend):
+class _EpochBackend(MeshBackend):
+    """A rank of the group that was formed in one epoch. It ends with the epoch."""
+
+    is_measured = True
+
+    def __init__(
+        self,
+        node: ClusterNode,
+        epoch: Epoch | None,
+        config: DistributedConfig,
+        links: Links | None = None,
+    ) -> None:
+        """Without an epoch it is the world of one that a process is before it has met others."""
+        self.node, self.epoch = node, epoch
+        self.has_lost = False
+        if epoch is None or links is None:
+            super().__init__(0, 1, config, {}, tcp.SocketPoller({}))
+            return
+        rank = epoch.peers.index(node.peer_id)
+        super().__init__(rank, len(epoch.members), config, *links, epoch=epoch.number % _EPOCHS)
+        # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
+        self.ring = epoch.ring if sorted(epoch.ring) == list(range(self.world_size)) else ()
+
+    def next_operation(self) -> int:
+        self.node.record_work()  # who has done most leads, among equals
+        return super().next_operation()
+
+    def numbering(self) -> Callable[[], int]:
+        node, number = self.node, super().numbering()
+
+        def next_number() -> int:
+            node.record_work()
+            return number()
+
+        return next_number
+
+
+class AutoDiscoveryBackend(Backend):
     """A rank of whatever group the machines here have agreed on.
 
         backend = AutoDiscoveryBackend(AutoDiscoveryConfig())
@@ -45,8 +89,12 @@ class AutoDiscoveryBackend(MeshBackend):
         backend.establish_ring()
 
     Until `establish_ring` it is a world of one. When a member is lost, what waits on it raises `PeerLostError`, and
-    everything else of the group ends too; `establish_ring` then goes on with those who are left, under new ranks.
+    everything else of the group ends too; `establish_ring` then goes on with those who are left, under new ranks. Each
+    time, it makes a group that knows nothing of the one before (`current`): what was kept of an old one, such as a
+    sub-group, is refused with `EpochEndedError`.
     """
+
+    is_measured = True
 
     def __init__(
         self,
@@ -55,31 +103,32 @@ class AutoDiscoveryBackend(MeshBackend):
         group: DistributedConfig | None = None,
         node: ClusterNode | None = None,
         credentials: Credentials | None = None,
+        encryption: str | None = None,
     ) -> None:
         """Starts to look for peers and returns. `group` has the settings of the groups that are formed. A `node` that
-        is given is used and not closed in the end; otherwise one is made with `config` and `credentials`.
+        is given is used and not closed in the end; otherwise one is made with `config`, `credentials` and `encryption`,
+        which decides where it is given (else see `choose_encryption`).
 
         Raises as `ClusterNode` and its `start` do.
         """
-        self.node = node or ClusterNode(config, credentials=credentials)
+        self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
         self._owns_node = node is None
-        self._group: tuple[Epoch, Engine] | None = None
-        self._has_lost = False
+        self._waited: Epoch | None = None
         self._is_closed = False
-        patience = (self.node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
-        settings = replace(group or DistributedConfig(), encryption=self.node.config.encryption, patience=patience)
-        super().__init__(0, 1, settings, {}, tcp.SocketPoller({}))
+        settings = _like_node(group or DistributedConfig(), self.node, encryption)
+        self._mesh = _EpochBackend(self.node, None, settings)
+        super().__init__(0, 1, settings, group=self._mesh.group)
         try:
             self.node.start()
         except BaseException:
-            super().close()
+            self._mesh.close()
             raise
         self._unsubscribe = self.node.subscribe(self._on_event)
 
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that the group was formed in; None before the first."""
-        return None if self._group is None else self._group[0]
+        return self._mesh.epoch
 
     @property
     def peer_id(self) -> str:
@@ -94,17 +143,36 @@ class AutoDiscoveryBackend(MeshBackend):
         """What is known of all machines in sight and of the links between them."""
         return self.node.topology()
 
-    def next_operation(self) -> int:
-        self.node.record_work()  # who has done most leads, among equals
-        return super().next_operation()
-
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
         """Lets newcomers in until there are at least `n` peers beside this one; see `ClusterNode.wait_for_peers`.
 
         A group that was formed before ends when somebody comes; call `establish_ring` again then.
         """
         self.node.hold(False)
-        return self.node.wait_for_peers(n, timeout)
+        epoch = self.node.wait_for_peers(n, timeout)
+        formed = self._mesh.epoch
+        if len(epoch.members) > 1 and (formed is None or formed.key != epoch.key):
+            self._expect(epoch)
+        return epoch
+
+    def _expect(self, epoch: Epoch) -> None:
+        """There are others: until this rank is connected with them, nothing else of this group can be used."""
+        self._waited = epoch
+        self.quick = {}  # so that no all-reduce that is kept ready passes `current` by
+
+    def join_group(self, min_peers: int, timeout: float) -> Self:
+        """`wait_for_peers` and `establish_ring` until the ring has at least `min_peers` ranks beside this one: who was
+        there in the one may be gone in the other. All of it takes `timeout` seconds at most.
+
+        Raises `RendezvousTimeoutError` that says who was seen, who was refused and why, and what to try.
+        """
+        check_timeout(timeout)
+        deadline = time.monotonic() + timeout
+        while True:
+            self.wait_for_peers(min_peers, max(0.01, deadline - time.monotonic()))
+            self.establish_ring(max(0.01, deadline - time.monotonic()))
+            if self.world_size > min_peers:
+                return self
 
     def establish_ring(self, timeout: float | None = None) -> Self:
         """Connects this rank with all members of the current epoch. All of them must call it.
@@ -119,16 +187,20 @@ class AutoDiscoveryBackend(MeshBackend):
         terms = time.monotonic() + timeout
         failure: DistributedError | None = None
         while True:
-            super().close()
+            self._mesh.fail(_replaced(self._mesh.epoch))
+            self._mesh.close()
             left = terms - time.monotonic()
             if left <= 0:
                 raise RendezvousTimeoutError("establishing the ring", timeout, state=str(failure)) from failure
             epoch = self.node.wait_for_peers(0, left)
+            if len(epoch.members) > 1:
+                self._expect(epoch)
             # Before anything else: once every member holds, nobody accepts an epoch that only lets others in.
             self.node.hold(True)
             try:
-                self._form(epoch, max(0.01, terms - time.monotonic()))
-                self.barrier(timeout=max(0.01, terms - time.monotonic()))
+                self._form(epoch, terms)
+                self._mesh.barrier(timeout=max(0.01, terms - time.monotonic()))
+                self._waited = None
                 return self
             except RendezvousTimeoutError:
                 raise
@@ -136,41 +208,160 @@ class AutoDiscoveryBackend(MeshBackend):
                 failure = exc
                 time.sleep(min(_PAUSE, max(0.0, terms - time.monotonic())))
 
-    def _form(self, epoch: Epoch, timeout: float) -> None:
-        channels = self.node.connect_members(epoch, timeout, machine_for(self.config))
+    def _form(self, epoch: Epoch, deadline: float) -> None:
+        left = max(0.01, deadline - time.monotonic())
+        channels = self.node.connect_members(epoch, left, machine_for(self.config))
         place = epoch.peers.index(self.node.peer_id)
-        links = links_over(place, channels, self.config, self.node.credentials)
-        super().__init__(place, len(epoch.members), self.config, *links, epoch=epoch.number % _EPOCHS)
-        # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
-        self.ring = epoch.ring if sorted(epoch.ring) == list(range(self.world_size)) else ()
-        self._has_lost, self._group = False, (epoch, self._engine)
+        links = links_over(place, channels, self.config, self.node.credentials, deadline=deadline)
+        mesh = self._mesh = _EpochBackend(self.node, epoch, self.config, links)
+        mesh.speeds = self._speeds(epoch)
+        self.rank, self.world_size, self.ring = mesh.rank, mesh.world_size, mesh.ring
+        self.group, self.quick, self.speeds = mesh.group, mesh.quick, mesh.speeds
         if self.node.epoch != epoch:  # its end came before there was a group to end
-            raise AbortedError(f"{epoch} has ended")
+            raise EpochEndedError(str(epoch), "a member was lost or came while the ring was formed")
+
+    def _speeds(self, epoch: Epoch) -> dict[int, float]:
+        """Bytes a second between this member and others, as the cluster has measured, by their ranks."""
+        topology, me = self.node.topology(), self.node.peer_id
+        links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.peers) if peer != me}
+        return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
     def _on_event(self, event: ClusterEvent) -> None:
-        """In the control thread."""
-        if self._group is None:
+        """In the node's thread of events."""
+        mesh = self._mesh
+        if mesh.epoch is None:
             return
-        epoch, engine = self._group
-        if isinstance(event, PeerLost) and event.peer in epoch.peers:
-            self._has_lost = True
-            # Of one that has ended the engine learns by itself; and if it was only done first, the others may finish.
-            if not event.died:
-                engine.lose(epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
-        elif isinstance(event, EpochEnded) and event.epoch.key == epoch.key:
+        if isinstance(event, ControlLost):
+            mesh.fail(lambda: ControlLostError(event.why))
+        elif isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
+            mesh.has_lost = True
+            # One that has left may only have been done first; the others may finish, and the engine learns by itself
+            # who needed it. Of one that was killed it may not learn: a forked child can keep the connections open.
+            if not event.left:
+                mesh.lose(mesh.epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
+        elif isinstance(event, EpochEnded) and event.epoch.key == mesh.epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
                 self.node.hold(False)  # nothing is left to be disturbed: who was cut off may come back
-            if not self._has_lost:
-                why = f"{event.epoch} has ended: {event.why}; establish_ring() goes on with those who are there"
-                engine.fail(lambda: AbortedError(why))
+            if not mesh.has_lost:
+                epoch, why = str(event.epoch), f"{event.why}; establish_ring() goes on with those who are there"
+                mesh.fail(lambda: EpochEndedError(epoch, why))
+
+    # --- the group that is there now ------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> Backend:
+        """The group of the epoch that was established last; before that, a world of one.
+
+        Raises `NotEstablishedError` where `wait_for_peers` has found others and `establish_ring` was not called.
+        """
+        if self._waited is not None:
+            raise NotEstablishedError(str(self._waited))
+        return self._mesh
+
+    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self.current.send(data, dst, tag=tag, timeout=timeout)
+
+    def recv(
+        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        self.current.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
+
+    def exchange(
+        self,
+        out: Buffer,
+        dst: int,
+        into: Buffer,
+        src: int,
+        *,
+        reduce: Fold | None = None,
+        tag: Tag = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self.current.exchange(out, dst, into, src, reduce=reduce, tag=tag, timeout=timeout)
+
+    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+        self.current.relay(legs, dst, src, tag=tag, timeout=timeout)
+
+    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
+        self.current.swap(data, into, peer, envelope)
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        self.current.barrier(timeout=timeout)
+
+    def next_operation(self) -> int:
+        return self.current.next_operation()
+
+    def numbering(self) -> Callable[[], int]:
+        return self.current.numbering()
+
+    def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
+        return self.current.envelope_of(operation, call, timeout)
+
+    def board(self, envelope: Envelope) -> Board | None:
+        return self.current.board(envelope)
+
+    def count_sub_group(self, members: tuple[int, ...]) -> int:
+        return self.current.count_sub_group(members)
+
+    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
+        self._mesh.share_failure(failed, envelope)
+
+    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        self._mesh.end_stripes(failed, envelope, error)
+
+    @property
+    def stripes(self) -> tuple[Backend, ...]:
+        return self._mesh.stripes
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        return self._mesh.hosts
+
+    @property
+    def ways(self) -> Ways | None:
+        return self._mesh.ways
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._mesh.shares_memory
+
+    def now(self) -> float:
+        return self._mesh.now()
+
+    def traffic(self) -> Traffic:
+        return self._mesh.traffic()
+
+    def abort(self, reason: str) -> None:
+        self._mesh.abort(reason)
+
+    def drop(self) -> None:
+        """Closes all links without a word, as a process that dies does. For fault injection."""
+        self._mesh.drop()
 
     def close(self) -> None:
         """Leaves the group, and the cluster if the node is this backend's own."""
         self._is_closed = True
         self._unsubscribe()
-        super().close()
+        self._mesh.close()
         if self._owns_node:
             self.node.close()
         else:
             with suppress(ChannelClosedError):
                 self.node.hold(False)
+
+
+def _replaced(epoch: Epoch | None) -> Callable[[], DistributedError]:
+    """What a call on the group of `epoch` raises, once another has taken its place."""
+    name = "the world of one before the first epoch" if epoch is None else str(epoch)
+    why = "establish_ring() was called since; make sub-groups anew from the context"
+    return lambda: EpochEndedError(name, why)
+
+
+def _like_node(group: DistributedConfig, node: ClusterNode, keyword: str | None) -> DistributedConfig:
+    """Links of a group are opened as the node opens all of its connections, and are a little more patient. Raises
+    `ConfigError` if `group` asks for something else, and no keyword decides."""
+    if keyword is None and group.encryption not in (None, node.config.encryption):
+        why = f"in `group`, but the node has encryption {node.config.encryption}, by its configuration or by"
+        raise ConfigError("encryption", group.encryption, f"{why} RINGFORT_ENCRYPTION; set the same for both")
+    patience = (node.config.health.patience or CLUSTER_PATIENCE) + JITTER_ROOM + _LONGER
+    return replace(group, encryption=node.config.encryption, patience=patience)

@@ -36,8 +36,10 @@ class Contact:
     """Its time in its latest heartbeat, which we echo."""
     their_time_came: float = 0.0
     """Our time then."""
-    hung_up: bool = False
-    """The other side closes this link on purpose."""
+    hung_up: str = ""
+    """Why the other side closes this link, if it said so."""
+    has_left: bool = False
+    """The peer has closed its node, and said so."""
     _credit: float = BURST
     _credit_at: float = field(default=0.0)
 
@@ -73,11 +75,6 @@ class Contacts:
             return contact, False
         del self._used[contact.peer]
         return contact, not any(other.peer == contact.peer for other in self._links.values())
-
-    def may_have_another(self, contact: Contact) -> bool:
-        """Whether an open link, on which nobody has said a name yet, could be the same peer's."""
-        nodes = ("", contact.node)
-        return any(other.hello is None and other.node in nodes for other in self._links.values())
 
     def by_link(self, link: int) -> Contact | None:
         """The contact on `link`, if it is open."""

@@ -1,6 +1,6 @@
-"""`Control`: the control thread's work. Drives the core with what happens on links and carries out what it instructs.
+"""`Control`: one peer's control plane. Drives the core with what happens on links and carries out what it instructs.
 
-Everything here runs in one asyncio loop; `node.py` has the thread around it. What is decided is decided in `PeerCore`;
+Everything here runs in one asyncio loop; `service.py` has what is around it. What is decided is decided in `PeerCore`;
 where peers are is the `Finder`'s business; who comes is let in by the `Entrance`.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from ringfort.cluster.contacts import node_of
 from ringfort.cluster.discovery.interfaces import Choice
@@ -22,7 +24,9 @@ from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.events import (
     CloneFound,
     ClusterEvent,
+    DiskTrouble,
     EpochEnded,
+    EpochStarted,
     Misbehaved,
     Noted,
     OtherClusters,
@@ -35,7 +39,7 @@ from ringfort.cluster.forming import Forming
 from ringfort.cluster.host import clock
 from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
 from ringfort.cluster.line import Line
-from ringfort.cluster.messages import AnyMessage, Hello, Member
+from ringfort.cluster.messages import AnyMessage, Hello, Member, Standing
 from ringfort.cluster.peer import PeerCore
 from ringfort.cluster.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.profile import this_machine
@@ -46,8 +50,7 @@ from ringfort.cluster.strangers import ALONE_SECONDS, StrangerWatch
 from ringfort.cluster.talk import About, Note, Ways, about, decode, encode
 from ringfort.cluster.wire import ControlLink
 from ringfort.config import format_address, parse_address
-from ringfort.errors import DistributedError, ProtocolError
-from ringfort.identity.keypair import peer_id_of
+from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import greeting
 from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet
@@ -55,10 +58,16 @@ from ringfort.transport.opening import Opening
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _AFTER_FAILURE: Final = 0.2
 """Seconds."""
 _LISTEN_AGAIN: Final = 1.0
 """Seconds before an address that could not be had is tried again."""
+SLOW_DISK: Final = 1.0
+"""Seconds after which people are told that a promise is not on the disk yet."""
+STOP_WITHIN: Final = 2.0
+"""Seconds that a goodbye may take. A link's last words have one."""
 MAX_EVENTS: Final = 8
 """Of those that are remembered for the error when nobody comes."""
 _LOOK_FOR_STRANGERS: Final = 1.0
@@ -66,11 +75,19 @@ _LOOK_FOR_STRANGERS: Final = 1.0
 
 
 class Control:
-    """One peer's control thread, inside. Its methods are called in the loop."""
+    """One peer's control plane. Its methods are called in the loop."""
 
     def __init__(
-        self, setup: Setup, publish: Callable[[ClusterEvent], None], work_done: Callable[[], int] | None = None
+        self,
+        setup: Setup,
+        publish: Callable[[ClusterEvent], None],
+        work_done: Callable[[], int] | None = None,
+        *,
+        on_change: Callable[[], object] = lambda: None,
+        before_tick: Callable[[], None] = lambda: None,
     ) -> None:
+        """`publish` gets every event. `on_change` is called before that and whenever the core may have changed,
+        `before_tick` before every heartbeat."""
         self.setup = setup
         self.lines: dict[int, Line] = {}
         self.core = PeerCore(
@@ -93,10 +110,18 @@ class Control:
         self.gone: dict[str, str] = {}
         """Peers that were here and are not any more: the name of each and why, in words."""
         self._names: dict[str, str] = {}
+        self.disk_trouble: DiskTrouble | None = None
+        """Why promises cannot be written, if they cannot."""
+        self._to_write: deque[Standing] = deque()
+        self._writer: asyncio.Task[None] | None = None
         self._publish = publish
-        self._store = StandingStore(setup.home, setup.network_id.hex(), setup.peer)
+        self._on_change = on_change
+        self._before_tick = before_tick
+        self._store = StandingStore(setup.home, setup.lineage, setup.peer)
         self._numbers = count(1)
         self._probes = 0
+        self._closing: list[ControlLink] = []
+        """Links whose last words may still be under way: `stop` sees them to their end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -109,11 +134,13 @@ class Control:
         choice = self.finder.choose()
         try:
             self._store.open()
+            # Before the core hears of anything or anybody: the disk may be slow, and nothing must be founded meanwhile.
+            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
             self.entrance.open(choice.addresses, config.port)
-            own = this_machine(self.setup.peer, self.core.me.host)
+            own = this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
             self.speeds.describe(replace(own, program=config.program, started=clock()))
             self._tell_addresses()
-            self._vouch()
+            await self._vouch()
             await self.finder.start(self.entrance.port)
             self._moved(choice)
         except BaseException:
@@ -122,27 +149,39 @@ class Control:
         self._do(self.core.tick(clock()))
         self._begin(self._watch_strangers())
 
-    async def stop(self, why: str = "") -> None:
-        """Says goodbye, and closes everything. May be called again."""
-        formed = self.core.ledger.standing.formed
-        links = [line.link for line in self.lines.values()]
-        self._do(self.core.leave(clock(), why))
+    async def stop(self, why: str = "", *, died: bool = False) -> None:
+        """Says goodbye, and closes everything, within about two seconds. `died`: the program did not want to go. May be
+        called again."""
+        links = [*self._closing, *(line.link for line in self.lines.values())]
+        self._do(self.core.leave(clock(), why, died=died))
         if self._timer is not None:
             self._timer.cancel()
         self.entrance.close()
         self.forming.close()
-        await self.finder.close()
         for line in self.lines.values():  # those whose peer never said who it is
             line.link.abort()
+        ends: list[Awaitable[object]] = [self.finder.close(), *(link.ended.wait() for link in links)]
+        if self._writer is not None:
+            self._to_write.clear()
+            ends.append(asyncio.shield(self._writer))
+        # Not `wait_for`, which waits without limit for what it has cancelled: zeroconf swallows that now and then.
+        endings = [asyncio.ensure_future(end) for end in ends]
+        await asyncio.wait(endings, timeout=STOP_WITHIN)
+        for ending in endings:
+            ending.cancel()
         for link in links:
-            await link.ended.wait()
-        for task in tuple(self._tasks):
+            link.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._store.close(forget=formed is None or len(formed.members) == 1)
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        if self._writer is None:  # else the file is in use, and stays locked until the process ends
+            self._store.close(is_released=self.core.is_released)
 
-    def _vouch(self) -> None:
-        for peer, standing in self._store.dead():
+    async def _vouch(self) -> None:
+        for peer, standing in await _in_thread(self._store.dead):
             self._do(self.core.vouch(clock(), peer, standing))
 
     async def _watch_strangers(self) -> None:
@@ -173,6 +212,10 @@ class Control:
         """See `PeerCore.step_down`."""
         self._do(self.core.step_down(clock()))
 
+    def set_busy(self, busy: bool) -> None:
+        """See `PeerCore.set_busy`."""
+        self._do(self.core.set_busy(clock(), busy))
+
     def tell(self, topic: str, body: bytes, peer: str | None) -> None:
         """Sends a note to one peer or to all."""
         for contact in self.core.contacts:
@@ -200,11 +243,18 @@ class Control:
         self._begin(self._attach(sock, opening, address, address), sock)
 
     async def _attach(self, sock: socket.socket, opening: Opening, address: str, where: str) -> None:
+        try:
+            node = self.setup.proved(opening)
+        except HandshakeError as exc:
+            sock.close()
+            self.finder.refused(where, str(exc))
+            self.finder.failed(address, str(exc))
+            return
         number = next(self._numbers)
         link = ControlLink(
             opening,
             lambda body: self._received(number, body),
-            lambda by_kernel, why: self._ended(number, by_kernel, why),
+            lambda why: self._ended(number, why),
         )
         self.lines[number] = Line(link, address, where)
         try:
@@ -215,7 +265,6 @@ class Control:
                 raise
             self.finder.failed(address, str(exc))
             return
-        node = peer_id_of(opening.identity) if opening.identity else ""
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
         link.send(encode(about(self.speeds.own, clock())))
 
@@ -277,11 +326,11 @@ class Control:
         else:
             self.finder.unlinked(peer)
 
-    def _ended(self, number: int, by_kernel: bool, why: str) -> None:
+    def _ended(self, number: int, why: str) -> None:
         line = self.lines.pop(number, None)
         if line is None:
             return
-        self._do(self.core.closed(clock(), number, by_kernel=by_kernel, why=why))
+        self._do(self.core.closed(clock(), number, why))
         if line.peer:
             self._follow(line.peer)
         elif line.address:
@@ -307,8 +356,8 @@ class Control:
 
     def _measured(self, address: str, found: Measurement) -> None:
         """A control link stays where it is: what it carries is little. The data goes the fastest way."""
-        if self.core.is_over:
-            return  # the links are closed
+        if self.core.is_over:  # what was measured while this peer left is told to nobody
+            return
         if self.core.contacts.get(found.peer) is not None and self.speeds.measured(found, address):
             ways = encode(self.speeds.ways())
             for contact in self.core.contacts:
@@ -328,12 +377,45 @@ class Control:
                 case Learn(peer=peer, addresses=addresses):
                     self.finder.learn(peer, addresses, line.peer if line else "")
                 case Remember(standing=standing):
-                    self._store.write(standing)
+                    self._to_write.append(standing)
+                    if self._writer is None:
+                        self._writer = asyncio.ensure_future(self._write_all())
                 case Notify(event=event):
                     events.append(event)
         self._set_timer()
+        self._on_change()
         for event in events:  # only now: what the program does about one may make the core speak again
             self._happened(event)
+
+    async def _write_all(self) -> None:
+        """Writes promises one after the other, in a thread: heartbeats go on while the disk is slow."""
+        loop = asyncio.get_running_loop()
+        while self._to_write:
+            standing = self._to_write.popleft()
+            slow = loop.call_later(SLOW_DISK, self._disk_is, f"the disk has taken {SLOW_DISK:g} s and is not done")
+            try:
+                await _in_thread(lambda standing=standing: self._store.write(standing))
+                why = ""
+            except OSError as exc:
+                why = exc.strerror or str(exc)
+            except Exception as exc:
+                _log.exception("a promise could not be written")
+                why = str(exc)
+            slow.cancel()
+            if why:
+                self._disk_is(why)
+            else:
+                self.disk_trouble = None
+            self._do(self.core.remembered(clock(), standing, f"its disk fails: {why}" if why else ""))
+        self._writer = None
+
+    def _disk_is(self, why: str) -> None:
+        """Tells of it once, until a write succeeds again."""
+        trouble = DiskTrouble(str(self._store.path), why)
+        if trouble != self.disk_trouble:
+            self.disk_trouble = trouble
+            _log.warning("%s", trouble)
+            self._happened(trouble)
 
     def _happened(self, event: ClusterEvent) -> None:
         match event:
@@ -347,7 +429,9 @@ class Control:
                 self._follow(peer)
                 self.speeds.forget(peer)
                 if node_of(peer) == node_of(self.setup.peer) and not self.core.is_over:
-                    self._vouch()
+                    self._begin(self._vouch())
+            case EpochStarted():
+                self.waiting_for = ""
             case EpochEnded(epoch=epoch, why=why):
                 self.forming.ended(epoch, why)
             case Waiting(why=why):
@@ -363,6 +447,7 @@ class Control:
         if line is None:
             return
         line.link.close()
+        self._closing = [link for link in (*self._closing, line.link) if not link.ended.is_set()]
         if line.peer:
             self._follow(line.peer)
 
@@ -380,10 +465,12 @@ class Control:
     def _tick(self) -> None:
         self._timer = None
         try:
+            self._before_tick()
+            self._store.touch()
             self._do(self.core.tick(clock()))
         except Exception:
             # Not silently and for ever: without its timer a node would neither hear nor be heard.
-            _log.exception("the control thread failed; it goes on")
+            _log.exception("the control service failed; it goes on")
             self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILURE, self._tick)
 
     # --- addresses ----------------------------------------------------------------------------------------------------
@@ -411,6 +498,30 @@ class Control:
         task.add_done_callback(self._tasks.discard)
         if sock is not None:
             task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What `work` gives, done in a thread of its own. Not in a pool: the end of a program waits for those, and a disk
+    may never answer."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, exc: BaseException | None) -> None:
+        if not done.cancelled():
+            done.set_result(cast("T", value)) if exc is None else done.set_exception(exc)
+
+    def run() -> None:
+        value: T | None = None
+        failure: BaseException | None = None
+        try:
+            value = work()
+        except BaseException as exc:
+            failure = exc
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="ringfort-disk", daemon=True).start()
+    return await done
 
 
 def _bare(address: str) -> str:

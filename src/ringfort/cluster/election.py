@@ -138,6 +138,10 @@ class ElectionManager:
         if self.state is ElectionState.MASTER:
             self.outbox.append((peer, Lead(self.term)))
 
+    def unheard(self, peer: str) -> None:
+        """What `peer` said may not have been heard: if it leads, it says so again."""
+        self._leads.pop(peer, None)
+
     def step_down(self, now: float) -> None:
         """Stops leading, if this peer does; it stands again only after the others could."""
         if self.state is ElectionState.MASTER:

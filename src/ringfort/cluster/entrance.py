@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from ringfort.cluster.discovery.static import DEFAULT_PORT
@@ -17,8 +19,19 @@ from ringfort.config import format_address
 from ringfort.errors import DistributedError, TransportError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.door import MAX_WAITING, OPENING_TIMEOUT
+from ringfort.transport.admission import (
+    ACCEPT_PAUSE,
+    CROWDED,
+    MAX_WAITING,
+    OPENING_TIMEOUT,
+    source_of,
+    who_makes_room,
+    why_not_accepted,
+)
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.opening import Opening
+
+_log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
 """Free ports that are tried on all addresses. One is nearly always free on the others too."""
@@ -27,8 +40,21 @@ OnOpen = Callable[[socket.socket, Opening, str], None]
 """Takes over the socket; the text is where it came from."""
 
 
+@dataclass(eq=False)
+class _Waiting:
+    sock: socket.socket
+    address: str
+    source: str
+    opening: Opening
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.opening.has_begun
+
+
 class Entrance:
-    """Lives in the control thread's loop."""
+    """Lives in the control service's loop."""
 
     def __init__(
         self, credentials: Credentials | None, on_open: OnOpen, on_refused: Callable[[str, str], None]
@@ -38,7 +64,8 @@ class Entrance:
         self._on_open = on_open
         self._on_refused = on_refused
         self._listeners: dict[str, socket.socket] = {}
-        self._waiting: dict[asyncio.Task[None], str] = {}
+        self._waiting: list[_Waiting] = []
+        self._has_warned = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -80,8 +107,9 @@ class Entrance:
         for listener in self._listeners.values():
             self._drop(listener)
         self._listeners.clear()
-        for task in tuple(self._waiting):
-            task.cancel()
+        for waiting in self._waiting:
+            if waiting.task is not None:
+                waiting.task.cancel()
 
     def _bind(self, hosts: tuple[str, ...], port: int) -> None:
         bound: dict[str, socket.socket] = {}
@@ -110,26 +138,48 @@ class Entrance:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
-        except OSError:  # nobody there any more, or no descriptor left: others may still be served
+        except OSError as exc:
+            why = why_not_accepted(exc)
+            if why:
+                self._pause(listener, why)
             return
-        sock.setblocking(False)
+        keep_from_children(sock).setblocking(False)
         if len(self._waiting) >= MAX_WAITING:
-            # The one that has waited longest makes room; a member that was pushed out so comes again.
-            oldest = next(iter(self._waiting))
-            self._on_refused(self._waiting.pop(oldest), "too many strangers at once")
-            oldest.cancel()
+            self._make_room()
         where = format_address(str(address[0]), int(address[1]))
-        task = asyncio.ensure_future(self._receive(sock, where))
-        self._waiting[task] = where
-        task.add_done_callback(lambda done: self._waited(done, sock))
+        waiting = _Waiting(sock, where, source_of(str(address[0])), Opening(self._credentials))
+        waiting.task = asyncio.ensure_future(self._receive(waiting))
+        self._waiting.append(waiting)
+        waiting.task.add_done_callback(lambda done: self._waited(done, waiting))
 
-    def _waited(self, task: asyncio.Task[None], sock: socket.socket) -> None:
-        self._waiting.pop(task, None)
+    def _make_room(self) -> None:
+        gone = who_makes_room(self._waiting)
+        self._waiting.remove(gone)
+        self._on_refused(gone.address, CROWDED)
+        if gone.task is not None:
+            gone.task.cancel()
+
+    def _pause(self, listener: socket.socket, why: str) -> None:
+        """Accepts nobody at `listener` for a moment. Those who are connected are served meanwhile."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(ACCEPT_PAUSE, self._resume, listener)
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("cannot accept connections at %s: %s", format_address(*listener.getsockname()[:2]), why)
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listeners.values():  # else it was closed meanwhile
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _waited(self, task: asyncio.Task[None], waiting: _Waiting) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
         if task.cancelled():  # perhaps before it began
-            sock.close()
+            waiting.sock.close()
 
-    async def _receive(self, sock: socket.socket, where: str) -> None:
-        opening = Opening(self._credentials)
+    async def _receive(self, waiting: _Waiting) -> None:
+        sock, opening, where = waiting.sock, waiting.opening, waiting.address
         try:
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

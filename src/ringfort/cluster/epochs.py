@@ -5,36 +5,47 @@ What is lawful is in membership.py; what a leader proposes, and when, in proposi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from ringfort.cluster.contacts import Contact
 from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import EpochStarted, Waiting
-from ringfort.cluster.heartbeats import Heartbeats
 from ringfort.cluster.instructions import Remember
 from ringfort.cluster.links import Links
-from ringfort.cluster.membership import Evidence, is_lawful, records_of
-from ringfort.cluster.messages import Accept, Commit, Epoch, Propose, Reject
+from ringfort.cluster.membership import is_lawful, records_of
+from ringfort.cluster.messages import Accept, Commit, Epoch, Propose, Reject, Standing
 from ringfort.cluster.proposing import Proposer, RingOrder, Situation
 from ringfort.cluster.state import PeerState
+
+DISCOVERY: Final = 3.0
+"""How many times `settle` others may take to be found before a new process says that it waits for them."""
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """What is being written to the disk, and takes effect when it is there."""
+
+    standing: Standing
+    accepts: Propose | None = None
+    commits: Epoch | None = None
 
 
 class Epochs:
     """The part of a core that is in epochs. `lead` and `judge` are to be called after every change."""
 
-    def __init__(self, state: PeerState, links: Links, beats: Heartbeats, ring_order: RingOrder | None) -> None:
+    def __init__(self, state: PeerState, links: Links, ring_order: RingOrder | None) -> None:
         self._state = state
         self._links = links
-        self._beats = beats
         self._proposer = Proposer(state.me.peer, state.config, ring_order)
-        self._deferred: tuple[Propose, float] | None = None
-        """A proposal that is accepted when the lease is over, and when that is."""
         self._told_waiting = ""
+        self._writing: _Promise | None = None
 
     @property
     def deadline(self) -> float:
         """When something is due even if nothing happens, in the state's `time`."""
-        return min(self._proposer.deadline, inf if self._deferred is None else self._deferred[1])
+        return self._proposer.deadline if self._writing is None else inf
 
     # --- a member -----------------------------------------------------------------------------------------------------
 
@@ -51,18 +62,45 @@ class Epochs:
         if why is not None:
             self._answer(leader, Reject(epoch.number, why[:256]))
             return
-        # The law: those of our last epochs who are left out, and may be alive, are not answered until the lease is
-        # over; only then do we go without them.
-        left_out = state.ledger.companions() - set(epoch.peers) - state.departed.keys() - state.witnessed.keys()
-        ready = self._beats.lease_over(left_out)
-        if state.time >= ready:
-            self._accept(leader, proposal)
-        else:
-            self._beats.mute(left_out)
-            self._deferred = (proposal, ready)
+        if leader != state.me.peer:
+            self._proposer.rest()  # the law: what we proposed ourselves, we never commit from now on
+        self._write(_Promise(state.ledger.accepting(proposal), accepts=proposal))
+
+    def _write(self, promise: _Promise) -> None:
+        """The law: a promise is on the disk before it takes effect. Until then this peer is where it was, and promises
+        nothing else."""
+        self._writing = promise
+        self._state.out.append(Remember(promise.standing))
+
+    def written(self, standing: Standing, why: str) -> None:
+        """`standing` is on the disk; or it is not, for the reason `why`, and this peer has promised nothing."""
+        promise = self._writing
+        if promise is None or promise.standing is not standing:
+            return
+        self._writing = None
+        if promise.accepts is not None:
+            self._accept(promise.accepts, why)
+        elif promise.commits is not None and why:
+            self._proposer.give_up(self._state.time, why)
+        elif promise.commits is not None:
+            started = self._state.ledger.commit(promise.commits.key)
+            self._state.tell(promise.commits.peers, Commit(promise.commits.number))
+            if started is not None:
+                self._started(started)
+
+    def _accept(self, proposal: Propose, why: str) -> None:
+        state, epoch = self._state, proposal.epoch
+        objection = why or self._objection(epoch.leader, proposal)  # the disk may have taken long
+        if objection:
+            self._answer(epoch.leader, Reject(epoch.number, objection[:256]))
+            return
+        state.end_epoch(state.ledger.accept(proposal), f"{epoch} is to follow")
+        self._answer(epoch.leader, Accept(epoch.number))
 
     def _objection(self, leader: str, proposal: Propose) -> str | None:
         state, wanted = self._state, set(proposal.epoch.peers)
+        if self._writing is not None:
+            return "my disk is slow: I am still writing down an earlier promise"
         if state.election.leader != leader:
             return f"I follow {state.election.leader}"
         why = state.ledger.objection(proposal)
@@ -71,20 +109,20 @@ class Epochs:
         unseen = wanted - state.reports.keys() - {state.me.peer}
         if unseen:
             return f"I do not see {min(unseen)}"
-        current = state.ledger.current
-        if state.holds and current is not None and wanted > set(current.peers):
+        if (
+            state.holds
+            and self._is_whole()
+            and wanted > set(state.ledger.current.peers if state.ledger.current else ())
+        ):
             return "I hold: newcomers must wait"  # the leader may have proposed before it knew
         return None
 
-    def _accept(self, leader: str, proposal: Propose) -> None:
-        state = self._state
-        self._drop_deferred()
-        if leader != state.me.peer:
-            self._proposer.rest()  # the law: what we proposed ourselves, we never commit from now on
-        left = state.ledger.accept(proposal)
-        state.out.append(Remember(state.ledger.standing))
-        state.end_epoch(left, f"{proposal.epoch} is to follow")
-        self._answer(leader, Accept(proposal.epoch.number))
+    def _is_whole(self) -> bool:
+        """Whether this peer is in an epoch and no member has left it for a later one. One that has will not come back:
+        to hold the rest of the epoch together would keep all of them waiting."""
+        state, current = self._state, self._state.ledger.current
+        others = () if current is None else (peer for peer in current.peers if peer in state.reports)
+        return current is not None and all(state.reports[p].standing.highest <= current.number for p in others)
 
     def _answer(self, leader: str, message: Accept | Reject) -> None:
         state = self._state
@@ -94,28 +132,8 @@ class Epochs:
             state.send(contact.link, message)
         elif leader == state.me.peer and isinstance(message, Accept):
             self.accepted(leader, message.number)
-        elif leader == state.me.peer:
-            self.rejected(leader, message.number)
-
-    def take_up_deferred(self) -> None:
-        """Accepts what was put off until the lease is over, if it is, or drops what came to nothing."""
-        if self._deferred is None:
-            return
-        state = self._state
-        proposal, ready = self._deferred
-        leader = proposal.epoch.leader
-        contact = state.contacts.get(leader)
-        is_on = self._proposer.pending is proposal if leader == state.me.peer else contact is not None
-        is_on = is_on and state.election.leader == leader
-        if is_on and state.time < ready:
-            return
-        self._drop_deferred()
-        if is_on:
-            self.consider(contact, proposal)
-
-    def _drop_deferred(self) -> None:
-        self._deferred = None
-        self._beats.mute(())
+        elif leader == state.me.peer and isinstance(message, Reject):
+            self.rejected(leader, message.number, message.why)
 
     def committed(self, contact: Contact, number: int) -> None:
         """The peer of `contact` says that all have accepted what it proposed."""
@@ -132,11 +150,7 @@ class Epochs:
             self._started(epoch)
 
     def _started(self, epoch: Epoch) -> None:
-        state = self._state
-        mates = state.ledger.companions()
-        state.witnessed = {peer: seen for peer, seen in state.witnessed.items() if peer in mates}
-        self._beats.forget_all_but(mates)
-        state.notify(EpochStarted(epoch))
+        self._state.notify(EpochStarted(epoch))
         self.judge()  # somebody may have been lost since it was accepted
 
     def judge(self) -> None:
@@ -144,27 +158,43 @@ class Epochs:
         state = self._state
         known = {state.me.peer, *state.reports}
         missing = set(state.ledger.current.peers) - known if state.ledger.current else set[str]()
-        state.is_stuck = not state.ledger.companions() <= known and not self._may_go_on(known)
+        state.is_stuck = not state.ledger.companions() <= known and bool(self._unlawful(known))
         if missing or state.is_stuck:
             state.end_epoch(state.ledger.leave(), f"contact with {', '.join(sorted(missing))} is lost")
 
-    def _may_go_on(self, known: set[str]) -> bool:
+    def _unlawful(self, known: set[str]) -> list[Epoch]:
+        """What this peer must not go on without the majority of, and has not."""
+        state, policy = self._state, self._state.config.on_partition
+        dead = state.dead
+        return [r for r in records_of(state.ledger.standing) if not is_lawful(known, r, dead, policy)]
+
+    def _why_stuck(self) -> str:
+        """For whom this peer waits, in words."""
         state = self._state
-        pairs = {(peer, seen.peer) for peer, report in state.reports.items() for seen in report.witnessed}
-        pairs |= {(state.me.peer, dead) for dead in state.witnessed}
-        evidence = Evidence(frozenset(state.departed), frozenset(pairs))
-        policy = state.config.on_partition
-        return all(is_lawful(known, record, evidence, policy) for record in records_of(state.ledger.standing))
+        known = {state.me.peer, *state.reports}
+        ours, earlier = set[str](), set[str]()
+        for record in self._unlawful(known):
+            names = {m.name or m.peer for m in record.members if m.peer not in known and m.peer not in state.dead}
+            (ours if state.me.peer in record.peers else earlier).update(names)
+        if ours:
+            return f"too few of the last epoch are in sight; they may be at work elsewhere. Missing: {_listed(ours)}"
+        if not earlier or state.time < DISCOVERY * state.config.settle:
+            return ""
+        return (
+            f"an earlier process of this machine was in a group with {_listed(earlier)}, which may still be at work. "
+            "Start the program there too; for one that is gone for good, start this one with --restart-without NAME "
+            "(RINGFORT_RESTART_WITHOUT)"
+        )
 
     # --- the leader ---------------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
         """The leader's turn; and everybody tells the program what it waits for."""
         state = self._state
-        why = "too few of the last epoch are in sight; they may be at work elsewhere" if state.is_stuck else ""
+        why = self._why_stuck() if state.is_stuck else ""
         if state.election.state is not ElectionState.MASTER:
             self._proposer.rest()
-        else:
+        elif self._writing is None:
             why = self._propose() or why
         if why != self._told_waiting:
             self._told_waiting = why
@@ -181,6 +211,7 @@ class Epochs:
             {**state.reports, me.peer: state.own_report()},
             {me.peer: me, **{c.peer: c.hello.member for c in state.contacts if c.hello is not None}},
             state.departed,
+            state.without,
         )
         proposal = self._proposer.step(state.time, situation)
         if self._proposer.is_stuck and any(not report.stuck for report in state.reports.values()):
@@ -195,14 +226,13 @@ class Epochs:
         """`peer` accepts what we proposed; the last one commits it."""
         state = self._state
         epoch = self._proposer.accepted(state.time, peer, number)
-        if epoch is None:
-            return
-        started = state.ledger.commit(epoch.key)
-        state.out.append(Remember(state.ledger.standing))
-        state.tell(epoch.peers, Commit(number))
-        if started is not None:
-            self._started(started)
+        if epoch is not None:
+            self._write(_Promise(state.ledger.committing(epoch.key), commits=epoch))
 
-    def rejected(self, peer: str, number: int) -> None:
+    def rejected(self, peer: str, number: int, why: str) -> None:
         """`peer` does not accept what we proposed."""
-        self._proposer.rejected(self._state.time, peer, number)
+        self._proposer.rejected(self._state.time, peer, number, why)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))

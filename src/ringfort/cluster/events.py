@@ -31,11 +31,13 @@ class PeerJoined(ClusterEvent):
 
 @dataclass(frozen=True)
 class PeerLost(ClusterEvent):
-    """A peer is gone. `died`: it left or its process ended, so it is at work nowhere; else contact was lost."""
+    """A peer is gone. `died`: it left or its process ended, so it is at work nowhere; else contact was lost. `left`: it
+    closed its node, so it has sent all that it had to send."""
 
     peer: str
     why: str
     died: bool
+    left: bool = False
 
     def __str__(self) -> str:
         return f"{self.peer} is {'gone' if self.died else 'out of reach'}: {self.why}"
@@ -82,8 +84,9 @@ class CloneFound(ClusterEvent):
 
     def __str__(self) -> str:
         return (
-            f"{self.peer} has the key of a node on another machine ({self.other_host}, not {self.host}) and "
-            "was refused; remove the copied node_keypair there, it will get a new one"
+            f"{self.peer} has the key of another machine ({self.host}) on machine {self.other_host} and was refused. "
+            "If its home was copied: rm ~/.ringfort/node_keypair there, and it gets a key of its own. "
+            "If two containers share a home: set RINGFORT_HOME to a folder of its own in each"
         )
 
 
@@ -107,6 +110,30 @@ class OtherClusters(ClusterEvent):
 
     def __str__(self) -> str:
         return f"{other_clusters(self.machines)}.\n  If they should be one cluster: {HOW_TO_JOIN}"
+
+
+@dataclass(frozen=True)
+class DiskTrouble(ClusterEvent):
+    """What this peer promises cannot be written down, so it joins no group; it goes on trying."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"cannot write {self.path}: {self.why}. This peer joins no group until it can. Free space on that disk, or "
+            "set RINGFORT_HOME to a folder on another one"
+        )
+
+
+@dataclass(frozen=True)
+class ControlLost(ClusterEvent):
+    """The control process beside this one is gone, and this node with it: nothing more will happen."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from ringfort.cluster.control import Control
 from ringfort.cluster.host import clock
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Hello
+from ringfort.cluster.proposing import TOO_FEW
 from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
 from ringfort.cluster.view import PeerView
 from ringfort.config import parse_address
@@ -21,14 +22,15 @@ MAX_LISTED: Final = 6
 def view_peers(control: Control) -> tuple[PeerView, ...]:
     """This peer and all in sight; members first, in the order of their ranks."""
     core, setup = control.core, control.setup
-    hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version)}
+    hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version, setup.config.run)}
     hellos.update({contact.peer: contact.hello for contact in core.contacts if contact.hello is not None})
     views = [_view(control, peer, hello) for peer, hello in hellos.items()]
     return tuple(sorted(views, key=lambda view: (not view.is_member, view.ranks, not view.is_self, view.peer)))
 
 
 def _view(control: Control, peer: str, hello: Hello) -> PeerView:
-    core, epoch = control.core, control.core.epoch_in_sight
+    core, epoch = control.core, control.core.epoch_of(peer)
+    leader = core.leader if hello.run == control.setup.config.run else None
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
@@ -48,10 +50,12 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         bandwidth=speed[1] if speed else None,
         bandwidth_range=(speed[0], speed[2]) if speed else None,
         health=core.health.status(peer),
+        is_busy=core.health.is_busy(peer),
         is_self=is_self,
-        is_leader=peer == (core.leader or (epoch and epoch.leader)),
+        is_leader=peer == (leader or (epoch and epoch.leader)),
         is_member=epoch is not None and peer in epoch.peers,
         version=hello.version,
+        run=hello.run,
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
         program=machine.program,
@@ -85,18 +89,28 @@ def why_alone(control: Control) -> str:
     """Who was seen, who was refused and why, and what to try."""
     finder = control.finder
     interfaces = [f"{one.name} ({one.addresses[0]})" for one in finder.choice.interfaces]
+    run = control.setup.config.run
     views = [view for view in view_peers(control) if not view.is_self]
     return in_words(
-        seen=[f"{view.name or view.peer} at {view.address} ({view.role}, {view.health.value})" for view in views],
-        is_running=control.core.epoch is None and any(view.is_member for view in views),
+        seen=[_seen(view, run) for view in views],
+        is_running=control.core.epoch is None and any(view.is_member and view.run == run for view in views),
         gone=list(control.gone.values()),
         refused=[*finder.refusals, *control.events],
         no_answer=[f"{address} ({why})" for address, why in finder.directory.troubles()],
         strangers=finder.strangers(),
         waiting_for=control.waiting_for,
+        disk="" if control.disk_trouble is None else str(control.disk_trouble),
         troubles=[f"{trouble.what}: {trouble.fix}" for trouble in finder.troubles.values()],
         listening=f"{', '.join(interfaces) or 'no interface'}, port {control.entrance.port}",
     )
+
+
+def _seen(view: PeerView, run: str) -> str:
+    """One that is in sight; `run` is this peer's own."""
+    other = (
+        "" if view.run == run or view.role == "observer" else f" of the run {view.run!r}" if view.run else " of no run"
+    )
+    return f"{view.name or view.peer} at {view.address} ({view.role}{other}, {view.health.value})"
 
 
 def in_words(
@@ -109,10 +123,13 @@ def in_words(
     waiting_for: str,
     troubles: Sequence[str],
     listening: str,
+    disk: str = "",
     is_running: bool = False,
 ) -> str:
-    """A line for each thing that is known, and last what to try. `is_running`: those who were seen are a group without
-    this peer. Pure."""
+    """A line for each thing that is known, and last what to try. `disk`: why promises cannot be written. `is_running`:
+    those who were seen are a group without this peer. Pure."""
+    if not seen and waiting_for.endswith(TOO_FEW):
+        waiting_for = ""  # nobody is here, as the first line says
     lines = [
         *_listed("seen", seen),
         *_listed("was here and is gone", gone),
@@ -120,7 +137,8 @@ def in_words(
         *_listed("refused", refused),
         *_listed("no answer from", no_answer),
         *([other_clusters(strangers), f"  if they should be one cluster: {HOW_TO_JOIN}"] if strangers else []),
-        *([f"no group yet: {waiting_for}"] if seen and waiting_for else []),
+        *(_sentences(f"no group yet: {waiting_for}") if waiting_for else []),
+        *(_sentences(disk) if disk else []),
         *troubles,
         f"this machine listens on {listening}",
     ]
@@ -139,3 +157,9 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
         return [f"{title}: {item}" for item in items]
     more = [f"  and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
     return [f"{title}:", *(f"  {item}" for item in items[:MAX_LISTED]), *more]
+
+
+def _sentences(text: str) -> list[str]:
+    """A line for each sentence."""
+    first, *rest = text.split(". ")
+    return [first, *(f"  {sentence}" for sentence in rest)]

@@ -60,7 +60,7 @@ class FinderEvents:
 
 
 class Finder:
-    """Lives in the control thread's loop."""
+    """Lives in the control service's loop."""
 
     def __init__(self, setup: Setup, events: FinderEvents) -> None:
         self.choice = Choice(())

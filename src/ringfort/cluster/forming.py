@@ -1,4 +1,4 @@
-"""`Forming`: the data connections of an epoch's members, one between every two, made in the control thread.
+"""`Forming`: the data connections of an epoch's members, one between every two, made by the control service.
 
 As in `backends.rendezvous`, every rank connects to those below it and lets in those above it. Here every connection
 comes to the door that the cluster has anyway; each is made on its own, at the same time as the others; and all is given
@@ -13,19 +13,19 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from ringfort.cluster.contacts import node_of
 from ringfort.cluster.finder import Finder
 from ringfort.cluster.host import clock
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.wire import dial, hear
-from ringfort.config import parse_address
-from ringfort.errors import AbortedError, DistributedError
+from ringfort.config import format_address, parse_address
+from ringfort.errors import AbortedError, DistributedError, HandshakeError
 from ringfort.transport import greeting, tcp
-from ringfort.transport.channel import Channel
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
@@ -45,8 +45,12 @@ def token_of(epoch: Epoch) -> bytes:
     return blake2b(msgspec.msgpack.encode(epoch), digest_size=16).digest()
 
 
-Seat = tuple[socket.socket, Opening, Machine]
-"""A connection to a member, and on which machine that is."""
+class Seat(NamedTuple):
+    """A connection to a member, and on which machine that is."""
+
+    sock: socket.socket
+    opening: Opening
+    machine: Machine
 
 
 @dataclass
@@ -81,13 +85,15 @@ class _Group:
 
 
 class Forming:
-    """Lives in the control thread's loop. One group at a time."""
+    """Lives in the control service's loop. One group at a time."""
 
     def __init__(self, setup: Setup, finder: Finder) -> None:
         self._setup = setup
         self._finder = finder
         self._early: list[_Caller] = []
         self._group: _Group | None = None
+        self._over: dict[tuple[int, str], str] = {}
+        """Why the latest epochs have ended: what their members should form in them would never come about."""
 
     def came(self, sock: socket.socket, opening: Opening, said: Meet) -> None:
         """A member knocks. Kept until our own program is as far."""
@@ -104,6 +110,9 @@ class Forming:
 
     def ended(self, epoch: Epoch, why: str) -> None:
         """The epoch is over, and what forms in it."""
+        self._over[epoch.key] = why
+        while len(self._over) > MAX_EARLY:
+            del self._over[next(iter(self._over))]
         if self._group is not None and self._group.epoch.key == epoch.key:
             self._group.failure = AbortedError(f"{epoch} has ended: {why}")
             self._group.changed.set()
@@ -117,25 +126,27 @@ class Forming:
             self._group.failure = AbortedError("this node was closed")
             self._group.changed.set()
 
-    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Channel]:
-        """A channel to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
+    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Seat]:
+        """A connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
 
-        Raises `AbortedError` when the epoch ends.
+        Raises `AbortedError` when the epoch ends, or has ended before this began.
         """
+        if epoch.key in self._over:
+            raise AbortedError(f"{epoch} has ended: {self._over[epoch.key]}")
         group = self._group = _Group(epoch, token_of(epoch), epoch.peers.index(self._setup.peer), machine)
         knocking = [asyncio.ensure_future(self._knock(group, rank)) for rank in range(group.rank)]
         done = False
         try:
-            self._let_in()
             while True:
                 group.changed.clear()
                 if group.failure is not None:
                     raise group.failure
+                self._let_in()  # at each look: one may wait for a place whose first connection has ended meanwhile
                 if not group.missing:
                     group.drop_ended()
                     done = not group.missing
                     if done:
-                        return {rank: _channel(*seat) for rank, seat in group.seats.items()}
+                        return group.seats
                     below = [rank for rank in group.missing if rank < group.rank]
                     knocking += [asyncio.ensure_future(self._knock(group, rank)) for rank in below]
                 await _wait(group.changed, _LOOK)
@@ -154,21 +165,46 @@ class Forming:
         if group is None:
             return
         for caller in [caller for caller in self._early if secrets.compare_digest(caller.said.token, group.token)]:
-            self._early.remove(caller)
             rank = caller.said.rank
-            if not group.rank < rank < len(group.epoch.members) or tcp.is_ended(caller.sock):
-                caller.sock.close()
+            why = self._why_not(group, caller)
+            if not why and rank in group.seats:
+                if not tcp.is_ended(group.seats[rank].sock):
+                    continue  # a second claim waits until the first connection has ended
+                group.seats.pop(rank).sock.close()
+            self._early.remove(caller)
+            if why or tcp.is_ended(caller.sock):
+                self._turn_away(caller, why)
                 continue
             try:
                 caller.sock.send(sealed(caller.opening.sealer, greeting.encode(Ready(group.machine))))
             except OSError:
                 caller.sock.close()  # it has gone, and comes again
                 continue
-            before = group.seats.pop(rank, None)
-            if before is not None:
-                before[0].close()
-            group.seats[rank] = (caller.sock, caller.opening, caller.said.machine)
-        group.changed.set()
+            group.seats[rank] = Seat(caller.sock, caller.opening, caller.said.machine)
+            group.changed.set()
+
+    def _why_not(self, group: _Group, caller: _Caller) -> str:
+        """Why this connection cannot be the member's that it claims to be; empty if it can."""
+        rank = caller.said.rank
+        if not group.rank < rank < len(group.epoch.members):
+            return f"rank {rank} does not connect to rank {group.rank}"
+        return self._other_identity(caller.opening, group.epoch.members[rank])
+
+    def _other_identity(self, opening: Opening, member: Member) -> str:
+        """Say so if the connection proved another identity than the member's. The token alone proves nothing: whoever
+        is told of the epoch, an observer too, can compute it. With encryption off there is no identity to compare."""
+        try:
+            proved = self._setup.proved(opening)
+        except HandshakeError as exc:
+            return str(exc)
+        is_right = self._setup.wall is None or proved == node_of(member.peer)
+        return "" if is_right else f"it proved to be {proved}, not {member.peer}"
+
+    def _turn_away(self, caller: _Caller, why: str) -> None:
+        if why:
+            with suppress(OSError):  # it may have gone
+                self._finder.refused(format_address(*caller.sock.getpeername()[:2]), why)
+        caller.sock.close()
 
     async def _knock(self, group: _Group, rank: int) -> None:
         member = group.epoch.members[rank]
@@ -187,10 +223,13 @@ class Forming:
         sock: socket.socket | None = None
         try:
             sock, opening = await dial(host, port, self._setup.wall, meet)
+            why = self._other_identity(opening, member)
+            if why:
+                raise HandshakeError(why)
             group.why[rank] = "it is connected, but its program has not come this far"
             answer = await hear(sock, opening)
             if isinstance(answer, Ready):
-                return sock, opening, answer.machine
+                return Seat(sock, opening, answer.machine)
         except DistributedError as exc:
             group.why[rank] = f"{member.peer} at {address}: {exc}"
         except BaseException:
@@ -200,12 +239,6 @@ class Forming:
         if sock is not None:
             sock.close()
         return None
-
-
-def _channel(sock: socket.socket, opening: Opening, machine: Machine) -> Channel:
-    channel = Channel(sock, opening)
-    channel.machine = machine
-    return channel
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

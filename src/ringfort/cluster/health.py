@@ -30,7 +30,7 @@ class HealthStatus(Enum):
     """Never heard."""
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """Slow, or silent for half of what it may be."""
+    """Slow, busy, or silent for half of what it may be. Nobody gives up a peer for that."""
     UNHEALTHY = "unhealthy"
     """Silent for too long: lost."""
 
@@ -46,8 +46,12 @@ class HealthEvent(ClusterEvent):
     """Seconds since it was heard."""
     round_trip: float | None
     """Seconds, smoothed; None before the first answer."""
+    busy: bool = False
+    """Its program runs but does not respond: it holds its interpreter lock, swaps or computes."""
 
     def __str__(self) -> str:
+        if self.busy and self.status is HealthStatus.DEGRADED:
+            return f"{self.peer} is degraded (was {self.was.value}): its program is busy and does not respond"
         trip = "" if self.round_trip is None else f", round trip {self.round_trip * 1e3:.1f} ms"
         return f"{self.peer} is {self.status.value} (was {self.was.value}): silent for {self.silence:.1f} s{trip}"
 
@@ -83,6 +87,7 @@ class _Watched:
     jitter: float = 0.0
     down: float = 0.0
     down_since: float | None = None
+    busy: bool = False
 
 
 class HealthMonitor:
@@ -100,14 +105,15 @@ class HealthMonitor:
         """Stops watching."""
         self._peers.pop(peer, None)
 
-    def heard(self, peer: str, now: float) -> None:
-        """A heartbeat of `peer` came."""
+    def heard(self, peer: str, now: float, *, busy: bool = False) -> None:
+        """A heartbeat of `peer` came; it says whether its program is `busy`."""
         watched = self._peers[peer]
         if watched.status is not HealthStatus.UNKNOWN:
             error = now - watched.heard - watched.pause
             watched.pause += _WEIGHT * error
             watched.variation += _WEIGHT * (abs(error) - watched.variation)
         watched.heard = now
+        watched.busy = busy
 
     def answered(self, peer: str, round_trip: float) -> None:
         """`peer` answered after `round_trip` seconds."""
@@ -140,7 +146,7 @@ class HealthMonitor:
             elif watched.down_since is not None:
                 watched.down += now - watched.down_since
                 watched.down_since = None
-            yield HealthEvent(peer, status, was, now - watched.heard, watched.round_trip)
+            yield HealthEvent(peer, status, was, now - watched.heard, watched.round_trip, watched.busy)
 
     def _judge(self, peer: str, watched: _Watched, now: float) -> HealthStatus:
         silence, limit = now - watched.heard, self.limit(peer)
@@ -149,7 +155,12 @@ class HealthMonitor:
         if watched.heard == watched.since:
             return HealthStatus.UNKNOWN
         slow = watched.round_trip is not None and watched.round_trip >= self.config.slow_round_trip
-        return HealthStatus.DEGRADED if slow or silence >= limit / 2 else HealthStatus.HEALTHY
+        is_degraded = watched.busy or slow or silence >= limit / 2
+        return HealthStatus.DEGRADED if is_degraded else HealthStatus.HEALTHY
+
+    def is_busy(self, peer: str) -> bool:
+        """Whether its last heartbeat said so; False for who is not watched."""
+        return peer in self._peers and self._peers[peer].busy
 
     def status(self, peer: str) -> HealthStatus:
         """As of the last check; UNKNOWN for who is not watched."""

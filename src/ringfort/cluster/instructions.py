@@ -34,7 +34,7 @@ class Learn:
 
 @dataclass(frozen=True)
 class Remember:
-    """Write `standing` down before going on."""
+    """Write `standing` to the disk, and tell the core with `remembered` that it is there or why not."""
 
     standing: Standing
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ringfort.cluster.contacts import BAN, Contact, node_of
 from ringfort.cluster.events import CloneFound, Misbehaved, PeerLost
 from ringfort.cluster.instructions import Close, Learn
-from ringfort.cluster.membership import FRESH
-from ringfort.cluster.messages import Hangup, Hello, Introduce, Member, Witness
+from ringfort.cluster.messages import Hangup, Hello, Introduce
 from ringfort.cluster.state import PeerState
 
 
@@ -36,11 +37,23 @@ class Links:
             self.close(surplus, "there are two links")
         if surplus is contact:
             return False
-        state.forget(member.peer)
+        if surplus is None:
+            state.forget(member.peer)
+        else:  # the same peer by another way: what it said of itself still holds, and so does the epoch with it
+            contact.report = surplus.report
         state.health.watch(member.peer, state.time)
-        if surplus is not None:  # what changed since this link was opened was told on the other
+        if surplus is not None:  # what was said on the other, either way, may have come too late to be heard
+            state.election.unheard(member.peer)
             state.send(contact.link, state.own_report())
+            self.brief(contact)
         return True
+
+    def brief(self, contact: Contact) -> None:
+        """Tells a peer what it must know beside our report: who leads, if we do, and for whom we vouch."""
+        self._state.election.met(contact.peer)
+        self._state.tell_election()
+        for vouched in self._state.vouched.values():
+            self._state.send(contact.link, vouched)
 
     def introduce_all(self, contact: Contact) -> None:
         """Whoever knows two peers introduces them: a network that blocks multicast needs no more."""
@@ -57,8 +70,8 @@ class Links:
         if about != state.me.peer and state.contacts.get(about) is None:
             state.out.append(Learn(about, addresses))
         elif about == contact.peer and contact.hello is not None:
-            member = Member(about, contact.hello.member.host, contact.hello.member.slots, addresses)
-            contact.hello = Hello(member, contact.hello.name, contact.hello.version)
+            member = replace(contact.hello.member, addresses=addresses)
+            contact.hello = replace(contact.hello, member=member)
 
     def refuse(self, contact: Contact, why: str) -> None:
         """It misbehaves: its link is closed, and it is ignored for a while."""
@@ -69,24 +82,18 @@ class Links:
         self.close(contact, why)
 
     def close(self, contact: Contact, why: str) -> None:
-        """Ends a link in words, so that it is not taken for a death."""
+        """Ends a link in words."""
         _, was_last = self._state.contacts.ended(contact.link)
         self._state.send(contact.link, Hangup(why[:256]))
         self._state.out.append(Close(contact.link, why))
         if was_last:
-            self.lose(contact, why, by_kernel=False)
+            self.lose(contact, why)
 
-    def lose(self, contact: Contact, why: str, *, by_kernel: bool) -> None:
-        """The last link with a peer has ended."""
-        state, peer, report = self._state, contact.peer, contact.report
+    def lose(self, contact: Contact, why: str) -> None:
+        """The last link with a peer has ended: whoever needs it need not wait. It is not dead for that."""
+        state, peer = self._state, contact.peer
         state.health.forget(peer)
         state.forget(peer)
-        if report is None or not state.counts(contact):
-            return
-        # The law: a death counts only where the peer had just answered. See membership.py.
-        is_fresh = by_kernel and state.now - contact.asked <= FRESH
-        is_alive = contact.hung_up or state.contacts.may_have_another(contact)
-        died = peer in state.departed or (is_fresh and not is_alive)
-        if died and peer not in state.departed:
-            state.witnessed[peer] = Witness(peer, report.standing)
-        state.notify(PeerLost(peer, why, died))
+        if contact.report is not None and state.counts(contact):
+            why = f"it closed the link: {contact.hung_up}" if contact.hung_up else why
+            state.notify(PeerLost(peer, why, peer in state.departed, contact.has_left))

@@ -4,18 +4,20 @@ An epoch is committed when every member has accepted it. A peer accepts only ris
 leaves what it was in. What it has accepted and does not know the end of it keeps as a *doubt*. A new epoch is lawful if
 it holds the majority of the last committed epoch **and of every doubt** of every member: two successors of one epoch
 then share a member, and that member knows of the first when it is asked for the second. (This is dynamic voting with
-ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components", 1997.)
+ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components", 1997.) Nothing in it
+rests on time: no clock, lease or delay is needed for safety.
 
 Beginnings. Peers that never met may begin two clusters; each beginning is a *line*, and an epoch carries the lines it
 descends from. The majority is asked of each line. A peer alone has none: nobody can be split from it. A line of whose
 last epoch nobody is left has *ended*: anybody may follow it, but nobody carries it on, for two groups might.
 
-The dead. A member that can be at work nowhere does not count. Three proofs are taken:
-- it said goodbye, or another process of its node vouches for its end, with the last it promised (*departed*);
-- a peer saw the kernel close a link on which that member had answered less than `FRESH` ago (*witnessed*). It proves
-  that the member followed nobody away without telling the witness first, because of the *lease*: a peer that is asked
-  to accept an epoch without some member of its last one stops answering that member, and accepts `LEASE` later. The
-  witness must itself be in the new group, so that it joins nothing older any more.
+The dead. A member does not count when its own machine has said that it has ended, with the last it promised
+(*departed*): its goodbye, its control process, or another process of the machine that holds the dead one's lock. A
+connection that was closed or reset proves nothing, for anyone on the path can make one: who is lost counts as alive.
+
+Restarts. A process takes over what earlier processes of its machine promised, as doubts (`Ledger.recall`). So a
+machine that was a member begins a new line only when each member of the last epoch it knows is present or departed, or
+when a person says who does not count (*without*).
 """
 
 from __future__ import annotations
@@ -24,58 +26,41 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ringfort.cluster.messages import MAX_DOUBTS, MAX_LINES, Epoch, Member, Propose, Standing, Witness
+import msgspec
 
-FRESH: Final = 1.0
-"""Seconds between asking a peer and the kernel closing its link within which it has died and not gone elsewhere. Five
-heartbeats of the LAN preset, two of the Wi-Fi one."""
-LEASE: Final = 1.5
-"""Seconds without an answer before a member is left out. Above FRESH by more than clocks differ, and short enough that
-it has mostly passed when silence is noticed."""
+from ringfort.cluster.messages import MAX_DOUBTS, MAX_LINES, Epoch, Member, Propose, Standing
+
+MAX_RECALLED: Final = MAX_DOUBTS // 2
+"""Epochs of earlier processes that a new one takes over: the latest. The rest of MAX_DOUBTS is for its own."""
 
 Policy = Literal["majority", "stop", "continue"]
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Who is surely dead."""
-
-    departed: frozenset[str] = frozenset()
-    witnessed: frozenset[tuple[str, str]] = frozenset()
-    """(witness, dead)."""
-
-    def gone(self, epoch: Epoch, group: Collection[str]) -> set[str]:
-        """The members of `epoch` that do not count when `group` is to follow it."""
-        peers = set(epoch.peers)
-        seen = {dead for witness, dead in self.witnessed if witness in peers and witness in group}
-        return peers & (self.departed | seen) - set(group)
-
-
-def is_lawful(group: Collection[str], epoch: Epoch, evidence: Evidence, policy: Policy) -> bool:
-    """Whether `group` may follow `epoch`: it holds more than half of those not surely dead, or exactly half and the
-    lowest id among them."""
+def is_lawful(group: Collection[str], epoch: Epoch, dead: Collection[str], policy: Policy) -> bool:
+    """Whether `group` may follow `epoch`: it holds more than half of those not `dead`, or exactly half and the lowest
+    id among them. Who is in `group` is alive, whatever `dead` says."""
     if not epoch.lines or policy == "continue":
         return True
-    rest = sorted(set(epoch.peers) - evidence.gone(epoch, group))
+    rest = sorted(peer for peer in epoch.peers if peer in group or peer not in dead)
     kept = sum(peer in group for peer in rest)
     if policy == "stop":
         return kept == len(rest)
     return 2 * kept > len(rest) or (2 * kept == len(rest) and (not rest or rest[0] in group))
 
 
-def is_extinct(epoch: Epoch, group: Collection[str], evidence: Evidence) -> bool:
+def is_extinct(epoch: Epoch, group: Collection[str], dead: Collection[str]) -> bool:
     """Whether nobody is left who could be at work in `epoch`, or would be if `group` did not follow it."""
-    return len(evidence.gone(epoch, group)) == len(epoch.members)
+    return all(peer in dead and peer not in group for peer in epoch.peers)
 
 
 def heritage(
-    formed: Iterable[Epoch], group: Collection[str], evidence: Evidence
+    formed: Iterable[Epoch], group: Collection[str], dead: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The lines that an epoch of `group` carries on when it follows `formed`, oldest first, and those that have ended.
     Not the lines of doubts: a doubt that was never committed joined nothing, and whoever follows it must not stand for
     lines that went on without it."""
     formed = tuple(formed)
-    alive = (epoch for epoch in formed if not is_extinct(epoch, group, evidence))
+    alive = (epoch for epoch in formed if not is_extinct(epoch, group, dead))
     lines = tuple(dict.fromkeys(line for epoch in alive for line in epoch.lines))[-MAX_LINES:]
     ended = dict.fromkeys(line for epoch in formed for line in (*epoch.ended, *epoch.lines) if line not in lines)
     return lines, tuple(ended)[-MAX_LINES:]
@@ -90,6 +75,16 @@ def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
 def records_of(standing: Standing) -> tuple[Epoch, ...]:
     """Everything in a standing that a new epoch must respect."""
     return standing.doubts if standing.formed is None else (standing.formed, *standing.doubts)
+
+
+def promised_by(peer: str, standing: Standing) -> Standing:
+    """Without what `peer` only took over from earlier processes of its machine: they have said that themselves."""
+    return Standing(standing.highest, standing.formed, tuple(d for d in standing.doubts if peer in d.peers))
+
+
+def is_binding(standing: Standing) -> bool:
+    """Whether anybody could be split from a peer with this standing."""
+    return any(record.lines for record in records_of(standing))
 
 
 @dataclass(frozen=True)
@@ -160,8 +155,8 @@ class Ledger:
         for record in records_of(self.standing):
             if not self._is_known(record, proposal):
                 return f"it does not know of epoch {record.number}"
-        evidence = Evidence(frozenset(proposal.departed), frozenset(proposal.witnessed))
-        lines, ended = heritage(proposal.formed, peers, evidence)
+        dead = {*proposal.departed, *proposal.without}
+        lines, ended = heritage(proposal.formed, peers, dead)
         if not set(lines) <= set(epoch.lines):
             return "it forgets a line"
         if not set(ended).isdisjoint(epoch.lines):
@@ -169,7 +164,7 @@ class Ledger:
         if not set(epoch.ended) <= set(ended):
             return "it ends a line that somebody may be left of"
         for record in proposal.formed + proposal.doubts:
-            if not is_lawful(peers, record, evidence, self.policy):
+            if not is_lawful(peers, record, dead, self.policy):
                 return f"it lacks the majority of epoch {record.number}"
         return None
 
@@ -184,32 +179,50 @@ class Ledger:
         )
 
     def _left_over(self, proposal: Propose) -> tuple[Epoch, ...]:
-        """The doubts that remain: the proposer has given up what it proposed before."""
-        return tuple(d for d in self.standing.doubts if d.leader != proposal.epoch.leader)
+        """The doubts that remain: the proposer has given up what it proposed to this peer before."""
+        return tuple(d for d in self.standing.doubts if d.leader != proposal.epoch.leader or self.me not in d.peers)
 
     def companions(self) -> set[str]:
-        """Everyone in what this peer was in or may be in: those to whom it owes the lease."""
+        """Everyone in what this peer, or an earlier process of its machine, was in or may be in."""
         if self._companions_of is not self.standing:
             records = records_of(self.standing)
             self._companions = {peer for record in records if record.lines for peer in record.peers} - {self.me}
             self._companions_of = self.standing
         return self._companions
 
+    def recall(self, standings: Iterable[Standing]) -> None:
+        """Takes over what earlier processes of this machine promised, before this one promises anything."""
+        basis = basis_of(standings, ())
+        recalled = tuple(sorted(basis.records, key=_by_key)[-MAX_RECALLED:])
+        mine = self.standing
+        self.standing = Standing(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
+
+    def accepting(self, proposal: Propose) -> Standing:
+        """What this peer will have promised when it has accepted `proposal`."""
+        return Standing(proposal.epoch.number, self.standing.formed, (*self._left_over(proposal), proposal.epoch))
+
     def accept(self, proposal: Propose) -> Epoch | None:
         """Promises; returns the epoch that this peer was in until now."""
         left, self.current = self.current, None
-        doubts = (*self._left_over(proposal), proposal.epoch)
-        self.standing = Standing(proposal.epoch.number, self.standing.formed, doubts)
+        self.standing = self.accepting(proposal)
         return left
+
+    def committing(self, key: tuple[int, str]) -> Standing:
+        """What this peer will have promised when the epoch of `key` is committed."""
+        mine = (doubt for doubt in self.standing.doubts if self.me in doubt.peers)
+        epoch = next((doubt for doubt in mine if doubt.key == key), None)
+        if epoch is None:
+            return self.standing
+        later = tuple(doubt for doubt in self.standing.doubts if doubt.number > epoch.number)
+        return Standing(self.standing.highest, epoch, later)
 
     def commit(self, key: tuple[int, str]) -> Epoch | None:
         """All have accepted the epoch of `key`. Returns it if this peer is in it from now on."""
-        epoch = next((doubt for doubt in self.standing.doubts if doubt.key == key), None)
-        if epoch is None:
+        before, self.standing = self.standing, self.committing(key)
+        epoch = self.standing.formed
+        if self.standing is before or epoch is None:
             return None
-        later = tuple(doubt for doubt in self.standing.doubts if doubt.number > epoch.number)
-        self.standing = Standing(self.standing.highest, epoch, later)
-        if later or self.standing.highest != epoch.number:
+        if self.standing.doubts or self.standing.highest != epoch.number:
             return None  # it has gone on to accept another, and is in none until that is committed
         self.current = epoch
         return epoch
@@ -224,55 +237,43 @@ def largest_lawful(
     group: Sequence[str],
     standings: Mapping[str, Standing],
     departed: Mapping[str, Standing],
-    witnesses: Mapping[str, Sequence[Witness]],
+    without: Collection[str],
     policy: Policy,
-) -> tuple[list[str], Basis, Evidence]:
-    """The peers of `group` that may have an epoch together, what it rests on, and who is dead.
+) -> tuple[list[str], Basis]:
+    """The peers of `group` that may have an epoch together, and what it rests on.
 
     Whoever holds a record that the group has no majority of must wait, and the rest are asked again without it.
     """
     peers = list(group)
+    dead = {*departed, *without}
     while True:
-        evidence = Evidence(
-            frozenset(departed),
-            frozenset((peer, seen.peer) for peer in peers for seen in witnesses.get(peer, ())),
-        )
-        basis = basis_of(_all_standings(peers, standings, departed, witnesses), {*peers, *departed})
-        broken = {r.key for r in basis.records if not is_lawful(peers, r, evidence, policy)}
+        # Not `without`: what those promised is not known, so they answer for nothing.
+        basis = basis_of(_all_standings(peers, standings, departed), {*peers, *departed})
+        broken = {r.key for r in basis.records if not is_lawful(peers, r, dead, policy)}
         if not broken:
-            return peers, basis, evidence
-        held = [p for p in peers if broken.isdisjoint(r.key for r in _known_to(p, standings, departed, witnesses))]
+            return peers, basis
+        held = [p for p in peers if broken.isdisjoint(r.key for r in _known_to(p, standings, departed))]
         if len(held) == len(peers):
-            return [], basis, evidence
+            return [], basis
         peers = held
 
 
-def _known_to(
-    peer: str,
-    standings: Mapping[str, Standing],
-    departed: Mapping[str, Standing],
-    witnesses: Mapping[str, Sequence[Witness]],
-) -> list[Epoch]:
-    return [r for s in _all_standings([peer], standings, departed, witnesses) for r in records_of(s)]
+def _known_to(peer: str, standings: Mapping[str, Standing], departed: Mapping[str, Standing]) -> list[Epoch]:
+    return [r for s in _all_standings([peer], standings, departed) for r in records_of(s)]
 
 
 def _all_standings(
-    peers: Iterable[str],
-    standings: Mapping[str, Standing],
-    departed: Mapping[str, Standing],
-    witnesses: Mapping[str, Sequence[Witness]],
+    peers: Iterable[str], standings: Mapping[str, Standing], departed: Mapping[str, Standing]
 ) -> list[Standing]:
     """Those of `peers`, and the last ones of the dead that they were in an epoch with, to the end of the chain."""
     found: list[Standing] = []
     asked: set[str] = set()
-    to_ask = [(peer, standings[peer]) for peer in peers]
-    to_ask += [(seen.peer, seen.standing) for peer, _ in tuple(to_ask) for seen in witnesses.get(peer, ())]
+    to_ask = [standings[peer] for peer in peers]
     while to_ask:
-        peer, standing = to_ask.pop()
+        standing = to_ask.pop()
         found.append(standing)
-        asked.add(peer)
         mates = {mate for record in records_of(standing) for mate in record.peers}
-        to_ask += [(mate, departed[mate]) for mate in sorted(mates) if mate in departed and mate not in asked]
+        to_ask += [departed[mate] for mate in sorted(mates) if mate in departed and mate not in asked]
         asked |= mates & departed.keys()
     return found
 
@@ -295,4 +296,4 @@ def seat(before: Epoch | None, members: Mapping[str, Member], number: int) -> tu
 
 
 def _since(member: Member, joined: int) -> Member:
-    return Member(member.peer, member.host, member.slots, member.addresses, joined)
+    return msgspec.structs.replace(member, joined=joined)

@@ -10,8 +10,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ringfort.errors import ProtocolError
-
 MAX_MESSAGE_BYTES: Final = 256 * 1024
 """The largest message: an epoch of 256 members with four addresses each, and the records it rests on, fit twice."""
 MAX_MEMBERS: Final = 256
@@ -56,6 +54,8 @@ class Member(Part, frozen=True, forbid_unknown_fields=True):
     """Where its data links are accepted, best first, as `host:port`."""
     joined: Number = 0
     """The number of the epoch that it has been a member since: its seniority."""
+    name: Text = ""
+    """The machine's name, for people: who waits for a member can say for whom."""
 
 
 class Epoch(Part, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -102,15 +102,8 @@ class Standing(Part, frozen=True, forbid_unknown_fields=True):
     formed: Epoch | None = None
     """The last epoch that this peer was in."""
     doubts: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_DOUBTS)] = ()
-    """Later ones that it accepted and does not know the end of: any of them may have been committed."""
-
-
-class Witness(Part, frozen=True, forbid_unknown_fields=True):
-    """A peer whose process the sender saw die: the kernel closed a link on which it had just been heard."""
-
-    peer: PeerId
-    standing: Standing
-    """The last it reported to the witness."""
+    """Others that may have been committed: later ones that it accepted and does not know the end of, and those of
+    earlier processes of its machine, which it respects as if they were its own."""
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -120,6 +113,8 @@ class Hello(Message, frozen=True, forbid_unknown_fields=True, tag="hello"):
     name: Text = ""
     """For people: the host's name."""
     version: Text = ""
+    run: Text = ""
+    """Only peers of the same run may be in one epoch."""
 
 
 class Beat(Message, frozen=True, forbid_unknown_fields=True, tag="beat"):
@@ -129,6 +124,8 @@ class Beat(Message, frozen=True, forbid_unknown_fields=True, tag="beat"):
     echo: Seconds = 0.0
     held: Seconds = 0.0
     """Seconds between hearing what is echoed and this message: the round trip is without them."""
+    busy: bool = False
+    """The sender's program runs but does not respond: it holds its interpreter lock, swaps or computes."""
 
 
 class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):
@@ -139,7 +136,8 @@ class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):
     """The number of the epoch that this peer is in now; 0 if it is in none."""
     sees: Peers = ()
     """The peers it has a sound link with."""
-    witnessed: Annotated[tuple[Witness, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    without: Peers = ()
+    """Peers that do not count because a person at this machine said so (`restart_without`)."""
     work: Number = 0
     holds: bool = False
     """Asks that newcomers wait."""
@@ -192,9 +190,9 @@ class Propose(Message, frozen=True, forbid_unknown_fields=True, tag="propose"):
     doubts: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_DOUBTS)] = ()
     """Later ones that may have been committed."""
     departed: Peers = ()
-    """Who has left or died and told, or been vouched for."""
-    witnessed: Annotated[tuple[tuple[PeerId, PeerId], ...], msgspec.Meta(max_length=4 * MAX_MEMBERS)] = ()
-    """Who saw whom die."""
+    """Who has left or died, by its own machine's word."""
+    without: Peers = ()
+    """Who does not count because a person said so. What these promised is not known."""
 
 
 class Accept(Message, frozen=True, forbid_unknown_fields=True, tag="accept"):
@@ -224,17 +222,20 @@ class Introduce(Message, frozen=True, forbid_unknown_fields=True, tag="introduce
 
 
 class Hangup(Message, frozen=True, forbid_unknown_fields=True, tag="hangup"):
-    """I close this link and live on: the last word on a link, so that its end is not taken for a death."""
+    """I close this link and live on: the last word on a link, which says why."""
 
     why: Text = ""
 
 
 class Departed(Message, frozen=True, forbid_unknown_fields=True, tag="departed"):
-    """A peer has ended, and this is the last it promised: said by itself as its last word, or by one who can vouch."""
+    """A peer has ended, and this is the last it promised. Only its own machine says so: the peer as its last word, its
+    control process when the program died, or another process of the machine, which got the lock of the dead one."""
 
     peer: PeerId
     standing: Standing
     why: Text = ""
+    died: bool = False
+    """It did not want to go: its program was killed or crashed. False where it closed its node."""
 
 
 AnyMessage = (
@@ -253,18 +254,3 @@ AnyMessage = (
     | Hangup
     | Departed
 )
-
-_standing_decoder = msgspec.msgpack.Decoder(Standing)
-
-
-def encode_standing(standing: Standing) -> bytes:
-    """For the file from which another process of this node can vouch for this one."""
-    return msgspec.msgpack.encode(standing)
-
-
-def decode_standing(data: bytes) -> Standing:
-    """What `encode_standing` wrote. Raises `ProtocolError` for anything else."""
-    try:
-        return _standing_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"a standing cannot be read: {exc}") from exc

@@ -1,4 +1,4 @@
-"""`ClusterNode`: this process as a peer of its cluster. Starts the control thread and speaks with it.
+"""`ClusterNode`: this process as a peer of its cluster. Starts its control service and speaks with it.
 
 with ClusterNode() as node:
     epoch = node.wait_for_peers(1, timeout=30)
@@ -7,32 +7,39 @@ with ClusterNode() as node:
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
-import threading
+import socket
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from ringfort.cluster import explain
-from ringfort.cluster.control import Control
+from ringfort.cluster import ipc
+from ringfort.cluster.client import ControlClient
 from ringfort.cluster.election import ElectionState
-from ringfort.cluster.events import ClusterEvent, OtherClusters
+from ringfort.cluster.events import ClusterEvent, ControlLost, OtherClusters
 from ringfort.cluster.health import HealthSummary
+from ringfort.cluster.hosting import ProcessHost, ThreadHost
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.talk import MAX_NOTE_BYTES
-from ringfort.cluster.topology import ClusterTopology
+from ringfort.cluster.topology import ClusterTopology, TopologyRecords
 from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, check_timeout
-from ringfort.errors import ChannelClosedError, InvalidArgumentError, RendezvousTimeoutError
+from ringfort.errors import (
+    ChannelClosedError,
+    ControlLostError,
+    DistributedError,
+    InvalidArgumentError,
+    RendezvousTimeoutError,
+)
 from ringfort.identity.credentials import Credentials
 from ringfort.transport.channel import Channel
+from ringfort.transport.finalisers import Farewell, when_gone
+from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
 
 if TYPE_CHECKING:
@@ -44,34 +51,55 @@ T = TypeVar("T")
 Callback = Callable[[ClusterEvent], None]
 
 _ANSWER: Final = 10.0
-"""Seconds that a question to the control thread may take. It takes microseconds; a machine that swaps may need more."""
+"""Seconds that a question to the control service may take. It takes 0.2 ms; a machine that swaps may need more."""
+_START: Final = 60.0
+"""Seconds that the control service may take to start. It takes 0.4 s; a machine that swaps may need more."""
+_STOP: Final = 4.0
+"""Seconds that the control service has for its goodbye, which takes two at most, before its process is killed."""
+_KILLED: Final = 1.0
+"""Seconds after which a process that ended, or was killed, is not waited for any more."""
 
 
 class ClusterNode:
     """A peer: found by others and finding them, watched and watching, in an epoch or waiting for one.
 
-    All methods may be called from any thread. A node that is closed does not start again.
+    The control service, which answers heartbeats and agrees on epochs, runs in a small process of its own. So a program
+    that holds its interpreter lock is not taken for dead, and one that is killed is reported at once. All methods may
+    be called from any thread. A node that is closed does not start again; after a fork it belongs to the parent alone.
     """
 
     def __init__(
-        self, config: AutoDiscoveryConfig | None = None, *, slots: int = 1, credentials: Credentials | None = None
+        self,
+        config: AutoDiscoveryConfig | None = None,
+        *,
+        slots: int = 1,
+        credentials: Credentials | None = None,
+        encryption: str | None = None,
+        control: Literal["process", "thread"] | None = None,
     ) -> None:
-        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given.
+        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given. `encryption`
+        decides where it is given; otherwise `config` and the environment do (see `choose_encryption`). `control` is
+        where the control service runs: by default in a process of its own, for an observer (no `slots`) in a thread.
 
-        Raises `InvalidArgumentError` for `slots`, and `IdentityError` if the key or secret cannot be read.
+        Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` where `config` and the environment
+        contradict each other, and `IdentityError` if the key or secret cannot be read.
         """
-        self._setup = Setup.make(config, slots, credentials)
-        self._changed = threading.Condition()
+        if control not in (None, "process", "thread"):
+            raise InvalidArgumentError("control", control, "must be process or thread")
+        self._setup = Setup.make(config, slots, credentials, encryption)
+        self._in_process = control == "process" if control else slots > 0
+        self._changed = Condition()
         self._callbacks: list[Callback] = []
-        self._thread: threading.Thread | None = None
-        self._control: Control | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
-        self._why_leaving = ""
+        self._host: ProcessHost | ThreadHost | None = None
+        self._client: ControlClient | None = None
+        self._state = ipc.State()
         self._to_warn: OtherClusters | None = None
         """What a program that waits for peers is to be told."""
-        self._work = 0
+        self._work = [0]
+        """In a list, which outlives the node: the client tells the service, and must not keep the node alive."""
+        self._farewell: Farewell | None = None
         self._is_over = False
+        self._lost: ControlLostError | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -93,57 +121,46 @@ class ClusterNode:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where this process is found, as `host:port`, best first; empty before `start`."""
-        return () if self._control is None else self._control.core.me.addresses
+        return self._state.addresses
 
     def start(self) -> Self:
-        """Listens, announces itself and looks for others. Returns at once when the listener is up.
+        """Listens, announces itself and looks for others. Returns when the listener is up.
 
         Raises `ConfigError` for an interface or a peer's address that cannot be, `TransportError` if the port is taken.
         """
         if self._is_over:
             raise ChannelClosedError("this node is closed; make a new one")
-        if self._thread is None:
-            ready: Future[None] = Future()
-            self._thread = threading.Thread(
-                target=lambda: asyncio.run(self._main(ready)), name="ringfort-control", daemon=True
-            )
-            self._thread.start()
-            try:
-                ready.result()
-            except BaseException:
-                self._is_over = True
-                self._thread.join()
-                raise
-            # Says goodbye even where the program forgets to; a killed one cannot, and is missed all the same.
+        if self._client is None:
+            ours, theirs = socket.socketpair()
+            # Says goodbye even where the program forgets to. For one that is killed, its control process does.
             atexit.register(_close, weakref.ref(self))
+            self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
+            node: weakref.ref[ClusterNode] = weakref.ref(self)
+            work = self._work
+            self._client = ControlClient(ours, partial(_take, node), partial(_ended, node), lambda: work[0])
+            # One that is dropped leaves as if it had been closed.
+            self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
+            level = logging.getLogger("ringfort").getEffectiveLevel()
+            try:
+                self._state = self._ask(ipc.Start(self._setup.state, level), ipc.State, _START)
+            except BaseException:
+                self.close()
+                raise
         return self
 
-    async def _main(self, ready: Future[None]) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            control = Control(self._setup, self._publish, lambda: self.work_done)
-            await control.start()
-        except BaseException as exc:
-            ready.set_exception(exc)
-            return
-        self._control = control
-        ready.set_result(None)
-        await self._stopping.wait()
-        await control.stop(self._why_leaving)
-
     def close(self) -> None:
-        """Leaves the cluster in words and ends the thread. Idempotent."""
+        """Leaves the cluster in words and ends the control service, within seconds in any case. Idempotent."""
         self.leave()
 
     def leave(self, why: str = "") -> None:
         """Says goodbye with a reason, then as `close`."""
-        thread, stopping = self._thread, self._stopping
-        if not self._is_over:
-            self._is_over, self._why_leaving = True, why
-            if self._loop is not None and stopping is not None and thread is not None and thread.is_alive():
-                self._loop.call_soon_threadsafe(stopping.set)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        client, host = self._client, self._host
+        self._is_over = True
+        if client is None or host is None or client.is_forked:
+            return
+        if self._farewell is not None:
+            self._farewell.call_off()
+        _end(client, host, why)
         with self._changed:
             self._changed.notify_all()
 
@@ -161,38 +178,38 @@ class ClusterNode:
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that this peer is in now; None while there is none."""
-        return None if self._control is None else self._control.core.epoch
+        return self._state.epoch
 
     @property
     def leader(self) -> str | None:
         """The leader's peer id, as far as this peer knows."""
-        return None if self._control is None else self._control.core.leader
+        return self._state.leader
 
     @property
     def election_state(self) -> ElectionState:
         """Where this peer stands: IDLE while it knows no leader, CAMPAIGNING, MASTER, FOLLOWER."""
-        return ElectionState.IDLE if self._control is None else self._control.core.election.state
+        return self._state.election
 
     def force_election(self) -> None:
         """Stands for election now and not in its turn. Whoever leads stays if its claim is better: it has been in the
         group for longer, has done more work or has the lower id. Raises `InvalidArgumentError` for an observer."""
-        self._ask(lambda control: control.force_election())
+        self._order(ipc.ForceElection())
 
     def step_down(self) -> None:
         """Leads no more, if this peer does: the others elect one of them. The epoch goes on."""
-        self._ask(lambda control: control.step_down())
+        self._order(ipc.StepDown())
 
     @property
     def work_done(self) -> int:
         """By this peer, as `record_work` counted it."""
-        return self._work
+        return self._work[0]
 
     def record_work(self, amount: int = 1) -> None:
         """Adds to the work that this peer has done, in a unit that all peers share: of those who have been in the group
         equally long, the one who has done most leads. `AutoDiscoveryBackend` counts its collectives here."""
         if not isinstance(amount, int) or isinstance(amount, bool) or amount < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("amount", amount, "must be a whole number of at least 0")
-        self._work += amount  # two threads at once may lose a count, which matters to nobody
+        self._work[0] += amount  # two threads at once may lose a count, which matters to nobody
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
         """The epoch, as soon as it has at least `n` members beside this one; `config.timeout` unless told otherwise.
@@ -216,8 +233,7 @@ class ClusterNode:
         with self._changed:
             while True:
                 epoch = self.epoch
-                if self._is_over:
-                    raise ChannelClosedError("this node was closed")
+                self._check()
                 if epoch is not None and wanted(epoch):
                     return epoch
                 left = deadline - time.monotonic()
@@ -235,46 +251,33 @@ class ClusterNode:
 
         Raises `AbortedError` when the epoch ends, `RendezvousTimeoutError` with who is missing and why.
         """
-        if self._loop is None or self._control is None or self._is_over:
-            raise ChannelClosedError("this node is not running")
-        control = self._control
-        formed = asyncio.run_coroutine_threadsafe(control.forming.form(epoch, machine), self._loop)
-        try:
-            return formed.result(timeout)
-        except (CancelledError, FutureTimeoutError, asyncio.TimeoutError) as exc:
-            missing = self._ask(lambda control: control.forming.missing())
-            formed.cancel()
-            state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
-            raise RendezvousTimeoutError(f"connecting {epoch}", timeout, missing=tuple(missing), state=state) from exc
-        except BaseException:
-            formed.cancel()
-            raise
+        return self._check().form(ipc.Form(epoch, machine, timeout), timeout + _ANSWER)
 
     # --- what else is known -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[PeerView, ...]:
         """All peers in sight and this one, members in the order of their ranks first."""
-        return self._ask(explain.view_peers)
+        return self._ask(ipc.Peers(), tuple[PeerView, ...])
 
     def health_summary(self) -> HealthSummary:
         """How all other peers in sight are, in a few numbers."""
-        return self._ask(lambda control: control.core.health_summary())
+        return self._ask(ipc.Health(), HealthSummary)
 
     def topology(self) -> ClusterTopology:
         """A copy of what is known of all machines and of the links between them, this one's included."""
-        return self._ask(lambda control: control.speeds.known())
+        return ClusterTopology.from_records(self._ask(ipc.Topology(), TopologyRecords))
 
     def refusals(self) -> tuple[str, ...]:
         """Who was turned away or turned this peer away, and why; the latest few."""
-        return self._ask(lambda control: tuple(control.finder.refusals))
+        return self._ask(ipc.Refusals(), tuple[str, ...])
 
     def why_alone(self) -> str:
         """In words: who was seen, who was refused and why, and what to try."""
-        return self._ask(explain.why_alone)
+        return self._ask(ipc.WhyAlone(), str)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Calls `callback` in the control thread with every `ClusterEvent` from now on; it must not wait for anything.
-        Returns what ends that."""
+        """Calls `callback` with every `ClusterEvent` from now on, one after the other in a thread of this node. It may
+        ask the node, but must not wait for an event. Returns what ends that."""
         self._callbacks = [*self._callbacks, callback]
 
         def end() -> None:
@@ -284,16 +287,29 @@ class ClusterNode:
 
     def hold(self, holding: bool = True) -> None:
         """While any member of the epoch holds, newcomers wait; the epoch still shrinks when members are lost."""
-        self._ask(lambda control: control.hold(holding))
+        self._order(ipc.Hold(holding))
 
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
         """Sends a note of this program's to `peer`, or to all in sight, where it becomes the event `Noted`. Those who
         cannot be reached do not get it. For what the programs agree on beside the epoch (`ringfort run` does)."""
         if len(body) > MAX_NOTE_BYTES:
             raise InvalidArgumentError("body", f"{len(body)} bytes", f"a note has at most {MAX_NOTE_BYTES}")
-        self._ask(lambda control: control.tell(topic[:256], body, peer))
+        self._order(ipc.Tell(topic[:256], body, peer))
 
-    # --- the control thread -----------------------------------------------------------------------------------------
+    # --- the control service ------------------------------------------------------------------------------------------
+
+    def take(self, change: ipc.State | ClusterEvent) -> None:
+        """For the node's own client: in the thread of events, in the order in which things happened."""
+        if isinstance(change, ipc.State):
+            self._state = change
+        else:
+            if isinstance(change, ControlLost):
+                self._state = ipc.State()
+            self._publish(change)
+        with self._changed:
+            if isinstance(change, OtherClusters):
+                self._to_warn = change
+            self._changed.notify_all()
 
     def _publish(self, event: ClusterEvent) -> None:
         for callback in self._callbacks:
@@ -301,34 +317,62 @@ class ClusterNode:
                 callback(event)
             except Exception:
                 _log.exception("a callback failed on: %s", event)
-        with self._changed:
-            if isinstance(event, OtherClusters):
-                self._to_warn = event
-            self._changed.notify_all()
 
-    def _ask(self, question: Callable[[Control], T]) -> T:
-        """Runs `question` in the control thread. Raises `ChannelClosedError` where there is none."""
-        control, loop = self._control, self._loop
-        if control is None or loop is None or self._is_over:
-            raise ChannelClosedError("this node is not running; call start()")
-        if threading.current_thread() is self._thread:
-            return question(control)
-        answer: Future[Any] = Future()
+    def ended(self) -> DistributedError:
+        """For the node's own client: the control service has closed the connection: on our word, or it has died."""
+        host = self._host
+        if self._is_over or host is None:
+            return ChannelClosedError("this node was closed")
+        host.wait(_KILLED)
+        self._lost = lost = ControlLostError(f"the {host.name} of this node {host.how_it_ended}")
+        _log.error("%s", lost)
+        return lost
 
-        def run() -> None:
-            try:
-                answer.set_result(question(control))
-            except BaseException as exc:
-                answer.set_exception(exc)
+    def _check(self) -> ControlClient:
+        """Raises `ChannelClosedError` where nobody can be asked, `ControlLostError` where that was not our doing."""
+        client = self._client
+        if client is not None and client.is_forked:
+            raise ChannelClosedError(
+                "this process was forked from the one that started the node; make a new ClusterNode here"
+            )
+        if self._lost is not None:
+            raise self._lost
+        if client is None or self._is_over:
+            raise ChannelClosedError(
+                "this node was closed" if self._is_over else "this node is not running; call start()"
+            )
+        return client
 
-        try:
-            loop.call_soon_threadsafe(run)
-        except RuntimeError as exc:
-            raise ChannelClosedError("this node was closed") from exc
-        return answer.result(_ANSWER)
+    def _order(self, request: ipc.AnyRequest) -> None:
+        """As `_ask`, where there is nothing to answer."""
+        self._ask(request, type(None))
+
+    def _ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float = _ANSWER) -> T:
+        """The service's answer. Raises as `_check`, and what the service raises."""
+        return self._check().ask(request, kind, timeout)
 
 
 def _close(reference: weakref.ref[ClusterNode]) -> None:
     node = reference()
     if node is not None:
         node.close()
+
+
+def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:
+    """Has the service say goodbye and waits for its end. May be called again, as after an interrupt."""
+    client.tell(ipc.Stop(why))
+    if not host.wait(_STOP):
+        host.kill()
+        host.wait(_KILLED)
+    client.join(_KILLED)
+
+
+def _take(reference: weakref.ref[ClusterNode], change: ipc.State | ClusterEvent) -> None:
+    node = reference()
+    if node is not None:
+        node.take(change)
+
+
+def _ended(reference: weakref.ref[ClusterNode]) -> DistributedError:
+    node = reference()
+    return ChannelClosedError("this node was dropped") if node is None else node.ended()

@@ -7,12 +7,18 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     a link is open, both sides proved   connected(now, link, node, initiated=...)
     a message came                      received(now, link, message)         decoded by talk.decode
     bytes came that are no message      garbled(now, link, why)
-    a link ended                        closed(now, link, by_kernel=..., why)
+    a link ended                        closed(now, link, why)
     `deadline` has come                 tick(now)
-    this process wants to go            leave(now)
+    this process wants to go            leave(now, why, died=...)
     the program starts or ends what     hold(now, True), hold(now, False)
       newcomers must not interrupt
     a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
+    earlier processes of this machine   recall(now, standings)               once, before anything else happens
+      were in groups
+    the program holds its interpreter   set_busy(now, True), set_busy(now, False)
+      lock, or does no longer
+    a promise is on the disk, or        remembered(now, standing, why)
+      cannot be written
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
 
@@ -21,15 +27,15 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     Close(link, why)                    closes the link once what was queued has left or a second has passed; no
                                         closed() is expected for it
     Learn(peer, addresses)              may dial these: hints that prove nothing (for the address directory)
-    Remember(standing)                  writes messages.encode_standing(standing) to this instance's file, before what
-                                        follows is carried out
+    Remember(standing)                  writes it to this instance's file (standings.py), in the background, and calls
+                                        remembered() when it is on the disk or cannot be: only then does it take effect
     Notify(event)                       gives the event to the program (events, ElectionEvent, HealthEvent)
 
 `now` is seconds of a clock that never goes back and runs on while the machine sleeps (CLOCK_BOOTTIME on Linux): after a
 sleep, what was heard before it is old. `link` is any number the node has not used before.
 
-`closed(by_kernel=True)` means that the other kernel said so: end of file or a reset. Every other end (no route, time
-out, a record that did not open) is not. Only the first can prove that a process died.
+However a link ends (end of file, a reset, no route, silence), its peer is lost and not dead: only a machine's own word
+(`Departed`) says that one of its processes has ended.
 
 The node dials whatever peer it has addresses of and no link to. Two links between the same two peers are the rule when
 both dial at once: the core closes one of them, the same on both sides.
@@ -45,14 +51,16 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from ringfort.cluster.contacts import Contact, Contacts, node_of
 from ringfort.cluster.election import ElectionManager
 from ringfort.cluster.epochs import Epochs
 from ringfort.cluster.health import HealthMonitor, HealthSummary
 from ringfort.cluster.heartbeats import Heartbeats
-from ringfort.cluster.instructions import Close, Instruction
+from ringfort.cluster.instructions import Close, Instruction, Remember
 from ringfort.cluster.links import Links
-from ringfort.cluster.membership import Ledger
+from ringfort.cluster.membership import Ledger, records_of
 from ringfort.cluster.messages import (
     Accept,
     AnyMessage,
@@ -76,7 +84,7 @@ from ringfort.cluster.messages import (
 from ringfort.cluster.proposing import RingOrder
 from ringfort.cluster.reports import Reports
 from ringfort.cluster.state import LEAP, PeerState
-from ringfort.config import AutoDiscoveryConfig
+from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 GRAIN: Final = 0.001
@@ -101,12 +109,15 @@ class PeerCore:
         if not node_of(me.peer):
             raise InvalidArgumentError("me.peer", me.peer, "must be node.instance")
         self.is_over = False
+        self.is_released = False
+        """It has left, and everybody who was in a group with it was there to hear it: what it promised does not bind
+        the next process of this machine."""
         self._state = PeerState(me, config, now, work_done or (lambda: 0))
         self._links = Links(self._state)
         self._beats = Heartbeats(self._state, self._links)
-        self._epochs = Epochs(self._state, self._links, self._beats, ring_order)
+        self._epochs = Epochs(self._state, self._links, ring_order)
         self._reports = Reports(self._state, self._links, self._epochs)
-        self._hello = Hello(me, name, version)
+        self._hello = Hello(me, name, version, config.run)
         self._deadline = now
 
     # --- questions --------------------------------------------------------------------------------------------------
@@ -146,12 +157,13 @@ class PeerCore:
         """The epoch that this peer is in now."""
         return self.ledger.current
 
-    @property
-    def epoch_in_sight(self) -> Epoch | None:
-        """The epoch that this peer is in; where it is in none, the latest that a peer in sight is in."""
-        reports = [contact.report for contact in self.contacts if contact.report is not None]
-        found = [report.standing.formed for report in reports if report.current and report.standing.formed is not None]
-        return self.epoch or max(found, key=lambda epoch: epoch.key, default=None)
+    def epoch_of(self, peer: str) -> Epoch | None:
+        """The epoch that `peer`, this one or one in sight, is in now; there may be one for each run."""
+        if peer == self.me.peer or (self.epoch is not None and peer in self.epoch.peers):
+            return self.epoch
+        contact = self.contacts.get(peer)
+        report = None if contact is None else contact.report
+        return report.standing.formed if report is not None and report.current else None
 
     @property
     def leader(self) -> str | None:
@@ -192,11 +204,13 @@ class PeerCore:
             elif self._links.meet(contact, message):
                 self._beats.beat(contact)
         elif isinstance(message, Hangup):
-            contact.hung_up = True
+            contact.hung_up = message.why or "it said so"
         elif isinstance(message, Beat):
             if self._beats.came(contact, message):
                 return self._end()
-        elif self.contacts.get(contact.peer) is contact:
+        elif self.contacts.get(contact.peer) is contact or isinstance(
+            message, Departed
+        ):  # a last word is not said again
             self._take(contact, message)
         self._refresh()
         return self._end()
@@ -209,14 +223,13 @@ class PeerCore:
             self._refresh()
         return self._end()
 
-    def closed(self, now: float, link: int, *, by_kernel: bool, why: str = "") -> list[Instruction]:
+    def closed(self, now: float, link: int, why: str = "the link was closed") -> list[Instruction]:
         """`link` has ended."""
         if not self._begin(now):
             return self._end()
         contact, was_last = self.contacts.ended(link)
         if contact is not None and was_last:
-            why = why or ("the link was closed" if by_kernel else "the link broke")
-            self._links.lose(contact, why, by_kernel=by_kernel)
+            self._links.lose(contact, why)
         self._refresh()
         return self._end()
 
@@ -226,13 +239,15 @@ class PeerCore:
             self._refresh()
         return self._end()
 
-    def leave(self, now: float, why: str = "") -> list[Instruction]:
-        """Says goodbye to all. The core is finished: every later call returns nothing."""
+    def leave(self, now: float, why: str = "", *, died: bool = False) -> list[Instruction]:
+        """Says goodbye to all. The core is finished: every later call returns nothing. `died`: the program did not
+        want to go. `is_released` says what that means for the next process."""
         if self._begin(now):
             state = self._state
+            self.is_released = not died and all(map(self._is_here, state.ledger.companions() - state.dead))
             state.end_epoch(state.ledger.leave(), why or "this peer leaves")
             for contact in state.contacts:
-                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why))
+                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why, died))
                 state.out.append(Close(contact.link, why or "this peer leaves"))
             self.is_over = True
         self._deadline = inf
@@ -245,6 +260,12 @@ class PeerCore:
             self._refresh()
         return self._end()
 
+    def set_busy(self, now: float, busy: bool) -> list[Instruction]:
+        """The program of this peer runs but does not respond, or does again. The heartbeats say so."""
+        if self._state.busy != busy and self._begin(now):
+            self._state.busy = busy
+        return self._end()
+
     def vouch(self, now: float, peer: str, standing: Standing) -> list[Instruction]:
         """`peer`, an earlier process of this node, has ended, and `standing` is the last it wrote down."""
         if node_of(peer) != node_of(self.me.peer) or peer == self.me.peer:
@@ -252,8 +273,30 @@ class PeerCore:
         if self._begin(now):
             state = self._state
             state.departed[peer] = standing
-            state.vouched[peer] = Departed(peer, standing, "its process has ended")
+            state.vouched[peer] = Departed(peer, standing, "its process has ended", died=True)
             state.tell_all(state.vouched[peer])
+            self._refresh()
+        return self._end()
+
+    def recall(self, now: float, standings: Sequence[Standing]) -> list[Instruction]:
+        """`standings` are the last that earlier processes of this machine promised, without those that were released:
+        what they were in, this peer does not found a new group beside. To be called before anything else happens."""
+        if self._begin(now) and self.me.slots:
+            state = self._state
+            state.ledger.recall(standings)
+            members = {m for record in records_of(state.ledger.standing) for m in record.members}
+            named = set(state.config.restart_without)
+            gone = {m.peer for m in members if named & {m.name, m.peer, node_of(m.peer)}}
+            state.restart_without = tuple(sorted(gone))
+            if state.ledger.standing != Standing():
+                state.out.append(Remember(state.ledger.standing))
+            self._refresh()
+        return self._end()
+
+    def remembered(self, now: float, standing: Standing, why: str = "") -> list[Instruction]:
+        """`standing`, of a `Remember`, is on the disk; or it could not be written, for the reason `why`."""
+        if self._begin(now):
+            self._epochs.written(standing, why)
             self._refresh()
         return self._end()
 
@@ -261,8 +304,8 @@ class PeerCore:
         """This peer's addresses are now these."""
         if self._begin(now):
             state, me = self._state, self.me
-            state.me = Member(me.peer, me.host, me.slots, tuple(addresses))
-            self._hello = Hello(state.me, self._hello.name, self._hello.version)
+            state.me = replace(me, addresses=tuple(addresses))
+            self._hello = replace(self._hello, member=state.me)
             state.tell_all(Introduce(me.peer, state.me.addresses))
         return self._end()
 
@@ -284,6 +327,11 @@ class PeerCore:
             self._state.tell_election()
             self._refresh()
         return self._end()
+
+    def _is_here(self, peer: str) -> bool:
+        """Whether `peer` is in sight, and answered not long ago."""
+        contact, now = self.contacts.get(peer), self._state.now
+        return contact is not None and now - contact.asked <= (self._state.config.health.patience or CLUSTER_PATIENCE)
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -309,8 +357,8 @@ class PeerCore:
                 self._epochs.consider(contact, message)
             case Accept(number=number):
                 self._epochs.accepted(peer, number)
-            case Reject(number=number):
-                self._epochs.rejected(peer, number)
+            case Reject(number=number, why=why):
+                self._epochs.rejected(peer, number, why)
             case Commit(number=number):
                 self._epochs.committed(contact, number)
             case Introduce(peer=about, addresses=addresses):
@@ -321,7 +369,7 @@ class PeerCore:
                 self._links.refuse(contact, f"it sent {type(message).__name__} a second time")
 
     def _refresh(self) -> None:
-        """Everything that may follow from a change or from time. Reports leave before heartbeats: leases need it."""
+        """Everything that may follow from a change or from time."""
         state = self._state
         self._beats.drop_the_silent()
         if state.me.slots:
@@ -330,7 +378,6 @@ class PeerCore:
             state.tell_election()
             state.yields = state.yields and self.leader is None
             self._epochs.lead()
-            self._epochs.take_up_deferred()
         state.tell_report()
         self._beats.beat_all()
         waiting = (

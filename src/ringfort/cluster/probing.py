@@ -20,11 +20,13 @@ from typing import Annotated, Final
 
 import msgspec
 
+from ringfort.cluster.contacts import node_of
 from ringfort.cluster.messages import PeerId
 from ringfort.cluster.wire import dial
 from ringfort.config import KIB
 from ringfort.errors import ProtocolError
 from ringfort.identity.credentials import Credentials
+from ringfort.identity.keypair import peer_id_of
 from ringfort.transport.greeting import Probe
 from ringfort.transport.opening import Opening, sealed
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
@@ -114,6 +116,7 @@ class _Way:
     def __init__(self, sock: socket.socket, opening: Opening) -> None:
         self._sock = sock
         self._sealer, self._opener = opening.sealer, opening.opener
+        self._identity = opening.identity
         self._loop = asyncio.get_running_loop()
         self._data = bytearray()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -173,12 +176,16 @@ class _Way:
             raise ProtocolError("a burst was empty")
         return speed_of(arrivals, time.perf_counter(), len(_PIECE))
 
-    @staticmethod
-    def parse(body: bytes) -> _Said:
+    def parse(self, body: bytes) -> _Said:
+        """What the other side says in the end. Raises `ProtocolError` if it speaks for a peer that it is not."""
         try:
-            return _decoder.decode(body)
+            said = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise ProtocolError(f"a probe was answered with something else: {exc}") from exc
+        proved = peer_id_of(self._identity) if self._identity else ""
+        if proved and node_of(said.peer) != proved:
+            raise ProtocolError(f"a probe says that it is of {said.peer} and proved to be of {proved}")
+        return said
 
 
 def speed_of(arrivals: Sequence[float], ended: float, piece: int) -> float:

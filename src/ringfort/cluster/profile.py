@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +20,12 @@ _MAX_NAME: Final = 64
 """Characters of a name that others are told."""
 
 
-def this_machine(peer: str, host: str) -> NodeProfile:
-    """The profile of this process's machine. Asks nothing of the network; takes milliseconds, or up to two seconds
-    where NVIDIA's driver has to be asked for the size of its memory."""
+def this_machine(
+    peer: str, host: str, accelerators: tuple[Accelerator, ...] = (), version: str | None = None
+) -> NodeProfile:
+    """The profile of this machine. `accelerators` and `version` are found out unless they are given. Asks nothing of
+    the network; takes milliseconds, or up to two seconds where NVIDIA's driver has to be asked for the size of its
+    memory."""
     import psutil  # not at the top: the command line starts without it
 
     memory = psutil.virtual_memory().total
@@ -34,13 +36,15 @@ def this_machine(peer: str, host: str) -> NodeProfile:
         platform=f"{platform.system()} {platform.machine()}",
         cores=usable_cores(),
         memory=memory,
-        accelerators=find_accelerators(memory),
-        version=own_version(),
+        accelerators=accelerators or find_accelerators(memory),
+        version=own_version() if version is None else version,
     )
 
 
 def own_version() -> str:
     """Ringfort's version; empty when it runs from a folder that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # not at the top: it takes 20 ms
+
     try:
         return version("ringfort")
     except PackageNotFoundError:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from ringfort.cluster.membership import LEASE, Basis, Evidence, heritage, largest_lawful, records_of, seat
+from ringfort.cluster.membership import Basis, heritage, largest_lawful, records_of, seat
 from ringfort.cluster.messages import MAX_MEMBERS, Epoch, Member, Propose, Report, Standing, Term
 from ringfort.config import AutoDiscoveryConfig
 
 QUICK: Final = 0.1
 """Seconds that the group must not have changed before an epoch that was broken is followed: who died together is left
 out together."""
-ANSWER: Final = LEASE + 1.0
-"""Seconds that members have to accept: the lease they may owe, and a second."""
+ANSWER: Final = 1.5
+"""Seconds that members have to accept at first; twice as long after each time that they did not. A member accepts when
+its promise is on its disk, which takes milliseconds, or seconds where the disk is slow."""
+MAX_LATE: Final = 4
+"""Times that this is doubled at most."""
+TOO_FEW: Final = "other peers are here"
+"""The end of what a leader says that waits for more peers and for nothing else."""
+MAX_FAILURES: Final = 4
+"""Proposals in a row that came to nothing, after which they are made no more slowly, and people are told why."""
 NEWS: Final = 1.0
 """Seconds after a commit before a member that has not reported it is asked again."""
 
@@ -34,6 +41,7 @@ class Situation:
     """Of all in sight, its own too."""
     members: Mapping[str, Member]
     departed: Mapping[str, Standing]
+    without: Collection[str] = ()
 
 
 class Proposer:
@@ -53,6 +61,8 @@ class Proposer:
         self._since = 0.0
         self._first: float | None = None
         self._failures = 0
+        self._why_failed = ""
+        self._late = 0
         self._committed_at = -inf
         self._last_number = 0
 
@@ -67,25 +77,28 @@ class Proposer:
             if now < self.pending_until and situation.reports.keys() >= set(self.pending.epoch.peers):
                 self.deadline = self.pending_until
                 return None
+            self._late = min(self._late + (now >= self.pending_until), MAX_LATE)
             self._fail(now)
-        group, basis, evidence = largest_lawful(
+        group, basis = largest_lawful(
             self._clique(situation),
             {peer: report.standing for peer, report in situation.reports.items()},
             situation.departed,
-            {peer: report.witnessed for peer, report in situation.reports.items()},
+            situation.without,
             self._config.on_partition,
         )
         if self.me not in group:
             self.is_stuck = True
             return None
         if len(group) - 1 < self._config.min_peers:
-            self.why = f"{len(group) - 1} of at least {self._config.min_peers} other peers are here"
+            self.why = f"{len(group) - 1} of at least {self._config.min_peers} {TOO_FEW}"
             return None
+        if self._failures == MAX_FAILURES:  # most objections are gone by the next try
+            self.why = self._why_failed
         due = self._due(now, frozenset(group), situation)
         if now < due:
             self.deadline = due
             return None
-        return self._propose(now, group, basis, evidence, situation)
+        return self._propose(now, group, basis, situation)
 
     def accepted(self, now: float, peer: str, number: int) -> Epoch | None:
         """`peer` accepts. Returns the epoch if now all have: it is committed."""
@@ -96,18 +109,23 @@ class Proposer:
         # The law: every member, not a majority. Otherwise one of them could still be at work in an older epoch.
         if not self._accepted >= set(epoch.peers):
             return None
-        self.pending, self._first, self._failures, self._committed_at = None, None, 0, now
+        self.pending, self._first, self._failures, self._late, self._committed_at = None, None, 0, 0, now
         return epoch
 
-    def rejected(self, now: float, peer: str, number: int) -> None:
+    def rejected(self, now: float, peer: str, number: int, why: str = "") -> None:
         """`peer` does not accept: the epoch is given up."""
         if self.pending is not None and self.pending.epoch.number == number and peer in self.pending.epoch.peers:
-            self._fail(now)
+            self.give_up(now, f"{'this peer' if peer == self.me else peer} does not accept: {why}")
+
+    def give_up(self, now: float, why: str) -> None:
+        """The epoch that was proposed is never committed; another will be."""
+        self._fail(now)
+        self._why_failed = why
 
     def _fail(self, now: float) -> None:
         self.pending = None
         self._since = now
-        self._failures = min(self._failures + 1, 4)
+        self._failures = min(self._failures + 1, MAX_FAILURES)
 
     # --- who --------------------------------------------------------------------------------------------------------
 
@@ -151,9 +169,7 @@ class Proposer:
 
     # --- what -------------------------------------------------------------------------------------------------------
 
-    def _propose(
-        self, now: float, group: Sequence[str], basis: Basis, evidence: Evidence, situation: Situation
-    ) -> Propose:
+    def _propose(self, now: float, group: Sequence[str], basis: Basis, situation: Situation) -> Propose:
         number = max(basis.highest, situation.standing.highest, self._last_number) + 1
         own = () if situation.standing.formed is None else (situation.standing.formed,)
         before = max(
@@ -163,7 +179,7 @@ class Proposer:
         )
         members = seat(before, {peer: situation.members[peer] for peer in group}, number)
         ring = tuple(self._ring_order(members)) if self._ring_order else ()
-        lines, ended = heritage(basis.formed, group, evidence)
+        lines, ended = heritage(basis.formed, group, {*situation.departed, *situation.without})
         if not lines and (len(group) > 1 or basis.doubts or ended):
             lines = (f"{self.me}#{number}",)
         # Of what the members hold, not of what the epoch rests on: they must see why something no longer counts.
@@ -174,10 +190,10 @@ class Proposer:
             Epoch(number, self.me, members, ring, lines, ended),
             basis.formed,
             basis.doubts,
-            tuple(sorted(evidence.departed & concerned)),
-            tuple(sorted(pair for pair in evidence.witnessed if pair[1] in concerned)),
+            tuple(sorted(situation.departed.keys() & concerned)),
+            tuple(sorted(set(situation.without) & concerned)),
         )
-        self.pending_until = self.deadline = now + ANSWER
+        self.pending_until = self.deadline = now + ANSWER * 2**self._late
         self._accepted = set()
         self._last_number = number
         return self.pending

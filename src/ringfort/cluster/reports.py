@@ -9,7 +9,7 @@ from ringfort.cluster.epochs import Epochs
 from ringfort.cluster.events import PeerJoined
 from ringfort.cluster.links import Links
 from ringfort.cluster.membership import records_of
-from ringfort.cluster.messages import Departed, Report
+from ringfort.cluster.messages import Departed, Epoch, Report
 from ringfort.cluster.state import PeerState
 
 MAX_DEPARTED: Final = 1024
@@ -47,18 +47,16 @@ class Reports:
     def _welcome(self, contact: Contact) -> None:
         state = self._state
         assert contact.hello is not None
-        state.witnessed.pop(contact.peer, None)  # it lives, whatever it looked like
         state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
-        state.election.met(contact.peer)
         self._links.introduce_all(contact)
-        for vouched in state.vouched.values():
-            state.send(contact.link, vouched)
-        state.tell_election()
+        self._links.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
         ours = {record.key: record for record in records_of(self._state.ledger.standing)}
         for record in records_of(report.standing):
-            if peer not in record.peers or record.number > report.standing.highest:
+            # In doubt may also be what an earlier process of its machine was in.
+            mine = peer in record.peers if record is report.standing.formed else _names_node_of(peer, record)
+            if not mine or record.number > report.standing.highest:
                 return f"it lies about epoch {record.number}"
             if record.key in ours and ours[record.key] != record:
                 return f"it has another epoch {record.number} than we agreed on"
@@ -82,4 +80,9 @@ class Reports:
             del state.departed[next(iter(state.departed))]
         gone = state.contacts.get(about)
         if gone is not None:
+            gone.has_left = not said.died
             self._links.close(gone, said.why or "it left")
+
+
+def _names_node_of(peer: str, epoch: Epoch) -> bool:
+    return any(node_of(member) == node_of(peer) for member in epoch.peers)

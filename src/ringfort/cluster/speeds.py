@@ -1,5 +1,5 @@
 """`Speeds`: how fast the links of the cluster are, as this peer and the others have measured, and what follows: the
-order of the ring. Keeps the topology; owned by the control thread."""
+order of the ring. Keeps the topology; owned by the control service."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from ringfort.cluster.events import ClusterEvent, EpochEnded
 from ringfort.cluster.health import HealthMonitor
 from ringfort.cluster.instructions import Instruction, Notify, Send
 from ringfort.cluster.membership import Ledger
-from ringfort.cluster.messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Standing, Witness
+from ringfort.cluster.messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Standing
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 LEAP: Final = 0.4
-"""Seconds that may pass between two calls; of a longer time only so much counts as having been awake. Below the margin
-between LEASE and FRESH, so that a clock that leaps once breaks no lease."""
+"""Seconds that may pass between two calls; of a longer time only so much counts as having been awake. Two heartbeats:
+a peer that slept must not find the others silent."""
 
 
 class PeerState:
@@ -45,11 +45,13 @@ class PeerState:
         """Peers that have surely ended, with the last they promised."""
         self.vouched: dict[str, Departed] = {}
         """Those of this node, for whom this peer vouches."""
-        self.witnessed: dict[str, Witness] = {}
-        """Those whose process this peer saw die."""
+        self.restart_without: tuple[str, ...] = ()
+        """Members of earlier epochs that do not count because a person at this machine said so."""
         self.work = 0
         """The work done when the last epoch ended."""
         self.holds = False
+        self.busy = False
+        """The program of this peer runs but does not respond."""
         self.is_stuck = False
         """It may not go on: too many of its last epoch are out of sight."""
         self.yields = False
@@ -72,10 +74,20 @@ class PeerState:
         return tuple(sorted(self.reports.keys() - {self.me.peer}))
 
     def counts(self, contact: Contact) -> bool:
-        """Whether this peer and the other may ever be in one epoch. Observers may not: they vote for nobody, nobody
-        waits for them, and nobody misses them."""
+        """Whether this peer and the other may ever be in one epoch. Observers and peers of another run may not: they do
+        not vote here, and nobody waits for them or misses them."""
         assert contact.hello is not None
-        return self.me.slots > 0 and contact.hello.member.slots > 0
+        return self.me.slots > 0 and contact.hello.member.slots > 0 and contact.hello.run == self.config.run
+
+    @property
+    def without(self) -> set[str]:
+        """Who does not count because a person said so, at this machine or at one in sight."""
+        return {*self.restart_without, *(peer for report in self.reports.values() for peer in report.without)}
+
+    @property
+    def dead(self) -> set[str]:
+        """Who does not count in a majority."""
+        return self.departed.keys() | self.without
 
     def note(self, peer: str, report: Report) -> None:
         """Keeps what a peer that counts says of itself."""
@@ -103,7 +115,7 @@ class PeerState:
             self.ledger.standing,
             0 if current is None else current.number,
             self.sees,
-            tuple(self.witnessed.values()),
+            self.restart_without,
             self.work,
             self.holds,
             self.is_stuck,

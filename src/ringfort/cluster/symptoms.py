@@ -30,7 +30,7 @@ from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.profile import find_accelerators, own_version
 from ringfort.config import AutoDiscoveryConfig, Environment, format_address
 from ringfort.errors import ConfigError, DistributedError, IdentityError
-from ringfort.identity.keypair import KEY_FILE, NodeIdentity
+from ringfort.identity.keypair import NodeIdentity, key_path
 from ringfort.identity.store import DEFAULT_CLUSTER, ClusterStore, current_namespace
 
 LISTEN_SECONDS: Final = 1.5
@@ -295,8 +295,9 @@ def _identity(environment: Environment) -> tuple[str, str, str, tuple[str, str] 
     key = cluster = network = ""
     try:
         home = environment.home_folder
-        if (home / KEY_FILE).exists():
-            key = NodeIdentity.load_or_generate(home / KEY_FILE).peer_id
+        path = key_path(home, make=False)
+        if path.exists():
+            key = NodeIdentity.load_or_generate(path).peer_id
         named = environment.key is not None or environment.cluster not in (None, DEFAULT_CLUSTER)
         if named or DEFAULT_CLUSTER in ClusterStore(home).names():
             namespace = current_namespace(environment)

@@ -102,6 +102,15 @@ _UNKNOWN: Final = ConnectionProfile()
 _SAME_HOST: Final = ConnectionProfile(kind=LinkKind.SHARED_MEMORY)
 
 
+@dataclass(frozen=True)
+class TopologyRecords:
+    """A topology as plain values, for messages."""
+
+    nodes: list[tuple[NodeProfile, float]]
+    """With when each was last heard."""
+    links: list[tuple[str, str, ConnectionProfile]]
+
+
 class ClusterTopology:
     """A graph of peers and measured links. Not thread-safe: it belongs to the loop that feeds it."""
 
@@ -116,6 +125,22 @@ class ClusterTopology:
         other = ClusterTopology()
         other._nodes, other._seen, other._links = dict(self._nodes), dict(self._seen), dict(self._links)
         return other
+
+    @property
+    def records(self) -> TopologyRecords:
+        """All of it, as plain values."""
+        seen = [(node, self._seen[peer]) for peer, node in self._nodes.items()]
+        return TopologyRecords(seen, [(one, two, link) for (one, two), link in self._links.items()])
+
+    @classmethod
+    def from_records(cls, records: TopologyRecords) -> ClusterTopology:
+        """The topology that `records` were taken of."""
+        made = cls()
+        for node, seen in records.nodes:
+            made.add(node, seen)
+        for one, two, link in records.links:
+            made.connect(one, two, link)
+        return made
 
     def add(self, node: NodeProfile, now: float) -> None:
         """Add a node, or replace what is known of it."""

@@ -30,14 +30,18 @@ class PeerView:
     bandwidth_range: tuple[float, float] | None = None
     """The least and the greatest of what was measured lately."""
     health: HealthStatus = HealthStatus.UNKNOWN
+    is_busy: bool = False
+    """Its program runs but does not respond, so that `health` is degraded."""
     is_self: bool = False
     is_leader: bool = False
     is_member: bool = False
-    """Of the epoch that this process is in or, if it is in none, that those in sight are in."""
+    """Of an epoch. There may be one for each run."""
     version: str = ""
+    run: str = ""
+    """The run that it belongs to: the `--name` of `ringfort run`, empty for a program that joined by itself."""
     slots: int = 1
     ranks: tuple[int, ...] = ()
-    """In the epoch; empty where it is no member."""
+    """In its epoch; empty where it is in none."""
     program: str = ""
     """What it runs, as it tells; empty before it has."""
     uptime: float | None = None

@@ -1,4 +1,4 @@
-"""Connections of the control thread: how they are opened, and `ControlLink`, the one that messages go over. All I/O is
+"""Connections of the control service: how they are opened, and `ControlLink`, the one that messages go over. All I/O is
 asyncio's; the protocol is the same `Opening` and the same records as everywhere else."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ringfort.cluster.messages import MAX_MESSAGE_BYTES
 from ringfort.errors import DistributedError, NoConnectionError, ProtocolError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import greeting
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.greeting import Greeting, Refused
 from ringfort.transport.opening import Opening, sealed
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
@@ -27,8 +28,6 @@ CLOSE_WITHIN: Final = 1.0
 """Seconds that the last words of a link have to leave."""
 _REST: Final = 4096
 """Bytes: more than an opening has left when it is broken off."""
-_GONE: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
-"""Errors with which the other kernel says that nobody is there. All others are the network's."""
 
 
 async def dial(
@@ -39,7 +38,7 @@ async def dial(
     loop = asyncio.get_running_loop()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
-        sock = socket.socket(found[0], socket.SOCK_STREAM)
+        sock = keep_from_children(socket.socket(found[0], socket.SOCK_STREAM))
     except OSError as exc:
         raise NoConnectionError(f"{host} is no address ({exc.strerror or exc})") from exc
     opening = Opening(credentials, purpose)
@@ -128,7 +127,7 @@ class ControlLink(asyncio.Protocol):
         self,
         opening: Opening,
         on_message: Callable[[bytes], None],
-        on_end: Callable[[bool, str], None],
+        on_end: Callable[[str], None],
     ) -> None:
         self._opener = opening.opener
         self._sealer = opening.sealer
@@ -137,7 +136,6 @@ class ControlLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._data = bytearray()
         self._is_over = False
-        self._saw_end = False
         self.ended = asyncio.Event()
         """Set when nothing is left of it."""
 
@@ -156,21 +154,23 @@ class ControlLink(asyncio.Protocol):
             return
         self._transport.write(sealed(self._sealer, body))
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
-            self._end(by_kernel=False, why="it does not read what it is sent")
+            self._end("it does not read what it is sent")
 
     def close(self) -> None:
         """Ends the link when what was queued has left. What still comes is not looked at, but read: a socket that is
         closed with unread bytes in it resets the connection, and the last words could be lost."""
-        if self._is_over or self._transport is None:
+        if self._is_over:
             return
         self._is_over = True
         transport = self._transport
+        if transport is None:  # `connection_made` ends it
+            return
         asyncio.get_running_loop().call_later(CLOSE_WITHIN, transport.abort)
         with suppress(OSError, RuntimeError):
             transport.write_eof()
 
     def abort(self) -> None:
-        """Ends the link at once."""
+        """Ends the link at once; one that is only just being attached, then."""
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()
@@ -180,6 +180,8 @@ class ControlLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._is_over:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -192,7 +194,7 @@ class ControlLink(asyncio.Protocol):
                     return
                 self._on_message(body)
         except DistributedError as exc:
-            self._end(by_kernel=False, why=str(exc))
+            self._end(str(exc))
 
     def _next(self) -> bytes | None:
         """The next whole message. Raises `ProtocolError` or `TamperedError`."""
@@ -214,20 +216,16 @@ class ControlLink(asyncio.Protocol):
         self._opener.open(record, memoryview(body))
         return bytes(body)
 
-    def eof_received(self) -> None:
-        self._saw_end = True
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()
         if self._is_over:
             return
         self._is_over = True
-        number = exc.errno if isinstance(exc, OSError) else None
-        by_kernel = (exc is None and self._saw_end) or number in _GONE
-        self._on_end(by_kernel, "its process has ended or closed the link" if by_kernel else f"the link broke ({exc})")
+        # Either proves nothing about its process: anyone on the path can reset a connection.
+        self._on_end("the other side closed the link" if exc is None else f"the link broke ({exc})")
 
-    def _end(self, *, by_kernel: bool, why: str) -> None:
+    def _end(self, why: str) -> None:
         if not self._is_over:
             self.abort()
             # Soon and not now: it may be in the middle of carrying out what the core instructed.
-            asyncio.get_running_loop().call_soon(self._on_end, by_kernel, why)
+            asyncio.get_running_loop().call_soon(self._on_end, why)

@@ -30,11 +30,10 @@ at once, takes at least what all cores together need: (n-1)/n (m a + S (b + f)).
 from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
 from ringfort.collectives import costs, plan
 from ringfort.collectives.costs import LinkCosts
 from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
@@ -267,7 +266,11 @@ def tree_depth(world_size: int, arity: int) -> int:
 
 # --- what a collective asks -------------------------------------------------------------------------------------------
 
-_models: WeakKeyDictionary[Backend, CostModel] = WeakKeyDictionary()
+
+class _Costs:
+    """What a group's links cost; None before that is known."""
+
+    model: CostModel | None = None
 
 
 def needs_measuring(backend: Backend) -> bool:
@@ -276,26 +279,23 @@ def needs_measuring(backend: Backend) -> bool:
     return backend.is_measured and backend.world_size > 1 and (config.latency is None or config.bandwidth is None)
 
 
-def model_of(backend: Backend, envelope: Envelope | None = None) -> CostModel:
-    """The group's model. If it has to be measured first, that is done in the collective of `envelope`, which all ranks
-    are in; without one, what was measured before must be there already."""
-    model = _models.get(backend)
-    if model is None:
+def model_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None = None) -> CostModel:
+    """The group's model. Where the links have to be measured for it, all ranks must ask for it the first time, at the
+    same place among their collectives: measuring is one, on behalf of `call`, which `timeout` bounds."""
+    known = backend.group.part(_Costs)
+    if known.model is None:
         config, n = backend.config.collective, backend.world_size
         if needs_measuring(backend):
-            if envelope is None:
-                raise InvalidArgumentError("envelope", None, "the links have not been measured yet")
-            links = costs.measure(backend, envelope)
+            links = costs.measure(backend, backend.envelope(measuring_for(call), timeout))
         else:
             links = LinkCosts.even(n)
-        model = CostModel(links.with_known(config.latency, config.bandwidth), backend.hosts)
-        _models[backend] = model
-    return model
+        known.model = CostModel(links.with_known(config.latency, config.bandwidth), backend.hosts)
+    return known.model
 
 
 def settle(backend: Backend, asked: S, nbytes: int, element: str = "float32") -> S:
     """`asked`, or where that is AUTO the configured strategy, or else the cheapest by the model. AUTO remains where
-    links have to be measured for that: then `decide` in the collective itself."""
+    links have to be measured for that: then `begin` decides when the collective is run."""
     if asked.shape is not Shape.AUTO:
         return asked
     configured = getattr(backend.config.collective, _FIELDS[type(asked)])
@@ -304,11 +304,17 @@ def settle(backend: Backend, asked: S, nbytes: int, element: str = "float32") ->
     return model_of(backend).choose(type(asked), nbytes, element)
 
 
-def decide(backend: Backend, settled: S, nbytes: int, element: str, envelope: Envelope) -> S:
-    """What `settle` gave, or where that is AUTO the cheapest by the measured model."""
+def begin(
+    backend: Backend, settled: S, nbytes: int, element: str, call: bytes, timeout: float | None
+) -> tuple[S, Envelope]:
+    """The strategy of a collective that runs now, and its envelope: what `settle` gave, or where that is AUTO the
+    cheapest by the measured model. Measuring is a collective that comes first, and within the same `timeout`."""
     if settled.shape is not Shape.AUTO:
-        return settled
-    return model_of(backend, envelope).choose(type(settled), nbytes, element)
+        return settled, backend.envelope(call, timeout)
+    begun = backend.now()
+    chosen = model_of(backend, call, timeout).choose(type(settled), nbytes, element)
+    envelope = backend.envelope(call, timeout)
+    return chosen, envelope._replace(deadline=begun + envelope.timeout)
 
 
 _FIELDS: Final[dict[type[Strategy], str]] = {

@@ -3,13 +3,18 @@
 All ranks measure at the same time, each against the rank so many places on, because that is how collectives use links:
 on a machine with fewer cores than ranks, or where several ranks share one network card, a link costs more among others
 than alone. Then all gather what all have measured. The clock is read here; what is made of it is in `auto`, and pure.
+
+Measuring is a collective of its own, and its probes have a communicator id of their own: a rank that takes part in some
+other collective finds out at the first message, and nothing that is sent here can be taken for data.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from statistics import median_low
 from typing import Final
 
@@ -19,6 +24,7 @@ from ringfort.backends.base import Backend
 from ringfort.collectives import halves, plan
 from ringfort.collectives.operation import Memory, run_steps
 from ringfort.config import KIB
+from ringfort.errors import DistributedError
 from ringfort.transport.fold import Array
 from ringfort.transport.machine import cores
 from ringfort.transport.messages import Envelope
@@ -45,6 +51,10 @@ not depend on it. Where all are on one host more of them cost little, and the fi
 but where ranks share cores, the quickest of many is no more than luck."""
 _SAME: Final = 3.0
 """Links between hosts that differ by less, at one distance, are taken as alike: that much is noise."""
+SLOW: Final = 125e6
+"""Bytes a second, gigabit Ethernet's. Up to here, what the cluster has measured of a link is taken as it is: a probe
+would keep such a link busy for long, and again after each change of the group. Faster ones are measured by the ranks:
+that takes a few milliseconds, and where the wire is quick, the cluster's figure says more about its control thread."""
 _MAX_NEIGHBOURS: Final = 8
 """Up to so many others are all measured; of more only those at distances of powers of two, which rings and halving
 use."""
@@ -106,8 +116,81 @@ def distances(hosts: tuple[int, ...]) -> list[int]:
     return sorted(powers | {world_size - power for power in powers})
 
 
+class _Known:
+    """What the ranks of a group knew of their links before it was formed: the same at all of them."""
+
+    speeds: Array | None = None
+
+
+def known_speeds(backend: Backend, envelope: Envelope) -> Array:
+    """Bytes a second of each link, `[from, to]`, as the ranks at its ends know it; 0 where none of them does. Called by
+    all ranks, in the collective of `envelope`: the first time, each tells the others what it knows. Every rank is in
+    that collective when this returns."""
+    known = backend.group.part(_Known)
+    if known.speeds is None:
+        rank, n = backend.rank, backend.world_size
+        table = np.zeros((n, n))
+        for peer, speed in backend.speeds.items():
+            table[rank, peer] = speed
+        run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * n), envelope)
+        known.speeds = agree_on(table)
+    else:
+        backend.meet(envelope)
+    return known.speeds
+
+
+def agree_on(table: Array) -> Array:
+    """One figure for each link, from what each rank says of its own: the lower one. Pure, so the same everywhere."""
+    said = np.where(table > 0, table, np.inf)
+    lower = np.minimum(said, said.T)
+    return np.where(np.isfinite(lower), lower, 0.0)
+
+
+def shared_per_byte(speeds: Array, hosts: tuple[int, ...], distance: int) -> Array:
+    """For each rank, seconds that a byte takes from the rank `distance` places before it while all ranks send so far;
+    0 for a link that is to be measured. The speeds are of links that nobody else used: the ranks of a host share
+    them."""
+    n = len(hosts)
+    pairs = [((rank - distance) % n, rank) for rank in range(n)]
+    crossing = [(hosts[src], hosts[dst]) for src, dst in pairs if hosts[src] != hosts[dst]]
+    leaving, coming = [a for a, _ in crossing], [b for _, b in crossing]
+    found = np.zeros(n)
+    for src, dst in pairs:
+        if hosts[src] != hosts[dst] and 0 < speeds[src, dst] <= SLOW:
+            found[dst] = max(leaving.count(hosts[src]), coming.count(hosts[dst])) / speeds[src, dst]
+    return found
+
+
+def probe_envelope(envelope: Envelope) -> Envelope:
+    """The envelope of the probes that the collective of `envelope` makes."""
+    text = b"measuring" + envelope.channel.to_bytes(8, "little")
+    return envelope._replace(channel=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
+
+
+@contextmanager
+def probing(backend: Backend, envelope: Envelope) -> Generator[Envelope, None, None]:
+    """The envelope for probes. What ends them ends the collective of `envelope`, in which others may wait already."""
+    probes = probe_envelope(envelope)
+    try:
+        yield probes
+    except DistributedError:
+        backend.share_failure(probes, envelope)
+        raise
+
+
 def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
     """Called by all ranks, in the collective of `envelope`; returns the same at all. Raises as `Backend.exchange`."""
+    speeds = known_speeds(backend, envelope)
+    with probing(backend, envelope) as probes:
+        found = _probe(backend, speeds, probes)
+    rank, n = backend.rank, backend.world_size
+    table = np.zeros((n, len(found)))
+    table[rank] = found
+    run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
+    return combine(table, backend.hosts)
+
+
+def _probe(backend: Backend, speeds: Array, envelope: Envelope) -> list[float]:
     rank, n, hosts = backend.rank, backend.world_size, backend.hosts
     fullest = max(map(hosts.count, hosts))
     runs = _LOCAL_RUNS if fullest == n else _RUNS
@@ -115,20 +198,27 @@ def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
     found: list[float] = []
     for distance in distances(hosts):
         dst, src = (rank + distance) % n, (rank - distance) % n
+        known = shared_per_byte(speeds, hosts, distance)
 
-        def exchange(both: tuple[Array, Array], dst: int = dst, src: int = src) -> None:
-            backend.exchange(both[0], dst, both[1], src, tag=envelope)
+        def exchange(dst: int = dst, src: int = src) -> None:
+            backend.exchange(small[0], dst, small[1], src, tag=envelope)
 
-        quick = _steady(runs, max(_SMALL, fullest), lambda: exchange(small))
-        slow = _steady(runs, max(_LARGE, fullest), lambda: exchange(large))
-        found += quick, max(slow - quick, 0.1 * slow) / _PROBE_BYTES
+        def move(dst: int = dst, src: int = src, known: Array = known) -> None:
+            if known[dst] and known[rank]:
+                return
+            if known[dst]:
+                backend.recv(large[1], src, tag=envelope)
+            elif known[rank]:
+                backend.send(large[0], dst, tag=envelope)
+            else:
+                backend.exchange(large[0], dst, large[1], src, tag=envelope)
+
+        quick = _steady(runs, max(_SMALL, fullest), exchange)
+        slow = _steady(runs, max(_LARGE, fullest), move)
+        found += quick, float(known[rank]) or max(slow - quick, 0.1 * slow) / _PROBE_BYTES
     burst = _steady(runs, max(_LAPS, fullest), lambda: _burst(backend, envelope))
     lap = _quickest(_LAPS, lambda: _lap(backend, envelope)) if rank == 0 else _laps(backend, envelope)
-    found += lap, burst, cores(), *_fold_costs()
-    table = np.zeros((n, len(found)))
-    table[rank] = found
-    run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
-    return combine(table, hosts)
+    return [*found, lap, burst, float(cores()), *_fold_costs()]
 
 
 def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:

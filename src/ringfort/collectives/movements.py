@@ -51,13 +51,13 @@ def broadcast(
     backend.check_timeout(timeout)
 
     def run() -> Any:
-        envelope = backend.envelope(call, timeout)
-        board = backend.board(envelope) if may_share else None
-        if board is not None:
+        meeting = backend.envelope(call, timeout) if may_share else None
+        board = None if meeting is None else backend.board(meeting)
+        if meeting is not None and board is not None:
             with board:
-                shared.broadcast(board, view.flat, root, envelope)
+                shared.broadcast(board, view.flat, root, meeting)
         else:
-            chosen = auto.decide(backend, settled, view.flat.nbytes, view.kind.name, envelope)
+            chosen, envelope = auto.begin(backend, settled, view.flat.nbytes, view.kind.name, call, timeout)
 
             def move(stripe: Backend, span: Span) -> None:
                 part = view.flat[span[0] : span[1]]

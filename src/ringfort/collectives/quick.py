@@ -8,7 +8,7 @@ from contextvars import Context
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 
@@ -62,6 +62,22 @@ def ready(backend: Backend, x: Any, op: Any) -> Callable[[], Any] | None:
     return run
 
 
+class Holder:
+    """The backend that keeps something ready, which must not keep the backend: links end with their last user."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, backend: Backend) -> None:
+        self._ref = ref(backend)
+
+    @property
+    def backend(self) -> Backend:
+        """It is there: who calls holds it."""
+        backend = self._ref()
+        assert backend is not None
+        return backend
+
+
 class _Block(NamedTuple):
     """Where on the board a rank finds and puts what, of an array that is one block, in one of two turns."""
 
@@ -99,7 +115,7 @@ def over_board(backend: Backend, board: Board, call: bytes, size: int, folding: 
 def _in_slots(backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> Run:
     """What `shared.all_reduce` does of a small array. A function with all that it needs in its own scope: as a method
     it took half as long again."""
-    engine, meet, number = board.sleeper.engine, board.meeting(call), backend.next_operation
+    engine, meet, number, holder = board.sleeper.engine, board.meeting(call), backend.numbering(), Holder(backend)
     turns = [(slots, slots[board.rank]) for slots in board.slots(folding.dtype, size)]
     combine, is_pair = folding.closing, board.world_size == 2
     # A partial's own call would cost a tenth of the addition.
@@ -109,12 +125,12 @@ def _in_slots(backend: Backend, board: Board, call: bytes, size: int, folding: F
         try:  # what `with board` does, which would cost as much as a small copy
             operation = number()
             if engine.has_trouble:
-                board.sleeper.check(backend.envelope_of(operation, call))
+                board.sleeper.check(holder.backend.envelope_of(operation, call))
             board.turn = turn = board.turn ^ 1
             slots, own = turns[turn]
             own[...] = flat
             if not meet(operation):
-                board.wait_signed(backend.envelope_of(operation, call))
+                board.wait_signed(holder.backend.envelope_of(operation, call))
             if is_pair:
                 first, second = slots
                 inside(function, first, second, flat)
@@ -132,10 +148,10 @@ def _in_slots(backend: Backend, board: Board, call: bytes, size: int, folding: F
 class _InBlocks:
     """For arrays that are folded slice by slice."""
 
-    __slots__ = ("_backend", "_blocks", "_board", "_call", "_engine", "_fold", "_meet")
+    __slots__ = ("_blocks", "_board", "_call", "_engine", "_fold", "_holder", "_meet")
 
     def __init__(self, backend: Backend, board: Board, call: bytes, size: int, folding: Folding) -> None:
-        self._backend = backend
+        self._holder = Holder(backend)
         self._board = board
         self._engine = board.sleeper.engine
         self._call = call
@@ -147,7 +163,7 @@ class _InBlocks:
 
     def __call__(self, flat: Array) -> None:
         """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
-        board, backend, call = self._board, self._backend, self._call
+        board, backend, call = self._board, self._holder.backend, self._call
         with board:
             operation = backend.next_operation()
             if self._engine.has_trouble:
@@ -159,7 +175,7 @@ class _InBlocks:
 
     def _in_one_block(self, flat: Array, operation: int) -> None:
         """What `shared.all_reduce` does of an array that fits a slot."""
-        board, backend, call = self._board, self._backend, self._call
+        board, backend, call = self._board, self._holder.backend, self._call
         rank, block = board.rank, self._blocks[board.next_turn()]
         start, end = block.before.size, flat.size - block.after.size
         own = flat[start:end]
@@ -187,19 +203,22 @@ class _Swap(NamedTuple):
     """Where they are folded, our elements come before the partner's."""
 
 
-_landings: WeakKeyDictionary[Backend, Array] = WeakKeyDictionary()
-"""Where a partner's elements wait until they are folded: a group is in one collective at a time."""
+class _Landing:
+    """Where a partner's elements wait until they are folded: a group is in one collective at a time."""
+
+    def __init__(self) -> None:
+        self.room: Array = np.empty(MAX_FRAGMENT, np.uint8)
 
 
 class OverLinks:
     """For ranks that have one partner after the other."""
 
-    __slots__ = ("_backend", "_call", "_steps")
+    __slots__ = ("_call", "_holder", "_steps")
 
     def __init__(self, backend: Backend, call: bytes, steps: Sequence[_Swap], flat: Array) -> None:
-        self._backend = backend
+        self._holder = Holder(backend)
         self._call = call
-        landing = _landings.setdefault(backend, np.empty(MAX_FRAGMENT, np.uint8))
+        landing = backend.group.part(_Landing).room
         places = [landing[: (step.into[1] - step.into[0]) * flat.itemsize] for step in steps]
         arrived = [(place.view(flat.dtype), memoryview(place)) for place in places]
         self._steps = tuple(zip(steps, arrived, strict=True))
@@ -222,11 +241,11 @@ class OverLinks:
         except DistributedError:
             raise
         except BaseException as exc:  # Ctrl-C between two exchanges: the partner of the next one waits for it
-            self._backend.abort(str(exc) or type(exc).__name__)
+            self._holder.backend.abort(str(exc) or type(exc).__name__)
             raise
 
     def _move(self, flat: Array) -> None:
-        backend = self._backend
+        backend = self._holder.backend
         envelope = backend.envelope_of(backend.next_operation(), self._call)
         for (partner, out, into, combine, is_first), (theirs, landing) in self._steps:
             part, own = flat[out[0] : out[1]], flat[into[0] : into[1]]

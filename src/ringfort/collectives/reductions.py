@@ -48,20 +48,21 @@ def all_reduce(
 
     def run() -> Any:
         flat, kind = view.flat, view.kind
-        envelope = backend.envelope(call, timeout)
-        board = backend.board(envelope) if may_share else None
-        if board is not None:
+        meeting = backend.envelope(call, timeout) if may_share else None
+        board = None if meeting is None else backend.board(meeting)
+        if meeting is not None and board is not None:
             kernels.scale_before(op, kind, flat)
             folding = shared.Folding.of(fold, kernels.closing_fold(op, kind, n))
             with board:
-                shared.all_reduce(board, flat, folding, envelope)
+                shared.all_reduce(board, flat, folding, meeting)
             # Not bfloat16, which looks like uint16 there.
             if isinstance(op, ReduceOp) and kind.kind == flat.dtype.kind:
                 quick.remember(backend, op, flat, quick.over_board(backend, board, call, flat.size, folding))
         elif n == 1:
+            backend.envelope(call, timeout)
             kernels.scale_before(op, kind, flat)
         else:
-            chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
+            chosen, envelope = auto.begin(backend, settled, flat.nbytes, kind.name, call, timeout)
 
             def move(stripe: Backend, span: Span) -> None:
                 _all_reduce_by(chosen, stripe, flat[span[0] : span[1]], kind, op, envelope)
@@ -223,9 +224,8 @@ def reduce(
 
     def run() -> Any:
         flat, kind = view.flat, view.kind
-        envelope = backend.envelope(call, timeout)
         block = block_of(flat)
-        chosen = auto.decide(backend, settled, flat.nbytes, kind.name, envelope)
+        chosen, envelope = auto.begin(backend, settled, flat.nbytes, kind.name, call, timeout)
 
         def move(stripe: Backend, span: Span) -> None:
             part = flat[span[0] : span[1]]

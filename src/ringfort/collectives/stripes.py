@@ -7,11 +7,9 @@ alike, which go over one stripe and over all of them in turn: from then on as wa
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from ringfort.collectives.operation import Memory, run_steps
 from ringfort.collectives.plan import Span
 from ringfort.config import MIB
 from ringfort.transport.fold import Array
+from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
 
 LEAST: Final = MIB
@@ -33,15 +32,23 @@ TRIALS: Final = 4
 the first of each way. Pieces of one array, tried in its first call, were judged wrongly by one group in six."""
 _KINDS: Final = 64
 """Of calls that are compared at the same time."""
+_WATCH: Final = 2.0
+"""Seconds to wait for a thread at once; after an abort, for it to end at all."""
 WORTH: Final = 1.2
 """How many times as quick all stripes must be to be chosen: less is noise, and more threads."""
 
 Move = Callable[[Backend, Span], None]
 """Moves the elements of a span over one stripe."""
 
-_used: WeakKeyDictionary[Backend, int] = WeakKeyDictionary()
-_tried: WeakKeyDictionary[Backend, dict[bytes, list[float]]] = WeakKeyDictionary()
-"""Seconds of each of the calls so far, by what tells calls apart."""
+
+class Trials:
+    """What a group has found out about its stripes."""
+
+    def __init__(self) -> None:
+        self.used: int | None = None
+        """How many are used; None before that is decided."""
+        self.seconds: dict[bytes, list[float]] = {}
+        """Of each of the calls so far, by what tells calls apart."""
 
 
 class Columns(Memory):
@@ -61,7 +68,7 @@ class Columns(Memory):
 def used(backend: Backend) -> int | None:
     """How many stripes the group's large collectives go over; None if it has not found out yet."""
     there, asked = len(backend.stripes), backend.config.collective.stripes
-    return there if there == 1 or asked != "auto" else _used.get(backend)
+    return there if there == 1 or asked != "auto" else backend.group.part(Trials).used
 
 
 def count_for(backend: Backend, nbytes: int) -> int:
@@ -102,25 +109,24 @@ def run_parts(backend: Backend, stripes: Sequence[Backend], span: Span, envelope
             failures.append(exc)
             backend.end_stripes(number, envelope, exc)
 
-    threads = [
-        threading.Thread(target=run, args=(number,), name=f"ringfort-stripe-{number}", daemon=True)
-        for number in range(1, len(stripes))
-    ]
+    threads = [Thread(run, (number,), name=f"ringfort-stripe-{number}") for number in range(1, len(stripes))]
     try:
         for thread in threads:
             thread.start()
         run(0)
         for thread in threads:
-            thread.join()
+            while thread.is_alive():  # its messages end by the collective's deadline
+                thread.join(_WATCH)
     except BaseException as exc:  # Ctrl-C in the middle of this, or no thread to be had
         backend.abort(str(exc) or type(exc).__name__)
         for thread in threads:
             if thread.ident is not None:
-                thread.join()
+                thread.join(_WATCH)
         raise
     if failures:
         try:
-            raise failures[0]
+            # Ctrl-C belongs to this thread, whatever else has failed.
+            raise next((failure for failure in failures if not isinstance(failure, Exception)), failures[0])
         finally:
             failures.clear()  # whose tracebacks know this frame
 
@@ -129,7 +135,8 @@ def _try(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Env
     """Moves `span` over one stripe or over all, in turn with the calls before that were like this one. The last of them
     decides, at every rank alike."""
     rank, n = backend.rank, backend.world_size
-    tried = _tried.setdefault(backend, {})
+    trials = backend.group.part(Trials)
+    tried = trials.seconds
     if envelope.call not in tried and len(tried) >= _KINDS:
         tried.clear()
     seconds = tried.setdefault(envelope.call, [])
@@ -140,8 +147,8 @@ def _try(backend: Backend, stripes: Sequence[Backend], span: Span, envelope: Env
         table = np.zeros((n, 2))
         table[rank] = min(seconds[::2]), min(seconds[1::2])
         run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
-        _used[backend] = choose(table, len(stripes))
-        del _tried[backend]
+        trials.used = choose(table, len(stripes))
+        tried.clear()
 
 
 def choose(table: Array, stripes: int) -> int:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final
-from weakref import WeakSet
 
 from ringfort.config import check_timeout
 from ringfort.errors import OperationTimeoutError
+from ringfort.transport.forks import WeakGroup, keep_from_children
+from ringfort.transport.locks import Future, Thread
+
+_log = logging.getLogger(__name__)
 
 _IDLE = 1.0
 """Seconds that the thread of a group stays when there is nothing to do: so that none outlives its use."""
 _LAST = 2.0
 """Seconds that the end of the program waits for all threads that are still at something."""
+_WATCH = 1.0
+"""Seconds that a waiting caller sleeps at most before it looks whether the operation has begun: an interrupt may have
+kept the group's thread from it."""
+_ENDING = 10.0
+"""Seconds that `Runner.close` waits for the thread. What is queued fails at once, so only a callback takes as long."""
 
 
 class Work:
@@ -29,6 +36,7 @@ class Work:
         self._what = what
         self._future: Future[Any] = Future()
         self._help_out = help_out
+        self._callbacks: deque[Callable[[Work], object]] = deque()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the operation has ended; returns its result or raises what it raised.
@@ -37,14 +45,13 @@ class Work:
         """
         if timeout is not None:
             check_timeout(timeout)
-        elif self._help_out is not None and not self._future.done():
-            self._help_out(self)
-        try:
-            return self._future.result(timeout)
-        except FutureTimeoutError as exc:
-            if self._future.done():
-                raise  # the operation's own
-            raise OperationTimeoutError(f"waiting for {self._what}", timeout or 0, state="it goes on") from exc
+        while True:
+            if timeout is None and self._help_out is not None and not self._future.done():
+                self._help_out(self)
+            if self._future.is_done_within(_WATCH if timeout is None else timeout):
+                return self._future.result()
+            if timeout is not None:
+                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="it goes on")
 
     def result(self) -> Any:
         """`wait()`, by the name that futures have."""
@@ -59,8 +66,11 @@ class Work:
         return self._future.exception() if self._future.done() else None
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
-        """Calls `callback(work)` once it has ended, in the thread that ended it; now if it has already."""
-        self._future.add_done_callback(lambda _: callback(self))
+        """Calls `callback(work)` once it has ended, in the thread that ended it; now if it has already. The callback
+        may wait, also for other work of the same group. What it raises is logged."""
+        self._callbacks.append(callback)
+        if self._future.done():
+            self.call_back()
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # 40 ms that programs without it need not spend
@@ -72,13 +82,37 @@ class Work:
         return f"<Work {self._what}: {state}>"
 
     def run(self, action: Callable[[], Any]) -> None:
-        """Does the work, in the thread that calls this."""
+        """Does the work and calls the callbacks, in the thread that calls this."""
+        self.settle(action)
+        self.call_back()
+
+    def settle(self, action: Callable[[], Any]) -> None:
+        """Does the work. `call_back` is left to the caller, who may hold what a callback needs."""
         try:
-            result = action()
+            self._future.set_result(action())
         except BaseException as exc:  # belongs to whoever waits
-            self._future.set_exception(exc)
-        else:
-            self._future.set_result(result)
+            if not self._future.done():
+                self._future.set_exception(exc)
+            if not isinstance(exc, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C: also belongs to this thread, which may wait for something else
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether there are callbacks that have not been called."""
+        return bool(self._callbacks)
+
+    def call_back(self) -> None:
+        """Calls the callbacks, once the work has ended. Each is taken from the queue before it is called, so two
+        threads that are here at once call it once."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:
+                return
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("A callback of %r failed", self)
 
 
 class Runner:
@@ -88,17 +122,35 @@ class Runner:
 
     The law of this class: **who runs something holds `turn`**, and nothing leaves the queue before its turn has come.
     So a caller that finds the queue empty and the turn free overtakes nothing that it has issued itself.
+
+    Callbacks are called without the turn, and by a thread that has stopped serving the queue: they may wait for what is
+    queued, or queue something and wait for that. While they do, another thread serves.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._begin()
+        _runners.add(self)
+        keep_from_children(self)
+
+    def _begin(self) -> None:
         self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
+        self._vacant = threading.Condition(self._lock)
         self.queue: deque[tuple[Work, Callable[[], Any]]] = deque()
-        self._thread: threading.Thread | None = None
+        self._server: threading.Thread | None = None
+        """The thread that serves the queue. It is never in a callback."""
+        self._is_idle = False
+        """Whether the server waits for something to do."""
+        self._threads: set[threading.Thread] = set()
+        self._spares = 0
+        """Threads that have come back from a callback and wait until the server enters one."""
         self._is_closed = False
-        _runners.add(self)
+
+    def abandon(self) -> None:
+        """In a forked child: the threads do not exist here, and may have held a lock."""
+        self._begin()
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Runs `action` after all that was issued before; returns its result."""
@@ -112,58 +164,107 @@ class Runner:
         work = Work(what, help_out=self._help_out)
         with self._lock:
             self.queue.append((work, action))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
-            else:
+            if self._server is not None:
                 self._arrived.notify_all()
+            else:
+                self._find_server()
         return work
 
-    def _serve(self) -> None:
-        while True:
-            with self._lock:
-                self._arrived.wait_for(lambda: self.queue or self._is_closed, _IDLE)
-                if not self.queue:
-                    self._thread = None
-                    return
-            with self.turn:
-                self._run_next()
+    def _find_server(self) -> None:
+        """Wakes a spare thread or starts one. `_lock` is held, and nobody serves."""
+        if self._spares:
+            self._vacant.notify_all()
+            return
+        thread = Thread(self._serve, name=self._name)
+        thread.start()  # which may raise; it waits for `_lock` first
+        self._threads.add(thread)
+        self._server = thread
 
-    def _run_next(self) -> None:
-        """The first in the queue, if a waiting caller has not run it. `turn` is held."""
-        if self.queue:
-            work, action = self.queue.popleft()
-            work.run(action)
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        while self._get_seat(me):
+            with self.turn:
+                work = self._run_next()
+            if work is None or not work.has_callbacks:
+                continue
+            with self._lock:
+                self._server = None
+                if self.queue:
+                    self._find_server()
+            work.call_back()
+
+    def _get_seat(self, me: threading.Thread) -> bool:
+        """Waits until this thread serves and there is something to run. False if it should end."""
+        with self._lock:
+            if self._server is None:
+                self._server = me
+            if self._server is not me:
+                self._spares += 1
+                self._vacant.wait_for(lambda: self._is_closed or self._is_deserted(), _IDLE)
+                self._spares -= 1
+                if self._is_deserted():
+                    self._server = me
+            if self._server is me:
+                self._is_idle = True
+                self._arrived.wait_for(lambda: self.queue or self._is_closed, _IDLE)
+                self._is_idle = False
+                if self.queue:
+                    return True
+                self._server = None
+            self._threads.discard(me)
+            return False
+
+    def _is_deserted(self) -> bool:
+        """Whether something is queued and nobody serves. `_lock` is held."""
+        return self._server is None and bool(self.queue)
+
+    def _run_next(self) -> Work | None:
+        """Runs the first in the queue, if a waiting caller has not; its callbacks are left to the caller. `turn` is
+        held."""
+        if not self.queue:
+            return None
+        first = work, action = self.queue[0]
+        try:
+            self.queue.popleft()
+            work.settle(action)
+        except BaseException:
+            if not work.is_completed() and first not in self.queue:  # an interrupt came before it began
+                self.queue.appendleft(first)
+            raise
+        return work
 
     def _help_out(self, work: Work) -> None:
         """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it."""
         while not work.is_completed() and not self.turn.locked():
             with self.turn:
-                self._run_next()
+                ended = self._run_next()
+            if ended is not None:
+                ended.call_back()
 
     def close(self, *, wait: bool) -> None:
-        """Lets the thread end once the queue is empty. With `wait`, until it has: when the backend is closed, so that
-        all that is queued fails at once."""
-        thread = self._let_go()
-        if thread is not None and (wait or not (self.queue or self.turn.locked())):
-            thread.join()
+        """Lets the threads end once the queue is empty. With `wait`, until they have: when the backend is closed, so
+        that all that is queued fails at once."""
+        idle = self._server if self._is_idle else None
+        for thread in self.let_go():
+            if wait or thread is idle:
+                thread.join(_ENDING)
 
     def end(self, deadline: float) -> None:
-        """Lets the thread end likewise, and waits for that until `deadline`: at the end of the program."""
-        thread = self._let_go()
-        if thread is not None:
+        """Lets the threads end likewise, and waits for that until `deadline`: at the end of the program."""
+        for thread in self.let_go():
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _let_go(self) -> threading.Thread | None:
-        """The thread, unless it is the caller's, which now ends when the queue is empty."""
+    def let_go(self) -> list[threading.Thread]:
+        """The threads but the caller's own, which now end when the queue is empty."""
         with self._lock:
             self._is_closed = True
             self._arrived.notify_all()
-            return None if self._thread is threading.current_thread() else self._thread
+            self._vacant.notify_all()
+            return [thread for thread in self._threads if thread is not threading.current_thread()]
 
 
-_runners: Final[WeakSet[Runner]] = WeakSet()
-os.register_at_fork(after_in_child=_runners.clear)  # a child has none of the threads, and perhaps a lock of theirs
+_runners: Final[WeakGroup[Runner]] = WeakGroup()
+os.register_at_fork(after_in_child=_runners.clear)
 
 
 @atexit.register
@@ -171,5 +272,5 @@ def _end_threads() -> None:
     """A thread that is inside C++, such as what a program has hung on a future of torch's, would be ended there with
     the interpreter, and then C++ ends the whole process as a crash."""
     deadline = time.monotonic() + _LAST
-    for runner in tuple(_runners):
+    for runner in _runners.alive():
         runner.end(deadline)

@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
 from ringfort.collectives import plan
-from ringfort.collectives.costs import BANDWIDTH, LATENCY
+from ringfort.collectives.costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
 from ringfort.collectives.operation import Memory, run_steps
 from ringfort.compression import lowrank, messages
 from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
@@ -110,30 +109,47 @@ class Choice:
     """Seconds of everything that was weighed; empty where nothing had to be."""
 
 
+class _Known:
+    """What a group has measured and chosen."""
+
+    def __init__(self) -> None:
+        self.table: Table | None = None
+        self.chosen: dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice] = {}
+
+
 def choose(
-    backend: Backend, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]], envelope: Envelope
+    backend: Backend,
+    asked: CompressionStrategy,
+    shapes: Sequence[tuple[int, ...]],
+    call: bytes = BARRIER_CALL,
+    timeout: float | None = None,
 ) -> CompressionStrategy:
-    """The quickest within the error that `asked` allows. Called by all ranks, in the collective of `envelope`: the
-    first time they measure, which takes half a second on a wire of 100 Mbit/s."""
-    known = _chosen.setdefault(backend, {})
+    """The quickest within the error that `asked` allows. Called by all ranks at the same place among their collectives:
+    the first time they measure, which is one, and takes half a second on a wire of 100 Mbit/s that the cluster has not
+    measured."""
+    known = backend.group.part(_Known).chosen
     key = asked, tuple(shapes)
     found = known.get(key)
     if found is None:
         if len(known) >= _REMEMBERED:
             known.clear()
-        found = known[key] = explain(backend, asked, shapes, envelope)
+        found = known[key] = explain(backend, asked, shapes, call, timeout)
         logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
     return found.strategy
 
 
 def explain(
-    backend: Backend, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]], envelope: Envelope
+    backend: Backend,
+    asked: CompressionStrategy,
+    shapes: Sequence[tuple[int, ...]],
+    call: bytes = BARRIER_CALL,
+    timeout: float | None = None,
 ) -> Choice:
     """`choose`, with its reasons."""
     if backend.shares_memory or len(set(backend.hosts)) == 1:
         what = "share memory" if backend.shares_memory else "are on one host"
         return Choice(CompressionStrategy.NONE, f"the ranks {what}, where nothing is quicker than the data itself", {})
-    table = table_of(backend, envelope)
+    table = table_of(backend, call, timeout)
     predicted = {
         strategy: table.predict(strategy, shapes)
         for strategy in CANDIDATES
@@ -158,19 +174,18 @@ def _ms(seconds: float) -> str:
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
-_tables: WeakKeyDictionary[Backend, Table] = WeakKeyDictionary()
-_chosen: WeakKeyDictionary[Backend, dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]] = (
-    WeakKeyDictionary()
-)
 
-
-def table_of(backend: Backend, envelope: Envelope) -> Table:
-    """The group's table. Measured the first time, in the collective of `envelope`, which all ranks are in."""
-    table = _tables.get(backend)
-    if table is None:
+def table_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
+    """The group's table. Measured the first time: a collective, of all ranks, on behalf of `call`, which `timeout`
+    bounds."""
+    known = backend.group.part(_Known)
+    if known.table is None:
         config, n = backend.config.collective, backend.world_size
         if backend.is_measured:
-            latency, per_byte = _measure_links(backend, envelope)
+            envelope = backend.envelope(measuring_for(call), timeout)
+            speeds_of_links = known_speeds(backend, envelope)
+            with probing(backend, envelope) as probes:
+                latency, per_byte = _measure_links(backend, speeds_of_links, probes)
             own = np.array([number for speed in codec_speeds().values() for number in speed])
             slowest = _largest(backend, own, envelope).reshape(-1, 3)
             speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
@@ -180,12 +195,13 @@ def table_of(backend: Backend, envelope: Envelope) -> Table:
             latency = config.latency
         if config.bandwidth is not None:
             per_byte = 1 / config.bandwidth
-        table = _tables[backend] = Table(n, latency, per_byte, speeds)
-    return table
+        known.table = Table(n, latency, per_byte, speeds)
+    return known.table
 
 
-def _measure_links(backend: Backend, envelope: Envelope) -> tuple[float, float]:
-    """Latency and seconds a byte of the slowest link, while all ranks send at once, as collectives do."""
+def _measure_links(backend: Backend, speeds: Array, envelope: Envelope) -> tuple[float, float]:
+    """Latency and seconds a byte of the slowest link, while all ranks send at once, as collectives do. `speeds` is what
+    was known of the links before: where one of those is slow, nothing large is sent to find out how slow."""
     rank, n = backend.rank, backend.world_size
     dst, src = (rank + 1) % n, (rank - 1) % n
 
@@ -197,7 +213,10 @@ def _measure_links(backend: Backend, envelope: Envelope) -> tuple[float, float]:
 
     small = min(timed(_SMALL) for _ in range(5))
     latency = float(_largest(backend, np.array([small]), envelope)[0])
-    per_byte = 0.0
+    between_hosts = [(a, (a + 1) % n) for a, host in enumerate(backend.hosts) if host != backend.hosts[(a + 1) % n]]
+    per_byte = float(shared_per_byte(speeds, backend.hosts, 1).max())
+    if per_byte and all(speeds[link] for link in between_hosts):
+        return latency, per_byte
     for size in PROBES:
         taken = float(_largest(backend, np.array([timed(size)]), envelope)[0])
         per_byte = max(taken - latency, 0.1 * taken) / size

@@ -24,7 +24,6 @@ class Compressed(Enum):
 
     ALL_REDUCE = 32
     REDUCE_SCATTER = 33
-    MEASURE_COMPRESSION = 34
 
 
 def encode(

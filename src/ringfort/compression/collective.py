@@ -82,12 +82,14 @@ def all_reduce(
     backend.check_timeout(timeout)
 
     def run() -> Any:
-        envelope = backend.envelope(call, timeout)
+        begun = backend.now()
         chosen = strategy
         if backend.world_size == 1:
             chosen = CompressionStrategy.NONE
         elif strategy.method is Method.AUTO:
-            chosen = auto.choose(backend, strategy, [piece.shape for piece in pieces], envelope)
+            chosen = auto.choose(backend, strategy, [piece.shape for piece in pieces], call, timeout)
+        envelope = backend.envelope(call, timeout)
+        envelope = envelope._replace(deadline=begun + envelope.timeout)  # to measure first counts too
         if chosen.method is Method.NONE:
             return _plain(backend, compressor, view, pieces, op, timeout, metrics)
         draft = compressor.draft(view, pieces, factor, backend.rank)

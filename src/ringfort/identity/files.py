@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import secrets
 import shlex
 import stat
@@ -20,6 +21,7 @@ MAX_BYTES = 4096
 """Of a secret file. Ours have about a hundred; what is larger is not ours and is not read."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OWN_HOME = "export RINGFORT_HOME=/a/folder/of/your/own"
 
 
 def load_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
@@ -128,6 +130,13 @@ def _keep_name(path: Path) -> None:
 
 
 def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
+    if status.st_uid != os.geteuid():  # root too: whoever owns it can read it, and put another in its place
+        is_root = os.geteuid() == 0
+        raise IdentityError(
+            path,
+            f"belongs to another user ({_user(status.st_uid)})",
+            f"chown root {_quoted(path)} (or run as that user)" if is_root else _OWN_HOME,
+        )
     if stat.S_IMODE(status.st_mode) & _OTHERS:
         kind = "folder" if stat.S_ISDIR(status.st_mode) else "secret"
         # A folder like /tmp is everybody's on purpose, and must stay so.
@@ -167,9 +176,16 @@ def _advice(exc: OSError, path: Path) -> tuple[str, str]:
         case errno.EACCES | errno.EPERM if _is_ours_but_lacks(path, stat.S_IRUSR):
             return "may not be read", f"chmod 600 {_quoted(path)}"
         case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTSUP | errno.ENOSYS:
-            return "this user can keep no file there", "export RINGFORT_HOME=/a/folder/of/your/own"
+            return "this user can keep no file there", _OWN_HOME
         case _:
             return exc.strerror or "cannot be used", f"ls -ld {_quoted(path)}"
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # as in a container
+        return f"user id {number}"
 
 
 def _is_ours_but_lacks(path: Path, mode: int) -> bool:

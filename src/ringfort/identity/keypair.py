@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from ringfort.config import Environment
 from ringfort.errors import IdentityError
-from ringfort.identity import base32, files
+from ringfort.identity import base32, files, hosts
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -21,6 +21,11 @@ KEY_FILE: Final = "node_keypair"
 _HEADER = "ringfort-node-key-1"
 _PEER_ID_BYTES = 10
 """80 bits, 16 letters. See `peer_id_of`."""
+
+
+def key_path(home: Path, *, make: bool = True) -> Path:
+    """The file of this machine's key below `home`; without `make`, nothing is made. Raises `IdentityError`."""
+    return hosts.key_folder(home, make=make) / KEY_FILE
 
 
 def peer_id_of(public_key: bytes) -> str:
@@ -34,7 +39,8 @@ def peer_id_of(public_key: bytes) -> str:
 
 
 class NodeIdentity:
-    """Who this machine is. Its private key leaves it in no way but the file: it has no `repr` and is not pickled."""
+    """Who this machine is. Its private key leaves it for the file and the control process alone: it has no `repr` and
+    is not pickled."""
 
     __slots__ = ("_key", "public_key")
 
@@ -52,13 +58,22 @@ class NodeIdentity:
         Any number of processes may do this at once: all get the same. Raises `IdentityError`, with the command that
         mends it, for a file that others may read, that is damaged, or that cannot be made.
         """
-        place = Environment.from_mapping().home_folder / KEY_FILE if path is None else Path(path).expanduser()
+        place = key_path(Environment.from_mapping().home_folder) if path is None else Path(path).expanduser()
         return cls(_decode(files.load_or_create(place, _new_file), place))
 
     @classmethod
     def ephemeral(cls) -> NodeIdentity:
         """An identity that lives as long as this object."""
         return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_private_bytes(cls, secret: bytes) -> NodeIdentity:
+        """What `private_bytes` gave, in another process of this user."""
+        return cls(Ed25519PrivateKey.from_private_bytes(secret))
+
+    def private_bytes(self) -> bytes:
+        """The key itself. A secret, for this user's own control process alone."""
+        return self._key.private_bytes_raw()
 
     @property
     def peer_id(self) -> str:

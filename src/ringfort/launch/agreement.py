@@ -1,41 +1,54 @@
 """When launchers start their ranks, and when the run is over. Pure: events in, instructions out.
 
-The first member of the epoch leads. When the epoch has the machines that were asked for, it offers a place to meet; the
-others hold the epoch and say that they are ready; when all are, it says go. If the epoch ends before, all begin again
-with the next. From go on the list is fixed: the run ends when every member is done, or when one fails or is lost.
+Launchers of one run tell each other what they were asked to run (`Ticket`), and end if that differs. The first member
+of the epoch leads. When the epoch has the machines that were asked for, it offers a place to meet; the others hold the
+epoch and say that they are ready; when all are, it says go. If the epoch ends before, all begin again with the next.
+From go on the list is fixed: the attempt ends when every member is done, or when one fails or is lost. After a failure
+all stop their ranks, and where restarts are left each says that it is ready for the next attempt, which begins as the
+first did.
 
     what happens                          call
     an epoch has started, or ended        epoch_started(now, epoch), epoch_ended(now, why)
+    another peer is here                  joined(now, peer)
     another peer is gone                  lost(peer, name, why)
     a note came                           received(now, peer, message)
     the ranks of this machine ended well  done()
     something failed here                 failed(failure)
-    time has passed                       tick(now)
+    all ranks have ended after a failure  again(now), if `may_start_again`
+    time has passed                       tick(now), remind(now)
 
     instruction                           what the launcher does
     Tell(message, peer)                   sends it to the peer, or to all members
     Hold(holding)                         keeps newcomers out, or lets them in again
-    Start(assignment)                     starts the ranks
-    Stop(failure)                         stops them: the run has failed
+    Start(assignment, warnings)           starts the ranks
+    Stop(failure)                         stops them: the attempt has failed
     Finish()                              all machines are done
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+import msgspec
+
 from ringfort.cluster.messages import Epoch
+from ringfort.launch import differences
 from ringfort.launch.blame import Failure
-from ringfort.launch.messages import Done, Failed, Go, LauncherMessage, Offer, Place, Ready
+from ringfort.launch.messages import Done, Failed, Go, LauncherMessage, Offer, Place, Ready, Running, Ticket
 
 SETTLE_SECONDS: Final = 3.0
 """How long an epoch that has MIN machines, but not MAX, waits for more: a person who has typed the command on one
 machine is typing it on the next, and every newcomer starts the time again."""
 EXPLAIN_SECONDS: Final = 1.0
 """How long after the end of an epoch a launcher waits to hear, or to see for itself, who was lost."""
+REMIND_SECONDS: Final = 2.0
+"""Between two tickets of a launcher that waits."""
+COMPARE_SECONDS: Final = 1.0
+"""How long machines that differ wait for a further one, before they end: a third shows which of two is wrong."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +61,15 @@ class Assignment:
     group_rank: int
     group_world_size: int
     place: Place
+    restarts: int = 0
+    """How often the run has started again."""
 
     @classmethod
-    def of(cls, epoch: Epoch, peer: str, place: Place) -> Assignment:
+    def of(cls, epoch: Epoch, peer: str, place: Place, restarts: int = 0) -> Assignment:
         """From an agreed epoch."""
         index = epoch.peers.index(peer)
         slots = epoch.members[index].slots
-        return cls(epoch.first_rank(peer), slots, epoch.world_size, index, len(epoch.members), place)
+        return cls(epoch.first_rank(peer), slots, epoch.world_size, index, len(epoch.members), place, restarts)
 
 
 @dataclass(frozen=True)
@@ -77,11 +92,13 @@ class Start:
     """Start the ranks."""
 
     assignment: Assignment
+    warnings: tuple[str, ...] = ()
+    """How the machines differ."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The run has failed: stop the ranks."""
+    """The attempt has failed: stop the ranks."""
 
     failure: Failure
 
@@ -99,28 +116,45 @@ class Agreement:
     """One launcher's part in a run."""
 
     me: str
-    title: str
+    ticket: Ticket
+    """What this launcher was asked to run."""
     nodes: tuple[int, int]
     """The fewest and the most machines."""
     open_place: Callable[[Epoch], Place]
     """Called where this launcher is the first: opens what the ranks will meet at."""
+    run: str = ""
+    """The run's name, for people."""
+    time_of_day: Callable[[], float] = time.time
+    """For people too."""
     failures: list[Failure] = field(default_factory=list[Failure])
-    """What has gone wrong, in the order it was heard of."""
+    """What has gone wrong in this attempt, in the order it was heard of."""
     epoch: Epoch | None = None
-    """The one that is there; from `has_started` on, the one of the run."""
+    """The one that is there; from `has_started` on, the one of the attempt."""
     has_started: bool = False
     silent: set[str] = field(default_factory=set[str])
     """On the first: who was offered to start and has not answered."""
+    attempt: int = 0
+    """How often the run has started again."""
+    tickets: dict[str, Ticket] = field(default_factory=dict[str, Ticket])
+    """Of the other launchers of this run that are in sight."""
+    _latest: Epoch | None = None
+    """The epoch that the node is in, while an attempt ends too."""
+    _started_at: float = 0.0
+    _compare_at: float = inf
+    _remind_at: float = 0.0
     _offer: Offer | None = None
     _offer_at: float = inf
     _end_at: float = inf
-    """After the start: when the end of the epoch ends the run, if nobody has said why."""
+    """After the start: when the end of the epoch ends the attempt, if nobody has said why."""
     _end_why: str = ""
     _done: set[str] = field(default_factory=set[str])
     """Whose ranks have ended well. A quick one may be done before a slow one has heard Go."""
 
+    # --- before the start -------------------------------------------------------------------------------------------
+
     def epoch_started(self, now: float, epoch: Epoch) -> Sequence[Instruction]:
         """All members have agreed on `epoch`."""
+        self._latest = epoch
         if self.has_started or self.failures:
             return ()
         self.epoch, self._offer, self.silent, self._done = epoch, None, set(), set()
@@ -134,6 +168,7 @@ class Agreement:
     def epoch_ended(self, now: float, why: str) -> Sequence[Instruction]:
         """The epoch is over. Before the start that means to begin again. After it, contact was lost somewhere, maybe
         between two others; unless one who was done has gone, which is as it should be."""
+        self._latest = None
         if self.epoch is None:
             return ()
         if self.has_started:
@@ -143,60 +178,145 @@ class Agreement:
         self.epoch, self._offer, self.silent, self._offer_at = None, None, set(), inf
         return (Hold(False),)
 
+    def joined(self, now: float, peer: str) -> Sequence[Instruction]:
+        """`peer`, of the same run, is here."""
+        return (*self._tell_if_late(now, peer), Tell(self._own_ticket(), peer))
+
+    def remind(self, now: float) -> Sequence[Instruction]:
+        """Before the start, says now and then again what this launcher is to run: a note is lost where a second link
+        takes the place of the one that it was sent on. Whoever leads answers with what else may have been lost."""
+        if self.has_started or self.failures or now < self._remind_at:
+            return ()
+        self._remind_at = now + REMIND_SECONDS
+        return (Tell(self._own_ticket()),)
+
+    def _own_ticket(self) -> Ticket:
+        return msgspec.structs.replace(self.ticket, restarts=self.attempt)
+
+    def _tell_if_late(self, now: float, peer: str) -> Sequence[Instruction]:
+        if not self.has_started or self.failures or self.epoch is None or peer in self.epoch.peers:
+            return ()
+        hosts = [self.ticket.host, *(self.tickets[p].host for p in self.epoch.peers if p in self.tickets)]
+        return (Tell(Running(max(0.0, now - self._started_at), tuple(sorted(set(hosts)))), peer),)
+
     def tick(self, now: float) -> Sequence[Instruction]:
-        """Makes the offer when its time has come; ends a run whose epoch has ended."""
-        if now >= self._end_at and not self.failures:
+        """Compares what all were asked to run; makes the offer when its time has come; ends an attempt whose epoch has
+        ended."""
+        if self.failures:
+            return ()
+        if now >= self._end_at:
             return self.failed(Failure("", 1, why=self._end_why))
+        if self.has_started:
+            return ()
+        mistake = self._mistake(now)
+        if mistake is not None:
+            return self.failed(mistake)
         if now < self._offer_at or self.epoch is None:
             return ()
-        self._offer_at = inf
-        self._offer = Offer(self.epoch.key, self.title, self.open_place(self.epoch))
-        self.silent = set(self.epoch.peers) - {self.me}
-        return (Hold(True), Tell(self._offer), *self._go_if_all_are_ready())
-
-    def received(self, peer: str, message: LauncherMessage) -> Sequence[Instruction]:
-        """What another launcher says. What is not of this epoch, or not from where it should come, is ignored."""
-        if self.epoch is None or peer not in self.epoch.peers:
+        missing = set(self.epoch.peers) - self.tickets.keys() - {self.me}
+        if missing:
+            self.silent = missing
             return ()
+        self._offer_at = inf
+        members = {self.me: self.ticket, **{peer: self.tickets[peer] for peer in self.epoch.peers if peer != self.me}}
+        self.attempt = max(self.attempt, *(ticket.restarts for ticket in members.values()))
+        self._offer = Offer(self.epoch.key, self.attempt, self.open_place(self.epoch), differences.warnings(members))
+        self.silent = set(self.epoch.peers) - {self.me}
+        return (Hold(True), Tell(self._offer), *self._go_if_all_are_ready(now))
+
+    def _mistake(self, now: float) -> Failure | None:
+        """As soon as all machines that are to come are here, or nobody else has come for a while."""
+        tickets = {self.me: self.ticket, **self.tickets}
+        if len(tickets) < max(differences.most_nodes(ticket) for ticket in tickets.values()) and now < self._compare_at:
+            return None
+        return differences.mistake(tickets)
+
+    # --- what others say --------------------------------------------------------------------------------------------
+
+    def received(self, now: float, peer: str, message: LauncherMessage) -> Sequence[Instruction]:
+        """What another launcher says. What is not of this epoch and attempt, or not from where it should come, is
+        ignored."""
         match message:
-            case Failed(failure=failure):
-                return self._stop(failure)
-            case _ if message.epoch != self.epoch.key:
-                return ()
-            case Done():
+            case Ticket():
+                return self._take_ticket(now, peer, message)
+            case Running():
+                return () if self.has_started or self.failures else self._stop(self._too_late(message))
+            case Failed(failure=failure, attempt=attempt):
+                return self._take_failure(peer, failure, attempt)
+            case _:
+                pass
+        epoch = self.epoch
+        if epoch is None or peer not in epoch.peers or message.epoch != epoch.key or message.attempt < self.attempt:
+            return ()
+        is_first = peer == epoch.peers[0]
+        match message:
+            case Done() if message.attempt == self.attempt or not self.has_started:
                 self._done.add(peer)
                 return self._finish_if_all_are_done()
-            case _ if self.has_started:
+            case _ if self.has_started or self.failures:
                 return ()
-            case Offer() if peer == self.epoch.peers[0]:
-                return self._answer(peer, message)
-            case Ready(title=self.title) if peer in self.silent:
+            case Offer() if is_first:
+                self._offer = message
+                return (Hold(True), Tell(Ready(message.epoch, message.attempt), peer))
+            case Ready() if peer in self.silent and self._offer is not None and message.attempt == self._offer.attempt:
                 self.silent.discard(peer)
-                return self._go_if_all_are_ready()
-            case Go() if peer == self.epoch.peers[0] and self._offer is not None:
-                return self._start(self._offer)
+                return self._go_if_all_are_ready(now)
+            case Go() if is_first and self._offer is not None and message.attempt == self._offer.attempt:
+                return self._start(now, self._offer)
             case _:
                 return ()
 
-    def _answer(self, peer: str, offer: Offer) -> Sequence[Instruction]:
-        if offer.title != self.title:
-            why = f"the machines do not run the same: {offer.title} on the first, {self.title} on this one"
-            return self.failed(Failure("", 1, why=why))
-        self._offer = offer
-        return (Hold(True), Tell(Ready(offer.epoch, self.title), peer))
+    def _take_ticket(self, now: float, peer: str, ticket: Ticket) -> Sequence[Instruction]:
+        before, self.tickets[peer] = self.tickets.get(peer), ticket
+        is_member = self.epoch is not None and peer in self.epoch.peers
+        leads = self.epoch is not None and self.epoch.peers[0] == self.me
+        if self.has_started or self.failures:
+            if leads and is_member and not self.failures and ticket.restarts <= self.attempt:
+                assert self.epoch is not None
+                return (Tell(Go(self.epoch.key, self.attempt), peer),)  # it has not heard the first
+            return self._tell_if_late(now, peer)
+        if ticket != before:
+            self._compare_at = now + COMPARE_SECONDS
+        if leads and is_member and self._offer is not None and (ticket != before or peer in self.silent):
+            # It may have been stopping its ranks when the offer came, and know of a failure that we do not.
+            self._offer, self._offer_at = None, now
+        return self.tick(now)
 
-    def _go_if_all_are_ready(self) -> Sequence[Instruction]:
+    def _take_failure(self, peer: str, failure: Failure, attempt: int) -> Sequence[Instruction]:
+        is_member = self.epoch is not None and peer in self.epoch.peers
+        if not (is_member or (failure.is_final and not self.has_started and peer in self.tickets)):
+            return ()
+        if attempt < self.attempt and not failure.is_final:
+            return ()  # of an attempt that is over here
+        if not self.has_started:
+            self.attempt = max(self.attempt, attempt)
+        return self._stop(failure)
+
+    def _too_late(self, running: Running) -> Failure:
+        since = time.strftime("%H:%M:%S", time.localtime(self.time_of_day() - running.seconds))
+        late = "" if self.ticket.host in running.hosts else f"; {self.ticket.host} comes too late"
+        why = (
+            f"the run {self.run!r} has been going on since {since} ({running.seconds:.0f} s) on "
+            f"{differences.listed(running.hosts)}{late}. Wait until it has ended, or start another run with --name"
+        )
+        return Failure(self.ticket.host, 1, why=why, is_final=True)
+
+    # --- the start, and the end ---------------------------------------------------------------------------------------
+
+    def _go_if_all_are_ready(self, now: float) -> Sequence[Instruction]:
         if self.silent or self._offer is None:
             return ()
-        return (Tell(Go(self._offer.epoch)), *self._start(self._offer))
+        return (Tell(Go(self._offer.epoch, self._offer.attempt)), *self._start(now, self._offer))
 
-    def _start(self, offer: Offer) -> Sequence[Instruction]:
+    def _start(self, now: float, offer: Offer) -> Sequence[Instruction]:
         assert self.epoch is not None
-        self.has_started = True
-        return (Start(Assignment.of(self.epoch, self.me, offer.place)),)
+        self.has_started, self.attempt, self._started_at = True, offer.attempt, now
+        late = [item for peer in self.tickets for item in self._tell_if_late(now, peer)]
+        return (Start(Assignment.of(self.epoch, self.me, offer.place, offer.attempt), offer.warnings), *late)
 
     def lost(self, peer: str, name: str, why: str) -> Sequence[Instruction]:
         """`peer` is gone. One that was done may go, and after a failure all do."""
+        self.tickets.pop(peer, None)
         if not self.has_started or self.failures or self.epoch is None:
             return ()
         if peer not in self.epoch.peers or peer in self._done:
@@ -207,7 +327,7 @@ class Agreement:
         """All ranks of this machine have ended well."""
         assert self.epoch is not None
         self._done.add(self.me)
-        return (Tell(Done(self.epoch.key)), *self._finish_if_all_are_done())
+        return (Tell(Done(self.epoch.key, self.attempt)), *self._finish_if_all_are_done())
 
     def _finish_if_all_are_done(self) -> Sequence[Instruction]:
         assert self.epoch is not None
@@ -215,8 +335,24 @@ class Agreement:
 
     def failed(self, failure: Failure) -> Sequence[Instruction]:
         """Something failed on this machine."""
-        return (Tell(Failed(failure)), *self._stop(failure))
+        return (Tell(Failed(failure, self.attempt)), *self._stop(failure))
 
     def _stop(self, failure: Failure) -> Sequence[Instruction]:
         self.failures.append(failure)
         return (Stop(failure),) if len(self.failures) == 1 else ()
+
+    # --- again ------------------------------------------------------------------------------------------------------
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether what has failed may be followed by another attempt."""
+        is_final = any(failure.is_final for failure in self.failures)
+        return bool(self.failures) and not is_final and self.attempt < self.ticket.max_restarts
+
+    def again(self, now: float) -> Sequence[Instruction]:
+        """No rank of this machine runs any more: it is ready for the next attempt."""
+        self.attempt += 1
+        self.failures, self.has_started, self._offer, self._end_at = [], False, None, inf
+        self.epoch, self.silent, self._offer_at, self._done = None, set(), inf, set()
+        begun = () if self._latest is None else self.epoch_started(now, self._latest)
+        return (Hold(False), Tell(self._own_ticket()), *begun)

@@ -18,6 +18,10 @@ from ringfort.children import TAIL_LINES
 MAX_LINE_BYTES: Final = 600
 """Of a line in a summary: a failure with all its lines must fit a note to the other launchers."""
 
+USAGE_ERROR: Final = 2
+"""The exit code by which argparse, click and most others say that the command was wrong."""
+_USAGE: Final = re.compile(r"\s*usage:", re.IGNORECASE)
+
 _OURS: Final = "|".join(
     name
     for name, kind in vars(errors).items()
@@ -45,12 +49,21 @@ class Failure(msgspec.Struct, frozen=True):
     """In words, where no rank is to blame."""
     tail: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=TAIL_LINES)] = ()
     is_victim: bool = False
+    is_final: bool = False
+    """Starting the run again would not help, or is not wanted: a person ended it, or a command was wrong."""
 
     @classmethod
     def of_rank(cls, rank: int, host: str, exit_code: int, tail: Iterable[str]) -> Failure:
         """A rank that ended badly, with the last lines it wrote."""
         lines = tuple(line.encode()[:MAX_LINE_BYTES].decode(errors="ignore") for line in tail)[-TAIL_LINES:]
-        return cls(host, exit_code, rank, tail=lines, is_victim=exit_code > 0 and lost_another(lines))
+        return cls(
+            host,
+            exit_code,
+            rank,
+            tail=lines,
+            is_victim=exit_code > 0 and lost_another(lines),
+            is_final=exit_code == USAGE_ERROR and any(_USAGE.match(line) for line in lines),
+        )
 
     @property
     def status(self) -> int:

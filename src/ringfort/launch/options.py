@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringfort.config import check_timeout
+from ringfort.config import DEFAULT_PATIENCE, MAX_RUN_NAME, check_timeout, patience_of
 from ringfort.errors import InvalidArgumentError
 
 TIMEOUT = 300.0
 """Seconds to wait for the other machines: long enough to walk to them and type the command there."""
 MAX_LOCAL = 4096
 """Ranks of one machine; what a member of an epoch may bring (cluster/messages.py)."""
+MAX_RESTARTS = 1_000_000
+"""Of one run."""
 MAX_NODES = 256
 """Machines of one run; the members that an epoch may have (cluster/messages.py)."""
 
@@ -32,12 +33,27 @@ class RunOptions:
     """`MIN` or `MIN:MAX` machines."""
     peers: Sequence[str] = ()
     interfaces: Sequence[str] = ()
+    restart_without: Sequence[str] = ()
+    """Machines, by name or peer id, that are gone for good."""
     timeout: float = TIMEOUT
+    name: str | None = None
+    """Of the run; the script's unless given."""
+    patience: float | None = None
+    """Seconds of silence that a machine is forgiven; `RINGFORT_PATIENCE`, else 10, where it is not given."""
+    max_restarts: int = 0
+    """How often the whole run starts again after a failure."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.local <= MAX_LOCAL:
             raise InvalidArgumentError("local", self.local, f"must be 1 to {MAX_LOCAL} ranks on this machine")
         check_timeout(self.timeout)
+        if self.patience is not None:
+            check_timeout(self.patience, "patience")
+        if not 0 <= self.max_restarts <= MAX_RESTARTS:
+            raise InvalidArgumentError("max_restarts", self.max_restarts, f"must be 0 to {MAX_RESTARTS}")
+        if self.name is not None and (not self.name.isprintable() or not 1 <= len(self.name) <= MAX_RUN_NAME):
+            why = f"must be 1 to {MAX_RUN_NAME} characters that can be printed"
+            raise InvalidArgumentError("name", self.name, why)
         _ = self.node_range
         if not self.module and not Path(self.script).is_file():
             there = "is a folder" if Path(self.script).is_dir() else "there is no such file"
@@ -63,10 +79,20 @@ class RunOptions:
 
     @property
     def command(self) -> list[str]:
-        """What each rank runs."""
-        return [sys.executable, *(["-m"] if self.module else []), self.script, *self.arguments]
+        """What each rank runs, after the interpreter's name."""
+        return [*(["-m"] if self.module else []), self.script, *self.arguments]
 
     @property
     def title(self) -> str:
-        """What is run, so that launchers can see that they mean the same: folders may differ between machines."""
+        """What is run, without its folder, which may differ between machines."""
         return f"-m {self.script}" if self.module else Path(self.script).name
+
+    @property
+    def run_name(self) -> str:
+        """What machines must have in common to be of one run."""
+        return self.title[:MAX_RUN_NAME] if self.name is None else self.name
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long silence is forgiven, wherever that was said."""
+        return patience_of(self.patience, DEFAULT_PATIENCE)

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import IO, Final
 
-from ringfort.children import Child, Children, Output
-from ringfort.config import format_address, is_set
+from ringfort.children import Child, Children
+from ringfort.config import DEFAULT_PATIENCE, Environment, format_address, is_set
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.blame import Failure
+from ringfort.launch.drawing import Drawing
+from ringfort.launch.show import Shown
 
 STOP_SECONDS: Final = 10.0
 """How long ranks may take to end by a signal before they are killed: enough to finish a step and write a checkpoint,
@@ -22,10 +25,22 @@ and what container engines give too."""
 BLAME_SECONDS: Final = 1.0
 """How long to wait, after a rank lost another of this machine, for that other to end too."""
 BLAME_AFAR_SECONDS: Final = 3.0
-"""The same where the other may be on another machine, which is given up after one to two seconds of silence."""
+"""The same where the other may be on another machine: the launcher there says what became of it, or is itself lost.
+Ranks and launchers have the same patience, so they find that out within a second or two of each other."""
 
 
-def rank_variables(assignment: Assignment, local_rank: int, interface: str = "") -> dict[str, str]:
+@dataclass(frozen=True)
+class Program:
+    """What the ranks run, and what they are told beside their place."""
+
+    command: Sequence[str]
+    """After the interpreter's name."""
+    run: str = "ringfort"
+    patience: float = DEFAULT_PATIENCE
+    max_restarts: int = 0
+
+
+def rank_variables(assignment: Assignment, local_rank: int, program: Program, interface: str = "") -> dict[str, str]:
     """The environment of a rank: torchrun's names, so that programs written for it work, and Ringfort's.
 
     `interface` is the one that leads to the others. What a person has set is left alone.
@@ -44,10 +59,12 @@ def rank_variables(assignment: Assignment, local_rank: int, interface: str = "")
         "MASTER_ADDR": place.host,
         "MASTER_PORT": place.torch_port,
         "RINGFORT_MASTER": format_address(place.host, place.ringfort_port),
+        "RINGFORT_PATIENCE": f"{program.patience:g}",
+        "RINGFORT_RESTART_COUNT": assignment.restarts,
         # Libraries look for these to see that a launcher has set everything up. The store is rank 0's own.
-        "TORCHELASTIC_RUN_ID": "ringfort",
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": program.run,
+        "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": program.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     wishes = {"PYTHONUNBUFFERED": "1"}  # else lines wait in the rank until there are kilobytes of them
@@ -65,6 +82,7 @@ class MachineRanks:
     def __init__(self, children: Children, host: str) -> None:
         self._children = children
         self._host = host
+        self._drawings: dict[tuple[Child, bool], Drawing] = {}
         self._blame_at = inf
         self._kill_at = inf
         self._is_alone = True
@@ -72,18 +90,16 @@ class MachineRanks:
         self.was_stopped = False
         """A signal was passed on, so how they end says nothing any more."""
 
-    def start(
-        self, assignment: Assignment, command: Sequence[str], interface: str, listener: socket.socket | None
-    ) -> None:
+    def start(self, assignment: Assignment, program: Program, interface: str, listener: socket.socket | None) -> None:
         """Start them all. Rank 0 gets `listener`; the machine's first rank also what is piped into the launcher."""
         self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
-            variables = rank_variables(assignment, local_rank, interface)
+            variables = rank_variables(assignment, local_rank, program, interface)
             has_listener = listener is not None and local_rank == 0
             variables["RINGFORT_LISTEN_FD"] = str(listener.fileno()) if listener and has_listener else ""
             self._children.start(
                 assignment.first_rank + local_rank,
-                command,
+                [sys.executable, *_marks(assignment, local_rank), *program.command],
                 variables,
                 stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
                 pass_fds=(listener.fileno(),) if listener and has_listener else (),
@@ -104,14 +120,26 @@ class MachineRanks:
         """How many have not ended."""
         return sum(child.exit_code is None for child in self._children.children)
 
-    def poll(self) -> list[Output]:
-        """What the ranks wrote; waits a moment for it."""
-        outputs = self._children.poll()
-        for child, _, lines in outputs:
-            child.keep(lines)
-        if time.monotonic() >= self._kill_at:
+    def poll(self) -> list[Shown]:
+        """What the ranks wrote and what changed in it; waits a moment for it."""
+        written = {(output.child, output.is_error): output.data for output in self._children.poll()}
+        now = time.monotonic()
+        if now >= self._kill_at:
             self._children.signal(signal.SIGKILL)
-        return outputs
+        for key in written:
+            self._drawings.setdefault(key, Drawing())
+        shown: list[Shown] = []
+        for (child, is_error), drawing in self._drawings.items():
+            data = written.get((child, is_error))
+            rows = drawing.feed(now, data) if data else []
+            rows += drawing.finished(now)
+            # A process that left its group may hold the stream open when all others have ended.
+            if data == b"" or self._children.is_over:
+                rows += drawing.end()
+            child.keep([row.text for row in rows])
+            if rows or data is not None:
+                shown.append(Shown(child.number, is_error, rows, drawing.live()))
+        return shown
 
     def failure(self) -> Failure | None:
         """The first of these ranks that failed, as soon as it is known which; none after `stop`."""
@@ -141,6 +169,15 @@ class MachineRanks:
         """At once."""
         self.was_stopped = True
         self._children.signal(signal.SIGKILL)
+
+
+def _marks(assignment: Assignment, local_rank: int) -> list[str]:
+    """The interpreter's options by which torch's plug-in knows that it is to look for plaintext groups, in one rank of
+    each machine; see torch/plaintext.py."""
+    if assignment.group_world_size == 1 or local_rank != 0 or Environment.from_mapping().encryption == "off":
+        return []
+    end = assignment.first_rank + assignment.local_world_size
+    return ["-X", f"ringfort-local-ranks={assignment.first_rank}:{end}"]
 
 
 def _standard_input() -> IO[bytes] | int:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from ringfort.children import Children
@@ -29,7 +30,7 @@ from ringfort.cluster.events import (
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.profile import own_version
 from ringfort.cluster.versions import differ, upgrade_advice
-from ringfort.config import AutoDiscoveryConfig
+from ringfort.config import AutoDiscoveryConfig, HealthConfig
 from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
 from ringfort.launch.blame import Failure, first
@@ -37,12 +38,15 @@ from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
 from ringfort.launch.messages import TOPIC, Place, decode, encode
 from ringfort.launch.options import RunOptions
 from ringfort.launch.place import interface_towards, open_place
-from ringfort.launch.ranks import MachineRanks
+from ringfort.launch.ranks import MachineRanks, Program
 from ringfort.launch.show import Printer, summary
+from ringfort.launch.ticket import ticket_of
 
 if TYPE_CHECKING:
     from ringfort.cluster.node import ClusterNode
 
+LOOK_SECONDS: Final = 3.0
+"""After which it is said who else is here: a machine that types the same is found sooner."""
 ALONE: Final = "this.machine"
 """The peer id of a launcher that needs no cluster."""
 
@@ -68,55 +72,70 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 program=options.title,
                 peers=options.peers,
                 interfaces=options.interfaces,
+                run=options.run_name,
+                health=HealthConfig(patience=options.patience_seconds),
+                restart_without=options.restart_without,
             )
             node = ClusterNode(config, slots=options.local)
             stack.callback(node.subscribe(inbox.put))
             stack.enter_context(node)
-        children = stack.enter_context(Children())
-        children.watch(inbox.reader)
-        return _Launcher(options, printer, inbox, children, node).run()
+        return _Launcher(options, printer, inbox, node).run()
 
 
 class _Launcher:
     """The loop, and what it knows."""
 
-    def __init__(
-        self, options: RunOptions, printer: Printer, inbox: Inbox, children: Children, node: ClusterNode | None
-    ) -> None:
+    def __init__(self, options: RunOptions, printer: Printer, inbox: Inbox, node: ClusterNode | None) -> None:
         self._options = options
         self._printer = printer
         self._inbox = inbox
         self._node = node
         self._host = platform.node()
-        self._ranks = MachineRanks(children, self._host)
+        self._program = Program(options.command, options.run_name, options.patience_seconds, options.max_restarts)
         self._agreement = Agreement(
-            ALONE if node is None else node.peer_id, options.title, options.node_range, self._open_place
+            ALONE if node is None else node.peer_id,
+            ticket_of(options),
+            options.node_range,
+            self._open_place,
+            options.run_name,
         )
         self._names: dict[str, str] = {}
         self._listener: socket.socket | None = None
-        self._is_done = False
         self._is_over = False
+        self._look_at = inf
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """For the first attempt, or for another."""
+        self._children = Children()
+        self._children.watch(self._inbox.reader)
+        self._ranks = MachineRanks(self._children, self._host)
+        self._is_done = False
         self._stopped = 0
+        self._deadline = time.monotonic() + self._options.timeout
 
     def run(self) -> int:
         """Until the end. Returns the exit code."""
+        agreement = self._agreement
         try:
             self._begin()
-            deadline = time.monotonic() + self._options.timeout
             while not self._is_over:
-                self._printer.lines(self._ranks.poll())
+                self._printer.show(self._ranks.poll())
                 for item in self._inbox.items():
                     self._take(item)
-                self._do(self._agreement.tick(time.monotonic()))
-                if self._agreement.has_started:
+                self._do(agreement.tick(time.monotonic()))
+                self._do(agreement.remind(time.monotonic()))
+                if agreement.has_started:
                     self._watch_ranks()
-                elif self._agreement.failures:
-                    self._is_over = True
-                elif time.monotonic() >= deadline:
-                    raise self._too_late()
+                elif not agreement.failures:
+                    self._wait()
+                if agreement.failures and self._ranks.is_over:
+                    self._end_attempt()
         finally:
             if self._listener is not None:
                 self._listener.close()
+            self._children.close()
+            self._printer.finish()
         return self._sum_up()
 
     def _begin(self) -> None:
@@ -124,6 +143,7 @@ class _Launcher:
             alone = Epoch(1, ALONE, (Member(ALONE, slots=self._options.local),))
             self._do(self._agreement.epoch_started(time.monotonic(), alone))
         else:
+            self._look_at = time.monotonic() + LOOK_SECONDS
             self._say(
                 f"waiting for {self._wanted()}; type the same on each of them. "
                 f"This is {self._host} at {', '.join(self._node.addresses)}"
@@ -132,6 +152,39 @@ class _Launcher:
     def _wanted(self) -> str:
         fewest, most = self._options.node_range
         return f"{fewest} machines" if fewest == most else f"{fewest} to {most} machines"
+
+    def _wait(self) -> None:
+        """For the machines that are to come."""
+        now = time.monotonic()
+        if now >= self._deadline:
+            raise self._too_late()
+        if now >= self._look_at:
+            self._look_at = inf
+            others = self._other_runs()
+            if others:
+                self._say(others)
+
+    def _other_runs(self) -> str:
+        """Machines that wait in this cluster for another run: perhaps another script was typed there by mistake."""
+        assert self._node is not None
+        mine = self._options.run_name
+        others = sorted({(view.name, view.run) for view in self._node.snapshot() if view.run not in ("", mine)})
+        if not others:
+            return ""
+        seen = ", ".join(f"{name} ({run!r})" for name, run in others)
+        return f"machines of other runs are here too: {seen}. To join this run they need its name, --name {mine!r}"
+
+    def _end_attempt(self) -> None:
+        """All ranks of this machine have ended after a failure."""
+        agreement = self._agreement
+        if not agreement.may_start_again:
+            self._is_over = True
+            return
+        count = f"{agreement.attempt + 1} of {self._options.max_restarts}"
+        self._printer.say(summary(first(agreement.failures), self._host, self._stopped, f"starting again, {count}"))
+        self._children.close()
+        self._prepare()
+        self._do(agreement.again(time.monotonic()))
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -147,20 +200,24 @@ class _Launcher:
             case PeerLost(peer=peer, why=why):
                 name = self._names.get(peer, peer)
                 self._do(agreement.lost(peer, name, why))
-                if not agreement.has_started:
+                if not agreement.has_started and not agreement.failures:
                     self._say(f"{name} is gone: {why}")
+                self._names.pop(peer, None)
             case Noted(peer=peer, topic=topic, body=body) if topic == TOPIC:
                 try:
-                    self._do(agreement.received(peer, decode(body)))
+                    self._do(agreement.received(time.monotonic(), peer, decode(body)))
                 except ProtocolError as exc:
                     self._say(f"{self._names.get(peer, peer)}: {exc}")
             case PeerJoined(peer=peer, name=name):
-                self._names[peer] = name or peer
-                if not agreement.has_started:
+                if not agreement.has_started and peer not in self._names:  # a second link with it is no news
                     self._say(str(item))
                     if differ(own_version(), item.version):
                         self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
-            case CloneFound() | Misbehaved() | OtherClusters() | Waiting():
+                self._names[peer] = name or peer
+                self._do(agreement.joined(time.monotonic(), peer))
+            case CloneFound() | Misbehaved():
+                self._say(str(item))
+            case OtherClusters() | Waiting() if not agreement.has_started and not agreement.failures:
                 self._say(str(item))
             case _:
                 pass
@@ -168,16 +225,17 @@ class _Launcher:
     def _interrupt(self, signalled: Signalled) -> None:
         """The first signal is passed on; a second one is impatience."""
         why = f"{signalled.name} on {self._host}"
-        if not self._agreement.has_started:
-            self._agreement.failures.append(Failure(self._host, -signalled.number, why=why))
-        elif self._agreement.failures:
+        failure = Failure(self._host, -signalled.number, why=why, is_final=True)
+        if not self._agreement.has_started and not self._agreement.attempt:
+            self._agreement.failures.append(failure)  # the others go on waiting
+        elif any(failure.is_final for failure in self._agreement.failures):
             self._ranks.kill()
         else:
             # Python ignores SIGPIPE, so ranks would not end by it.
             self._stop(signal.SIGTERM if signalled.number == signal.SIGPIPE else signalled.number)
             if signalled.number == signal.SIGINT:
                 self._say("stopping; Ctrl-C again to kill what is slow")
-            self._do(self._agreement.failed(Failure(self._host, -signalled.number, why=why)))
+            self._do(self._agreement.failed(failure))
 
     def _watch_ranks(self) -> None:
         agreement = self._agreement
@@ -186,9 +244,7 @@ class _Launcher:
         failure = self._ranks.failure()
         if failure is not None and not agreement.failures:
             self._do(agreement.failed(failure))
-        if agreement.failures:
-            self._is_over = self._ranks.is_over
-        elif not self._is_done and self._ranks.ended_well:
+        if not agreement.failures and not self._is_done and self._ranks.ended_well:
             self._is_done = True
             self._do(agreement.done())
 
@@ -203,7 +259,9 @@ class _Launcher:
                 case Hold(holding=holding):
                     if self._node is not None:
                         self._node.hold(holding)
-                case Start(assignment=assignment):
+                case Start(assignment=assignment, warnings=warnings):
+                    for words in warnings:
+                        self._say(words)
                     self._start(assignment)
                 case Stop():
                     if not self._ranks.was_stopped:
@@ -229,9 +287,10 @@ class _Launcher:
             self._say(
                 f"starting {assignment.world_size} ranks on {assignment.group_world_size} machines; "
                 f"this one, {self._host}, has {ranks}"
+                + (f" (restart {assignment.restarts} of {self._options.max_restarts})" if assignment.restarts else "")
             )
         listener = self._listener if assignment.first_rank == 0 else None
-        self._ranks.start(assignment, self._options.command, interface_towards(assignment.place.host), listener)
+        self._ranks.start(assignment, self._program, interface_towards(assignment.place.host), listener)
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -1,28 +1,64 @@
-"""What a launcher prints: the lines of its ranks, each with its rank in front, and the launcher's own words."""
+"""What a launcher prints: the lines of its ranks, each with its rank in front, and the launcher's own words.
+
+In a terminal the rows that ranks still draw, such as progress bars, stand below all that is final, one for each, and
+are drawn over. Elsewhere a bar is written as a line now and then, and when it is final.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterable
-from typing import BinaryIO, Final, TextIO
+import time
+from collections.abc import Callable, Iterable
+from typing import BinaryIO, Final, NamedTuple, TextIO
 
-from ringfort.children import Output
-from ringfort.config import is_set
+from ringfort.config import is_dumb_terminal, is_set
 from ringfort.launch.blame import Failure
+from ringfort.launch.drawing import Row
 from ringfort.local import describe_exit
 
+DRAW_SECONDS: Final = 0.1
+"""Between two drawings of the rows that change: as often as tqdm draws, and enough for the eye."""
+THIN_SECONDS: Final = 5.0
+"""Between two lines about one bar where the output is no terminal."""
 _COLOURS: Final = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """Of the terminal, one a rank in turn. Red is for errors."""
+_COLOUR: Final = re.compile(r"\x1b\[[0-?]*m")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f]")
+"""What would move the cursor in a row that is drawn; not escape, of the colours."""
+
+
+class Shown(NamedTuple):
+    """What changed in one stream of a rank."""
+
+    rank: int
+    is_error: bool
+    finished: list[Row]
+    live: list[Row]
+    """The rows that may still change, all of them."""
 
 
 class Printer:
     """Writes to standard output and standard error. A rank's output goes where the rank wrote it."""
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._streams = (out or sys.stdout, err or sys.stderr)
-        self._colours = tuple(stream.isatty() and not is_set("NO_COLOR") for stream in self._streams)
+        terminals = [stream.isatty() for stream in self._streams]
+        self._colours = tuple(is_terminal and not is_set("NO_COLOR") for is_terminal in terminals)
+        self._is_live = tuple(is_terminal and not is_dumb_terminal() for is_terminal in terminals)
+        self._board = True if self._is_live[True] else False if self._is_live[False] else None
+        """The stream on which rows are drawn: if both are terminals they are the same one."""
+        self._clock = clock
         self._width = 1
+        self._live: dict[tuple[int, bool], list[Row]] = {}
+        self._drawn: bytes = b""
+        """The rows that stand in the terminal now."""
+        self._draw_at = 0.0
+        self._thinned: dict[tuple[int, bool], tuple[float, list[Row]]] = {}
+        """When bars were last written as lines, and which."""
         self.is_broken = False
         """Nobody reads any more (`ringfort run ... | head`)."""
 
@@ -30,15 +66,78 @@ class Printer:
         """From now on ranks are as wide as the widest."""
         self._width = len(str(world_size - 1))
 
-    def lines(self, outputs: Iterable[Output]) -> None:
-        """Print what ranks wrote. Of a line that was drawn over itself, as progress bars are, the last drawing."""
-        for child, is_error, lines in outputs:
-            prefix = self._prefix(child.number, is_error)
-            self._write(is_error, b"".join(prefix + _last_drawing(line) + b"\n" for line in lines))
+    def show(self, changes: Iterable[Shown]) -> None:
+        """Print what ranks wrote, and draw what they still draw. To be called now and then also without changes."""
+        now = self._clock()
+        final: list[tuple[bool, bytes]] = []
+        for rank, is_error, finished, live in changes:
+            key = rank, is_error
+            _, before = self._thinned.get(key, (now, []))
+            lines = [row for row in finished if not (row.is_bar and row in before)]
+            prefix = self._prefix(rank, is_error)
+            final.append((is_error, b"".join(prefix + row.text + b"\n" for row in lines)))
+            self._live[key] = live
+        final += [(key[1], self._thin(now, key)) for key in self._live if not self._is_live[key[1]]]
+        self._print([(is_error, data) for is_error, data in final if data], now)
 
     def say(self, words: str) -> None:
         """The launcher's own words, on standard error."""
-        self._write(True, f"{words}\n".encode())
+        self._print([(True, f"{words}\n".encode())], self._clock())
+
+    def finish(self) -> None:
+        """Leave the terminal as it should be."""
+        self._live.clear()
+        self._print([], self._clock(), is_due=True)
+
+    def _thin(self, now: float, key: tuple[int, bool]) -> bytes:
+        """Of bars that change, a line now and then."""
+        bars = [row for row in self._live[key] if row.is_bar]
+        if not bars:
+            self._thinned.pop(key, None)
+            return b""
+        at, before = self._thinned.setdefault(key, (now, []))
+        if now - at < THIN_SECONDS:
+            return b""
+        self._thinned[key] = now, bars
+        prefix = self._prefix(*key)
+        return b"".join(prefix + row.text + b"\n" for row in bars if row not in before)
+
+    # --- drawing ----------------------------------------------------------------------------------------------------
+
+    def _print(self, final: list[tuple[bool, bytes]], now: float, *, is_due: bool = False) -> None:
+        """Writes what is final, in a terminal above the rows that change; draws those anew if that is due."""
+        board = self._board
+        rows = self._drawn
+        if board is not None and (final or is_due or now >= self._draw_at):
+            rows = self._rows(board)
+        if board is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
+            for is_error, data in final:
+                self._write(is_error, data)
+            return
+        pending = _erase(self._drawn)
+        for is_error, data in final:
+            if is_error is board:
+                pending += data
+            else:
+                self._write(board, pending)
+                self._write(is_error, data)
+                pending = b""
+        self._write(board, pending + rows)
+        self._drawn, self._draw_at = rows, now + DRAW_SECONDS
+
+    def _rows(self, board: bool) -> bytes:
+        """All rows that change, as wide and as many as the terminal has room for."""
+        shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
+        if not shown:
+            return b""
+        columns, lines = _size(self._streams[board])
+        more = len(shown) - (lines - 1)
+        if more > 0:
+            shown = shown[: max(1, lines - 2)]
+        text = [self._prefix(*key) + _fit(row.text, columns - self._width - 4) for key, row in shown]
+        if more > 0:
+            text.append(f"... and {more + 1} more".encode())
+        return b"\n".join(text)
 
     def _prefix(self, rank: int, is_error: bool) -> bytes:
         text = f"[{rank:>{self._width}}]"
@@ -63,12 +162,32 @@ class Printer:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def _last_drawing(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+def _erase(drawn: bytes) -> bytes:
+    return b"" if not drawn else b"\r" + b"\x1b[A" * drawn.count(b"\n") + b"\x1b[J"
 
 
-def summary(failure: Failure, here: str, stopped: int) -> str:
-    """Who failed first, on which machine, and its last lines. `stopped` ranks of this machine were ended for it."""
+def _size(stream: TextIO) -> tuple[int, int]:
+    try:
+        columns, lines = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return 80, 24
+    return columns or 80, lines or 24  # a terminal that does not know says 0
+
+
+def _fit(text: bytes, room: int) -> bytes:
+    """What of a row fits into `room` columns. Colours are kept where all of it does."""
+    from rich.cells import cell_len, set_cell_size
+
+    words = _CONTROL.sub(" ", text.decode(errors="replace"))
+    plain = _COLOUR.sub("", words).replace("\x1b", " ")
+    if cell_len(plain) > room:
+        return set_cell_size(plain, max(0, room)).encode()
+    return (words + "\x1b[0m" if words != plain else plain).encode()
+
+
+def summary(failure: Failure, here: str, stopped: int, then: str = "") -> str:
+    """Who failed first, on which machine, and its last lines. `stopped` ranks of this machine were ended for it. `then`
+    says what follows."""
     if failure.rank is None:
         text = f"ringfort run: {failure.why}"
     else:
@@ -77,6 +196,8 @@ def summary(failure: Failure, here: str, stopped: int) -> str:
         text = f"ringfort run: rank {failure.rank}{where} {what}: it {describe_exit(failure.exit_code)}"
     if stopped:
         text += f"; stopped {stopped} {'other' if failure.rank is not None else 'rank'}{'s'[: stopped > 1]} here"
+    if then:
+        text += f"; {then}"
     if failure.tail:
         text += "\nits last lines:" + "".join(f"\n    {line}" for line in failure.tail)
     return text

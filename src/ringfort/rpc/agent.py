@@ -130,7 +130,7 @@ class RpcAgent:
         seconds = self._exchange.seconds(timeout)
         rref = self._exchange.references.new(peer)
         keep = rref._name.number  # pyright: ignore[reportPrivateUsage]
-        rref.created = self._exchange.call(peer, name, args, kwargs, seconds, keep)
+        self._exchange.references.created(rref, self._exchange.call(peer, name, args, kwargs, seconds, keep))
         return rref
 
     def map(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
 from ringfort.errors import RpcError, RpcOverloadedError, RpcTimeoutError
 from ringfort.rpc.outbound import Outgoing
+from ringfort.transport.locks import Future
 
 
 class RpcFuture(Future[Any]):

@@ -27,9 +27,19 @@ from ringfort.rpc.poller import Poller
 from ringfort.rpc.references import References
 from ringfort.rpc.serving import Serving, current
 from ringfort.rpc.wire import FETCH, Failed, Failure, Request
+from ringfort.transport import locks, tcp
+from ringfort.transport.forks import FORKED, keep_from_children
 
 _LAST_WORDS = 1.0
 """Seconds that closing gives what was said last to leave."""
+
+
+_LETS_GO = 0.02
+"""Seconds between two looks, while this rank holds references, for some that are gone."""
+_WATCH = 1.0
+"""Seconds that a waiting caller sleeps at most before it looks again."""
+_MOST_LATE = 10.0
+"""Seconds after its deadline in which a call must have been ended by the agent's thread."""
 
 
 class RpcStats(NamedTuple):
@@ -55,20 +65,29 @@ class Exchange:
     def __init__(self, rank: int, config: RpcConfig, formed: Formed, timeout: float) -> None:
         self.rank = rank
         self._timeout = timeout
-        self.all_gone = threading.Event()
+        self.all_gone = locks.Event()
         """Every other rank has closed its agent or is lost."""
         self._config = config
         self._accepts = formed.max_message_bytes
+        self._patience, self._look_at = formed.patience, 0.0
         label = f"ringfort-rpc-{rank}"
         self._poller = Poller(label, self._on_event, self._on_lost, self._expire, lambda: self.serving.is_running)
-        self.references = References(rank, lambda peer: self._lines[peer], self._poller.soon)
+        self.references = References(
+            rank,
+            lambda peer: self._lines[peer],
+            self._poller.soon,
+            world_size=len(formed.names),
+            most=config.max_references,
+        )
         self.references.remote_fetch = self._fetch
         self.serving = Serving(label, config, self.references)
         self._calls = Calls(config.max_in_flight, self._tell_cancelled)
         self._given: dict[tuple[int, bool, int], list[object]] = {}
         self._gone: dict[int, str] = {}
         self._is_closed = False
-        self._closing = threading.Lock()
+        self._is_over = False
+        self._why_closed = "this agent is closed"
+        self._closing = threading.RLock()
         links = {
             peer: Link(
                 peer, channel.sock, channel.stream(), self._admitter(peer), self._poller.stuck, self._poller.pause
@@ -80,7 +99,18 @@ class Exchange:
         self._links = links
         if not links:
             self.all_gone.set()
+        keep_from_children(self)
         self._poller.start(list(links.values()))
+
+    def abandon(self) -> None:
+        """In a forked child: the connections and the threads are the parent's."""
+        self._why_closed = FORKED
+        self._is_closed = self._is_over = True
+        self._closing = threading.RLock()
+        self.all_gone = locks.Event()
+        self.all_gone.set()
+        self.references.abandon()
+        self._poller.abandon()
 
     def is_alive(self, peer: int) -> bool:
         """Whether `peer` can be called, as far as is known."""
@@ -89,7 +119,7 @@ class Exchange:
     def check_open(self) -> None:
         """Raises `RpcNoConnectionError` if the agent is closed."""
         if self._is_closed:
-            raise RpcNoConnectionError("this agent is closed")
+            raise RpcNoConnectionError(self._why_closed)
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
@@ -139,6 +169,9 @@ class Exchange:
                 raise RpcError("a callback of a future cannot wait for a call: the agent would stop; use rpc_async")
             if not self.serving.help_until(future) and future.peer != self.rank:
                 self._poller.lead(self._links[future.peer], future)
+            while not future.is_done_within(_WATCH):
+                if time.monotonic() > future.deadline + _MOST_LATE:
+                    raise RpcError("the agent has stopped ending calls whose time is over", peer=future.peer)
             return future.result()
         except BaseException:
             if not future.done():  # Ctrl-C: nobody will wait for it again
@@ -158,7 +191,7 @@ class Exchange:
         seconds = self.seconds(timeout)
         if name.owner != self.rank:
             return self.wait(self.call(name.owner, FETCH, (name.creator, name.number), {}, seconds))
-        outcome = self.references.outcome(name)
+        outcome = self.references.outcome(name, self.rank)
         try:
             value = outcome.result(seconds)
         except FutureTimeoutError as exc:
@@ -203,7 +236,9 @@ class Exchange:
         if isinstance(event, Message):
             self._on_message(line, event)
         elif isinstance(event, Count):
-            self.references.count(event)
+            wrong = self.references.count(event, line.peer)
+            if wrong and isinstance(line, Link):
+                line.broken = line.broken or wrong
         elif isinstance(event, Cancelled):
             self._given.pop((line.peer, True, event.call), None)
             self.serving.release(line.peer, event.dropped)
@@ -217,9 +252,18 @@ class Exchange:
         if is_request:
             self.serving.take(line, message, references)
             return
-        call = self._calls.take(message.call, line.peer)
-        if call is None:
-            return
+        found = self._calls.get(message.call)
+        try:
+            call = self._calls.take(message.call, line.peer)
+            if call is not None:
+                self._end_call(call, line, message, references)
+        except BaseException:  # Ctrl-C in a caller that leads: the call may be another thread's
+            if found is not None and found.peer == line.peer and not found.future.done():
+                self._calls.take(message.call, line.peer)
+                found.future.set_exception(RpcPeerLostError(line.peer, "this rank was interrupted while it read"))
+            raise
+
+    def _end_call(self, call: Call, line: Line, message: Message, references: list[object]) -> None:
         if call.outgoing is not None and not call.outgoing.is_over:
             self._tell_cancelled(call)  # it was refused at its first frame: the rest need not be sent
         try:
@@ -254,8 +298,22 @@ class Exchange:
         if line.is_open:
             line.control(pack_cancel(call.number))
 
-    def _expire(self, now: float) -> float | None:
-        return self._calls.expire(now)
+    def _expire(self, now: float) -> float:
+        due = self._calls.expire(now)
+        self._look_for_silence(now)
+        look_at = min(self._look_at, now + _LETS_GO) if self.references.let_go() else self._look_at
+        return look_at if due is None else min(due, look_at)
+
+    def _look_for_silence(self, now: float) -> None:
+        """A machine without power closes no connection: only its silence tells."""
+        if now < self._look_at:
+            return
+        self._look_at = now + self._patience / tcp.LOOKS
+        for link in self._links.values():
+            seconds = link.silence() if link.is_open else 0.0
+            if seconds >= self._patience:
+                link.broken = link.broken or f"its machine has not answered for {seconds:.1f} s"
+                self._poller.stuck(link)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -273,10 +331,13 @@ class Exchange:
     def close(self) -> None:
         """Stops serving and leaves. Calls under way end: here and at the others with `RpcPeerLostError`. May be called
         twice; never raises."""
-        with self._closing:
-            if self._is_closed:
-                return
-            self._is_closed = True
+        with self._closing:  # again, if it was interrupted
+            if not self._is_over:
+                self._is_closed = True
+                self._close()
+                self._is_over = True
+
+    def _close(self) -> None:
         self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, f"this agent was closed ({call.what})"))
         self.serving.close()
         self.references.close()
@@ -297,14 +358,15 @@ class Exchange:
     def drop(self) -> None:
         """Ends without a word, as a killed process does. For fault injection."""
         with self._closing:
-            if self._is_closed:
+            if self._is_over:
                 return
             self._is_closed = True
-        self._poller.stop()
-        self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, "this agent was killed on purpose"))
-        self.serving.close()
-        self.references.close()
-        self.all_gone.set()
+            self._poller.stop()
+            self._calls.fail(None, lambda call: RpcPeerLostError(call.peer, "this agent was killed on purpose"))
+            self.serving.close()
+            self.references.close()
+            self.all_gone.set()
+            self._is_over = True
 
 
 def _wait_for(is_so: Callable[[], bool], until: float) -> None:

@@ -13,9 +13,9 @@ from ringfort.backends.rendezvous import Terms
 from ringfort.backends.tcp import credentials_for
 from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.config import Environment
+from ringfort.config import DEFAULT_PATIENCE, Environment, patience_of
 from ringfort.context import DistributedContext
-from ringfort.errors import InvalidArgumentError, NoConnectionError, RendezvousTimeoutError
+from ringfort.errors import HandshakeError, InvalidArgumentError, NoConnectionError, RendezvousTimeoutError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.channel import Channel
@@ -28,8 +28,6 @@ _TURN = 0.05
 """Seconds at one door before the next is looked at, where there are several."""
 _UNSENT = 128 * 1024
 """Bytes that the kernel may hold of what has not left yet: what a small call waits behind, beside one frame."""
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 4))
-"""Seconds of silence, seconds between questions, questions: a machine that vanishes is missed after 13 seconds."""
 
 
 class Formed(NamedTuple):
@@ -39,6 +37,8 @@ class Formed(NamedTuple):
     names: list[str]
     max_message_bytes: list[int]
     """What each of them accepts."""
+    patience: float
+    """Seconds for which a machine may answer nothing before its agents are lost."""
 
 
 def connect(context: DistributedContext, name: str, max_message_bytes: int, timeout: float) -> Formed:
@@ -57,7 +57,10 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
             [(host, _door_at(host, doors, terms)) for host in _hosts_for(context, peer)] if peer > rank else []
             for peer in range(world_size)
         ]
-        said = context.all_gather_object([name, max_message_bytes, token, places], timeout=timeout)
+        own = b"" if credentials is None else credentials.identity.public_key
+        # What is said over the group is said by its members: so this is whom to expect on each connection.
+        said = context.all_gather_object([name, max_message_bytes, token, places, own], timeout=timeout)
+        identities = [one[4] for one in said]
         names = [str(one[0]) for one in said]
         for peer, other in enumerate(names):
             if names.index(other) != peer:
@@ -67,8 +70,8 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
         for peer in range(rank):
             seen = None if ways is None else ways.hosts[peer][1]
             addresses = [(seen or host, port) for host, port in said[peer][3][rank]]
-            channels[peer] = _knock(peer, addresses, Calls(rank, said[peer][2]), terms)
-        _accept(list(doors.values()), range(rank + 1, world_size), token, channels, terms)
+            channels[peer] = _knock(peer, addresses, Calls(rank, said[peer][2]), identities[peer], terms)
+        _accept(list(doors.values()), range(rank + 1, world_size), token, identities, channels, terms)
         context.barrier(timeout=max(0.01, terms.deadline - time.monotonic()))
     except BaseException:
         for channel in channels.values():
@@ -77,9 +80,10 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
     finally:
         for door in doors.values():
             door.close()
+    patience = patience_of(context.config.patience, DEFAULT_PATIENCE)
     for channel in channels.values():
-        tune(channel.sock)
-    return Formed(channels, names, [int(one[1]) for one in said])
+        tune(channel.sock, patience)
+    return Formed(channels, names, [int(one[1]) for one in said], patience)
 
 
 def _own_credentials(context: DistributedContext) -> Credentials | None:
@@ -104,13 +108,17 @@ def _door_at(host: str, doors: dict[str, Door], terms: Terms) -> int:
     return doors[host].address[1]
 
 
-def _knock(peer: int, addresses: list[tuple[str, int]], purpose: Calls, terms: Terms) -> Channel:
-    """Tried again until the deadline: where strangers crowd the door, a member may be pushed out with them."""
+def _knock(peer: int, addresses: list[tuple[str, int]], purpose: Calls, identity: bytes, terms: Terms) -> Channel:
+    """Raises `HandshakeError` if whoever answers has proved another identity. Tried again until the deadline: where
+    strangers crowd the door, a member may be pushed out with them."""
     while True:
         sock: socket.socket | None = None
         try:
             sock = tcp.connect(addresses, terms.deadline)
-            return Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline)
+            channel = Channel.open(sock, terms.credentials, purpose, f"rank {peer}", terms.deadline)
+            if channel.identity != identity:
+                raise HandshakeError(f"another machine answers at the address of rank {peer}'s agent", peer=peer)
+            return channel
         except BaseException as exc:
             if sock is not None:
                 sock.close()
@@ -123,8 +131,15 @@ def _knock(peer: int, addresses: list[tuple[str, int]], purpose: Calls, terms: T
             time.sleep(_TURN)
 
 
-def _accept(doors: list[Door], higher: range, token: bytes, channels: dict[int, Channel], terms: Terms) -> None:
-    """Lets in each of `higher` once."""
+def _accept(
+    doors: list[Door],
+    higher: range,
+    token: bytes,
+    identities: list[bytes],
+    channels: dict[int, Channel],
+    terms: Terms,
+) -> None:
+    """Lets in each of `higher` once, on a connection that has proved its identity."""
     while missing := [peer for peer in higher if peer not in channels]:
         if terms.is_over:
             state = f"missing: rank {', '.join(map(str, missing))}; every rank must make an agent"
@@ -140,15 +155,15 @@ def _accept(doors: list[Door], higher: range, token: bytes, channels: dict[int, 
                     or said.rank not in higher
                     or said.rank in channels
                     or not secrets.compare_digest(said.token, token)
+                    or arrival.channel.identity != identities[said.rank]
                 ):
                     door.refuse(arrival, "group", "this port is for the agents of a group that has formed")
                     continue
                 channels[said.rank] = arrival.channel
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket, patience: float) -> None:
     """What a link of agents needs beside what every data socket does, where the system has it."""
+    tcp.keep_alive(sock, patience)
     if sys.platform.startswith("linux"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
-        for option, value in _KEEP_ALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -14,6 +14,7 @@ from ringfort.errors import DistributedError
 from ringfort.rpc.inbound import Admit, Event, Head, Inbound
 from ringfort.rpc.messages import Kind, Message
 from ringfort.rpc.outbound import Outbound, Outgoing
+from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 
 _READS = 16
@@ -96,20 +97,26 @@ class Link:
         self._flush()
 
     def _flush(self) -> None:
-        while self._posted and not self.is_stuck:
-            if not self._writing.acquire(blocking=False):
-                return
-            try:
-                self._write()
-            finally:
-                self._writing.release()
+        # By `with` and a look, not by trying the lock: an interrupt must not leave it taken (transport/locks.py). A
+        # thread that is overtaken between the look and the `with` waits until the other has written.
+        while self._posted and not self.is_stuck and not self._writing.locked():
+            with self._writing:
+                self._write_or_break()
 
     def write(self) -> None:
         """The socket takes more. For the agent's thread."""
         with self._writing:
             self.is_stuck = False
-            self._write()
+            self._write_or_break()
         self._flush()
+
+    def _write_or_break(self) -> None:
+        try:
+            self._write()
+        except BaseException:  # Ctrl-C: what has left may not be accounted for
+            self.broken = self.broken or "this rank was interrupted while it wrote"
+            self._on_stuck(self)
+            raise
 
     def _write(self) -> None:
         outbound, stream, posted = self._outbound, self._stream, self._posted
@@ -138,10 +145,6 @@ class Link:
                 self._drop()
                 self._on_stuck(self)
                 return
-            except BaseException:  # Ctrl-C: what has left may not be accounted for
-                self.broken = self.broken or "this rank was interrupted while it wrote"
-                self._on_stuck(self)
-                raise
 
     def _drop(self) -> None:
         while self._posted:
@@ -199,6 +202,10 @@ class Link:
         with self._writing:
             if self.is_open:
                 self._stream.shut_down()
+
+    def silence(self) -> float:
+        """Seconds for which the other machine has answered nothing; see `tcp.silence`."""
+        return tcp.silence(self._sock)
 
     def hang_up(self) -> None:
         """Ends the connection, which wakes who waits for it. What has come can still be read."""

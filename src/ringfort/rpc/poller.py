@@ -19,12 +19,15 @@ from contextlib import suppress
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.inbound import Event
 from ringfort.rpc.link import Link
+from ringfort.transport.locks import Thread, is_mine
 from ringfort.transport.spin import LONGEST, Spin
 
 _log = logging.getLogger(__name__)
 
 _NEVER = 3600.0
 """Seconds: the longest sleep."""
+_ENDING = 10.0
+"""Seconds that `stop` waits for the thread. It waits for nothing itself; a callback of a future may take its time."""
 _PAUSE = 1e-6
 """Seconds that are asked for; a system takes some 50 microseconds at the least, which is what another thread needs."""
 
@@ -37,7 +40,7 @@ class Poller:
         name: str,
         handle: Callable[[Link, Event], None],
         lost: Callable[[Link, str], None],
-        expire: Callable[[float], float | None],
+        expire: Callable[[float], float],
         is_running: Callable[[], bool],
     ) -> None:
         """`expire` ends what is due at the time it is told and says when it wants to be called next. `is_running` says
@@ -58,7 +61,7 @@ class Poller:
         self._is_awake = True  # a wake-up is on its way, or not needed
         self._sleeps_until = 0.0
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(self._run, name=name)
         (self._epoll or self._poll).register(self._wake_out.fileno(), select.POLLIN)  # pyright: ignore[reportOptionalMemberAccess]
 
     def start(self, links: list[Link]) -> None:
@@ -105,25 +108,41 @@ class Poller:
 
     def lead(self, link: Link, future: RpcFuture) -> None:
         """Reads `link` in this thread until `future` is done, or is to be waited for in another way."""
-        if self._epoll is None or not link.reading.acquire(blocking=False):
+        if self._epoll is None:
             return
+        is_nested = is_mine(link.reading)  # in a callback of a future that this thread has just read the result of
         try:
+            if not link.reading.acquire(blocking=False):
+                return
             self._leaders.add(future)
             link.is_led = True
             self._watch(link)
-            while not future.done() and link.is_open:
-                if not self._spins(link) and not link.wait_readable(future.deadline - time.monotonic()):
-                    return
-                self._read(link)
-            while link.has_pending and link.is_open:  # nobody would be told of it
-                self._read(link)
-        finally:
-            link.is_led = False
-            self._leaders.discard(future)
+            self._read_until(link, future)
+            link.is_led = is_nested
             link.reading.release()
-            self._watch(link)
-            if link.broken is not None:
-                self.stuck(link)
+            self._look_after(link, future)
+        except BaseException:  # Ctrl-C, anywhere
+            if not is_nested:  # else the call below does it
+                link.is_led = False
+                while is_mine(link.reading):
+                    link.reading.release()
+            self._look_after(link, future)
+            raise
+
+    def _read_until(self, link: Link, future: RpcFuture) -> None:
+        while not future.done() and link.is_open:
+            if not self._spins(link) and not link.wait_readable(future.deadline - time.monotonic()):
+                return
+            self._read(link)
+        while link.has_pending and link.is_open:  # nobody would be told of it
+            self._read(link)
+
+    def _look_after(self, link: Link, future: RpcFuture) -> None:
+        """The thread serves `link` again."""
+        self._leaders.discard(future)
+        self._watch(link)
+        if link.broken is not None:
+            self.stuck(link)
 
     def _spins(self, link: Link) -> bool:
         """Tries for a moment before the sleep, as the engine does (transport/spin.py), unless others want to work."""
@@ -140,12 +159,19 @@ class Poller:
         self._spin.tell(paid=False)
         return False
 
+    def abandon(self) -> None:
+        """In a forked child: closes its copies of the descriptors; what the kernel watches for the parent stays."""
+        if self._epoll is not None:
+            self._epoll.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
     def stop(self) -> None:
         """Ends the thread and closes all links."""
         self._is_over = True
         self.soon(lambda: None)
         if self._thread.is_alive() and not self.is_here:
-            self._thread.join()
+            self._thread.join(_ENDING)
         for link in tuple(self._links.values()):
             self._drop(link)
         with self._interests:
@@ -166,8 +192,7 @@ class Poller:
     def _turn(self) -> None:
         # First, so that whoever leaves something from here on wakes us: what was left before is seen below.
         self._is_awake, self._sleeps_until = False, float("inf")
-        due = self._expire(time.monotonic())
-        self._sleeps_until = time.monotonic() + _NEVER if due is None else due
+        self._sleeps_until = self._expire(time.monotonic())
         timeout = 0.0
         if not self._actions and not self._pending():
             timeout = max(0.0, min(self._sleeps_until - time.monotonic(), _NEVER))

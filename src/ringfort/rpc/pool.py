@@ -17,6 +17,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from ringfort.transport.locks import Thread
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +38,13 @@ class _Worker:
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Task | None] = SimpleQueue()
         self.depth = 0  # of what it waits in, while it helps
+
+    def next(self, timeout: float) -> Task | None:
+        """What is handed to it within `timeout` seconds."""
+        try:
+            return self.inbox.get(timeout=timeout)
+        except Empty:
+            return None
 
 
 class Pool:
@@ -71,7 +80,8 @@ class Pool:
             if self._is_over:
                 return False
             if self._idle:
-                self._idle.pop().inbox.put(task)  # the one that was busy last: its memory is warm
+                self._idle[-1].inbox.put(task)  # the one that was busy last: its memory is warm
+                self._idle.pop()  # last: an interrupt must not lose a worker
                 return True
             if len(self._threads) < self._most:
                 self._start(task)
@@ -116,11 +126,9 @@ class Pool:
 
     def _start(self, task: Task) -> None:
         worker = _Worker()
-        thread = threading.Thread(
-            target=self._work, args=(worker, task), name=f"{self._name}-{len(self._threads)}", daemon=True
-        )
-        self._threads.append(thread)
+        thread = Thread(self._work, (worker, task), name=f"{self._name}-{len(self._threads)}")
         thread.start()
+        self._threads.append(thread)
 
     def _work(self, worker: _Worker, task: Task | None) -> None:
         self._here.worker = worker
@@ -149,7 +157,7 @@ class Pool:
         future.add_done_callback(lambda _: worker.inbox.put(None))
         try:
             while not future.done():
-                task = self._take_deeper(worker) or worker.inbox.get()
+                task = self._take_deeper(worker) or worker.next(_WATCH)
                 if task is not None:
                     self._run(task)
         finally:
@@ -194,5 +202,7 @@ class Pool:
                 thread.join(max(0.0, until - time.monotonic()))
 
 
+_WATCH = 1.0
+"""Seconds that a worker that waits for a call sleeps at most before it looks whether that has ended."""
 _PATIENCE = 2.0
 """Seconds that closing waits for functions that still run. They are daemons: they do not keep the program."""

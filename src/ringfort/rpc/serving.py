@@ -22,6 +22,7 @@ from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
 from ringfort.rpc.references import References
 from ringfort.rpc.wire import FETCH, Arrived, Failed, overloaded, raised, read_request, refusal
+from ringfort.transport.locks import Thread
 
 current: ContextVar[ServedCall | None] = ContextVar("ringfort_rpc_call", default=None)
 """The call that this thread or task works on."""
@@ -128,6 +129,10 @@ class Serving:
         call.deadline = time.monotonic() + request.timeout
         if request.keep:
             call.keep = Reference(self._references.rank, line.peer, request.keep)
+            if self._references.is_full_for(line.peer):
+                why = f"it keeps values for {self._references.most} references of this rank, which is max_references"
+                self._end(call, overloaded(why))
+                return
         if request.name == FETCH:
             self._fetch(call)
         elif not self._pool.submit(call):
@@ -229,11 +234,10 @@ class Serving:
     def _task_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._tasks is None:
-                self._tasks = asyncio.new_event_loop()
-                self._tasks_thread = threading.Thread(
-                    target=self._tasks.run_forever, name=f"{self._name}-tasks", daemon=True
-                )
+                loop = asyncio.new_event_loop()
+                self._tasks_thread = Thread(loop.run_forever, name=f"{self._name}-tasks")
                 self._tasks_thread.start()
+                self._tasks = loop
             return self._tasks
 
     # --- responses out --------------------------------------------------------------------------------------------
@@ -251,7 +255,7 @@ class Serving:
             self._end(call, refusal(InvalidMessageError(str(exc))))
             return
         reference = Reference(self._references.rank, creator, number)
-        outcome = self._references.outcome(reference)
+        outcome = self._references.outcome(reference, call.peer)
         call.stop = lambda: self._references.forget(reference)
 
         def answer(done: Future[Any]) -> None:
@@ -350,7 +354,7 @@ class Serving:
         if loop is not None and self._tasks_thread is not None:
             asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(_PATIENCE)
             loop.call_soon_threadsafe(loop.stop)
-            self._tasks_thread.join()
+            self._tasks_thread.join(_PATIENCE)
             loop.close()
 
 

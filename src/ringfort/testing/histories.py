@@ -17,6 +17,7 @@ from typing import Final
 from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import EpochStarted
 from ringfort.cluster.instructions import Instruction, Notify, Send
+from ringfort.cluster.membership import records_of
 from ringfort.cluster.messages import Epoch, Term, Vote
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
@@ -37,6 +38,8 @@ class Rules:
     epochs: dict[tuple[int, str], Epoch] = field(default_factory=dict[tuple[int, str], Epoch])
     """All committed ones."""
     _dead: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict[tuple[int, str], frozenset[str]])
+    _last: dict[str, Epoch] = field(default_factory=dict[str, Epoch])
+    """The last epoch that each peer was in."""
     _votes: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
     _leaders: dict[Term, str] = field(default_factory=dict[Term, str])
 
@@ -70,6 +73,9 @@ class Rules:
             self._dead[epoch.key] = frozenset(dead.id for dead in self.network.ended)
             for line in epoch.lines:
                 self._check_line(line)
+            if any(line == f"{epoch.leader}#{epoch.number}" for line in epoch.lines):
+                self._check_founding(epoch)
+        self._last[peer.id] = epoch
 
     def _check_line(self, line: str) -> None:
         """The epochs of a line are a chain: each holds the majority of the one before it that was alive. So at no
@@ -85,6 +91,27 @@ class Rules:
                 raise RuleBroken(
                     f"epoch {after.number} {after.peers} follows epoch {before.number} {before.peers} with only "
                     f"{kept} of {living}: the run has split in two"
+                )
+
+    def _check_founding(self, new: Epoch) -> None:
+        """A machine that was a member founds a new line only when everyone in the last epoch of the old one is with it
+        or dead. So no two groups are at work because one of them was started again."""
+        assert self.network is not None
+        peers = {peer.id: peer for peer in self.network.alive}
+        members = [peers[peer] for peer in new.peers if peer in peers]
+        remembered: set[str] = set()
+        for peer in members:
+            last = self._last.get(peer.id)
+            # A member may have gone on before the leader heard that all had accepted.
+            known = [last] if last is not None and last.number < new.number else []
+            known += [record for standing in peer.recalls for record in records_of(standing)]
+            remembered |= {line for epoch in known if epoch.key in self.epochs for line in epoch.lines}
+        for line in remembered - set(new.lines):
+            last = max((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
+            working = set(last.peers) - self._dead[new.key] - set(new.peers)
+            if working:
+                raise RuleBroken(
+                    f"epoch {new.number} {new.peers} begins a new line beside {sorted(working)} of epoch {last.number}"
                 )
 
 
@@ -167,10 +194,22 @@ class History:
     def _heal(self, network: SimulatedNetwork) -> None:
         network.heal()
         for host, peer in network.peers.items():
+            if peer.alive and not peer.id.startswith(f"n{host}."):  # the copy of another
+                network.kill(host)
+        for host, peer in network.peers.items():
             if not peer.alive:
                 network.start(host)
             elif peer.frozen:
                 network.thaw(host)
+        self._settle(network)
+        if network.forgotten and not network.agreed:  # nobody can say that these are dead, so a person must
+            for host in network.peers:
+                network.kill(host, word=False)
+            for host in network.peers:
+                network.start(host, without=network.forgotten)
+            self._settle(network)
+
+    def _settle(self, network: SimulatedNetwork) -> None:
         settled = network.now + HEALING
         while network.now < settled and not network.agreed:
             network.run_until(network.now + 0.25)
@@ -219,6 +258,53 @@ def _partition(network: SimulatedNetwork, random: Random) -> None:
     network.partition(random.sample(range(network.hosts), random.randint(1, network.hosts - 1)))
 
 
+def _reset(network: SimulatedNetwork, random: Random) -> None:
+    one, other = random.sample(range(network.hosts), 2)
+    network.reset(one, other)
+
+
+def _reject(network: SimulatedNetwork, random: Random) -> None:
+    """A firewall that resets what passes between one host and the others."""
+    one = random.randrange(network.hosts)
+    others = random.sample(sorted(set(range(network.hosts)) - {one}), random.randint(1, network.hosts - 1))
+    for other in others:
+        network.reset(one, other)
+        network.cut(one, other)
+        network.cut(other, one)
+
+
+def _restart_side(network: SimulatedNetwork, random: Random) -> None:
+    """Some hosts are cut off from the others, and a supervisor starts their programs again."""
+    side = random.sample(range(network.hosts), random.randint(1, network.hosts - 1))
+    network.partition(side)
+    network.run_until(network.now + random.choice((0.0, 3.0)))
+    word = random.random() < 0.5
+    for host in side:
+        if network.peers[host].alive:
+            network.kill(host, word=word)
+    network.run_until(network.now + random.choice((0.0, 0.5)))
+    for host in side:
+        network.start(host)
+
+
+def _wipe(network: SimulatedNetwork, random: Random) -> None:
+    host = _some(network, random, alive=False)
+    if host is not None:
+        network.wipe(host)
+        network.start(host)
+
+
+def _clone(network: SimulatedNetwork, random: Random) -> None:
+    """The disk of one host was copied to another, which starts with it."""
+    host = _some(network, random, alive=False)
+    if host is not None:
+        network.start(host, copy_of=random.choice(sorted(set(range(network.hosts)) - {host})))
+
+
+def _kill_without_word(network: SimulatedNetwork, host: int) -> None:
+    network.kill(host, word=False)
+
+
 def _slow(network: SimulatedNetwork, random: Random) -> None:
     network.slow(random.randrange(network.hosts), random.choice((0.05, 0.5, 2.0)))
 
@@ -233,6 +319,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _on_some(SimulatedNetwork.kill),
     _on_some(SimulatedNetwork.kill, frozen=True),
     _on_leader(SimulatedNetwork.kill),
+    _on_some(_kill_without_word),
+    _on_leader(_kill_without_word),
     _on_some(SimulatedNetwork.power_off),
     _on_some(SimulatedNetwork.leave),
     _on_some(SimulatedNetwork.start, alive=False),
@@ -242,6 +330,12 @@ FAULTS: Final[tuple[Fault, ...]] = (
     _on_leader(SimulatedNetwork.freeze),
     _on_some(SimulatedNetwork.thaw, frozen=True),
     _on_some(SimulatedNetwork.thaw, frozen=True),
+    _reset,
+    _reset,
+    _reject,
+    _restart_side,
+    _wipe,
+    _clone,
     _cut_one_way,
     _cut_pair,
     _partition,

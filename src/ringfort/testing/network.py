@@ -1,6 +1,7 @@
 """`SimulatedNetwork`: peers in virtual time. The same `PeerCore` as in production; only the wires are pretended.
 
 Links are what TCP gives: ordered, and silent when something is cut; what was on its way arrives when the cut heals.
+Anyone on the path can reset them. Each host has a disk, on which processes leave what they promised for the next one.
 Discovery is what multicast gives: announcements that are lost, late, doubled and out of order. Everything is drawn from
 one seed, so a run is repeated exactly.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Any, Final
 
 from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.membership import promised_by
 from ringfort.cluster.messages import AnyMessage, Member, Standing
 from ringfort.cluster.peer import PeerCore
 from ringfort.config import AutoDiscoveryConfig
@@ -62,6 +64,8 @@ class SimulatedPeer:
     """What it wrote down last."""
     work: int = 0
     """What it has done."""
+    recalls: list[Standing] = field(default_factory=list[Standing])
+    """The promises of earlier processes that it took over."""
 
     @property
     def id(self) -> str:
@@ -122,32 +126,58 @@ class SimulatedNetwork:
         self._instances = count(1)
         self._cuts: set[tuple[int, int]] = set()
         self._slow: dict[int, float] = {}
+        self._disk_faults: dict[int, tuple[float, str]] = {}
+        self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(hosts)}
+        """The processes that have a file on the disk of each host."""
 
     # --- what a test does -------------------------------------------------------------------------------------------
 
-    def start(self, host: int, *, slots: int = 1) -> SimulatedPeer:
-        """A new process on `host`, which vouches for those that ended there. With no `slots` it is an observer."""
+    def start(
+        self, host: int, *, slots: int = 1, copy_of: int | None = None, without: Sequence[str] = (), run: str = ""
+    ) -> SimulatedPeer:
+        """A new process on `host`. It vouches for those that ended there and takes over what they promised. With no
+        `slots` it is an observer. `copy_of`: it runs with a copy of that host's disk, key included: such files bind,
+        and vouch for nobody. `without` is what a person said (`restart_without`). `run` is the run it belongs to."""
         if host in self.peers and self.peers[host].alive:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
-        me = Member(f"n{host}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",))
-        core = PeerCore(me, self._config, offset + self.now * rate, work_done=lambda: peer.work)
+        key = host if copy_of is None else copy_of
+        me = Member(f"n{key}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",), name=f"host{host}")
+        config = replace(self._config, restart_without=without, run=run)
+        core = PeerCore(me, config, offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer
         self.log(f"{peer.id} starts")
-        for before in self.ended:
-            if before.host == host:
-                self._do(peer, core.vouch(self._clock(peer), before.id, before.standing))
+        for before in self._disks[key] if copy_of is None else ():
+            self._do(peer, core.vouch(self._clock(peer), before.id, before.standing))
+        peer.recalls = [promised_by(before.id, before.standing) for before in self.remembers(key)]
+        self._do(peer, core.recall(self._clock(peer), peer.recalls))
+        if copy_of is None:
+            self._disks[key].append(peer)
         self._tick(peer, -1.0)
         self._at(0.0, self._announce, peer)
         self._at(0.0, self._dial, peer)
         return peer
 
-    def kill(self, host: int, *, loses: bool | None = None) -> None:
-        """The process dies; its kernel closes its links. `loses`: what a cut held back is lost, as with a reset; drawn
+    def wipe(self, host: int) -> None:
+        """The disk of `host` is empty: nobody remembers what its processes promised."""
+        self.log(f"the disk of host {host} is wiped")
+        self._disks[host] = []
+
+    def remembers(self, key: int) -> list[SimulatedPeer]:
+        """The processes whose promises bind the next one that starts with the disk of host `key`."""
+        return [peer for peer in self._disks[key] if not peer.core.is_released]
+
+    def kill(self, host: int, *, loses: bool | None = None, word: bool = True) -> None:
+        """The program dies. With `word`, its control process says so before it ends too; without, all processes of the
+        peer die at once, and its kernel closes its links. `loses`: what a cut held back is lost, as with a reset; drawn
         for each link if it is not said."""
-        peer = self._end(host, "is killed")
-        for pipe in list(peer.links.values()):
+        peer = self.peers[host]
+        links = list(peer.links.values())
+        if word and not peer.frozen:
+            self._do(peer, peer.core.leave(self._clock(peer), "its program was killed", died=True))
+        self._end(host, "is killed")
+        for pipe in links:
             if (self.random.random() < 0.5) if loses is None else loses:
                 pipe.stalled.clear()
             self._put(pipe, None)
@@ -188,6 +218,24 @@ class SimulatedNetwork:
         self.log(f"cut from host {source} to {target}")
         self._cuts.add((source, target))
 
+    def reset(self, one: int, other: int) -> None:
+        """Somebody on the path resets the connections between two hosts: both kernels are told that they have ended,
+        and what was on its way is lost. New ones may be made at once."""
+        self.log(f"reset between hosts {one} and {other}")
+        for peer in self.alive:
+            for pipe in [p for p in peer.links.values() if {p.source.host, p.target.host} == {one, other}]:
+                assert pipe.back is not None
+                pipe.stalled.clear()
+                pipe.is_open = pipe.back.is_open = False
+                peer.links.pop(pipe.link)
+                self._at(self._delay(pipe.target.host), self._is_reset, peer, pipe.link)
+
+    def _is_reset(self, peer: SimulatedPeer, link: int) -> None:
+        if peer.frozen:
+            peer.backlog.append((self._is_reset, (peer, link)))
+        elif peer.alive:
+            self._do(peer, peer.core.closed(self._clock(peer), link))
+
     def partition(self, side: Iterable[int]) -> None:
         """Hosts in `side` and the others no longer reach each other."""
         inside = set(side)
@@ -211,6 +259,12 @@ class SimulatedNetwork:
         """Every message from `host` takes up to `seconds` longer."""
         self.log(f"host {host} is slow: {seconds:.2f} s")
         self._slow[host] = seconds
+
+    def hurt_disk(self, host: int, seconds: float = 0.0, why: str = "") -> None:
+        """Every write to the disk of `host` takes `seconds` from now on and then fails with `why`, if that is given.
+        With neither, the disk is sound again."""
+        self.log(f"the disk of host {host} takes {seconds:.1f} s {why}")
+        self._disk_faults[host] = (seconds, why)
 
     def leap(self, host: int, seconds: float) -> None:
         """The clock of the peer on `host` leaps ahead."""
@@ -239,6 +293,12 @@ class SimulatedNetwork:
         epochs = [peer.core.epoch for peer in self.alive]
         first = epochs[0]
         return first is not None and all(e == first for e in epochs) and len(first.members) == len(epochs)
+
+    @property
+    def forgotten(self) -> list[str]:
+        """Peers that ended and that nobody can vouch for: their disk was wiped, or they ran with a copy of another."""
+        kept = {peer.id for disk in self._disks.values() for peer in disk}
+        return [peer.id for peer in self.ended if peer.id not in kept]
 
     def log(self, text: str) -> None:
         """A line of the trace."""
@@ -272,7 +332,7 @@ class SimulatedNetwork:
             peer.backlog.append((self._arrive, (pipe, message)))
         elif message is None:
             self._shut(pipe)
-            self._do(peer, peer.core.closed(self._clock(peer), pipe.link, by_kernel=True))
+            self._do(peer, peer.core.closed(self._clock(peer), pipe.link))
         else:
             self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
 
@@ -294,7 +354,20 @@ class SimulatedNetwork:
     def _clock(self, peer: SimulatedPeer) -> float:
         return peer.offset + self.now * peer.rate
 
+    def _written(self, peer: SimulatedPeer, standing: Standing) -> None:
+        """The disk has done its work, well or not."""
+        if not peer.alive:
+            return
+        if peer.frozen:
+            peer.backlog.append((self._written, (peer, standing)))
+            return
+        _, why = self._disk_faults.get(peer.host, (0.0, ""))
+        if not why:
+            peer.standing = standing
+        self._do(peer, peer.core.remembered(self._clock(peer), standing, why))
+
     def _do(self, peer: SimulatedPeer, instructions: list[Instruction]) -> None:
+        written: list[Standing] = []
         for instruction in instructions:
             match instruction:
                 case Send(link=link, message=message):
@@ -308,7 +381,8 @@ class SimulatedNetwork:
                         assert pipe.back is not None
                         pipe.back.is_open = False
                 case Remember(standing=standing):
-                    peer.standing = standing
+                    delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
+                    self._at(delay, self._written, peer, standing) if delay else written.append(standing)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -316,6 +390,8 @@ class SimulatedNetwork:
                         self.log(f"{peer.id}: {event}")
             if self._observer is not None:
                 self._observer(peer, instruction)
+        for standing in written:
+            self._written(peer, standing)
         if instructions or peer.tick_at <= self.now:
             self._tick(peer, peer.tick_at)
 

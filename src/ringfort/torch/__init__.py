@@ -51,7 +51,9 @@ def register() -> None:
     if not dist.is_available():
         raise BackendUnavailableError("torch.distributed", "this build of torch has none; install one from pypi.org")
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+        has_cuda = getattr(import_module("torch")._C, "_has_cuda", True)
+        devices = ["cpu", "cuda"] if has_cuda else ["cpu"]
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
         rendezvous: Any = import_module("torch.distributed.rendezvous")
         rendezvous.register_rendezvous_handler(BACKEND, _meet)
 

@@ -17,9 +17,11 @@ from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import CudaDevice
 from ringfort.torch.tensors import pieces, to_seconds
 from ringfort.torch.transfers import Transfers
+from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
 
+@untraced
 class CudaWork(RingfortWork):
     """A call whose result is there after an event of the device."""
 
@@ -126,9 +128,9 @@ class CudaEngine:
         pairs = pairs_of(list(zip(*outputs, strict=True)), inputs)
         return self._issue(opts, [self._transfers.all_gather(*pair) for pair in pairs])
 
-    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+    def all_gather_single(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """One output with every rank's input, one after the other."""
-        return self.all_gather_single_coalesced([output], [source], opts)
+        return self.all_gather_single_coalesced([outputs], [inputs], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same for several."""
@@ -156,9 +158,9 @@ class CudaEngine:
         place, sources = only(outputs, "output"), only_list(inputs)
         return self._issue(opts, [self._transfers.reduce_scatter(place, sources, op_of(opts))])
 
-    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+    def reduce_scatter_single(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same with all parts in one input, one after the other."""
-        return self.reduce_scatter_single_coalesced([output], [source], opts)
+        return self.reduce_scatter_single_coalesced([outputs], [inputs], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same for several."""
@@ -174,12 +176,12 @@ class CudaEngine:
         return self._issue(opts, [self._transfers.all_to_all(outputs, inputs)])
 
     def all_to_all_single(
-        self, output: Any, source: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+        self, outputs: Any, inputs: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> RingfortWork:
         """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
         n = self._group.context.world_size
-        parts, into = pieces(source, input_sizes, n, "input"), pieces(output, output_sizes, n, "output")
-        return self._issue(opts, [_of(self._transfers.all_to_all(into, parts), [output])])
+        parts, into = pieces(inputs, input_sizes, n, "input"), pieces(outputs, output_sizes, n, "output")
+        return self._issue(opts, [_of(self._transfers.all_to_all(into, parts), [outputs])])
 
     # --- between two ranks ----------------------------------------------------------------------------------------
 

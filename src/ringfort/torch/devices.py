@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
+from ringfort.torch.arguments import by_name
 from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.names import dist, torch
 
@@ -30,24 +31,43 @@ def routed(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of the process group, whose first argument is a tensor, a list of them or a list of lists: where they
     are on another device than the CPU, the method of the same name of whoever serves that."""
     name = method.__name__
+    first = method.__code__.co_varnames[1]
 
     @wraps(method)
-    def call(self: Any, first: Any, *others: Any, **options: Any) -> Any:
-        tensor = first
+    def call(self: Any, *given: Any, **keywords: Any) -> Any:
+        if keywords:
+            keywords, given = by_name(method, given, keywords), ()
+        tensor: Any = given[0] if given else keywords.get(first)
         while type(tensor) in (list, tuple) and tensor:
             tensor = tensor[0]
         if getattr(tensor, "is_cpu", True):
-            return method(self, first, *others, **options)
+            return method(self, *given, **keywords)
         engine = self.engine_for(tensor.device)
-        return getattr(engine, name if hasattr(engine, name) else BEFORE_2_13[name])(first, *others, **options)
+        return getattr(engine, name if hasattr(engine, name) else BEFORE_2_13[name])(*given, **keywords)
+
+    return call
+
+
+def named(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the process group that takes torch's keywords; `routed` does that too."""
+
+    @wraps(method)
+    def call(self: Any, *given: Any, **keywords: Any) -> Any:
+        return method(self, **by_name(method, given, keywords)) if keywords else method(self, *given)
 
     return call
 
 
 def tell_of_cuda(store: Any, rank: int) -> None:
     """Puts into a group's store whether this rank has a GPU. Ranks without one have the whole of a tensor in the host's
-    memory at once, and those with one must know."""
-    store.set(f"ringfort/cuda/{rank}", str(int(torch.cuda.is_available())))
+    memory at once, and those with one must know.
+
+    Torch makes its own tensors, such as those of `ShardedTensor.gather`, on the first device of a backend that is not
+    the CPU: it is told as well."""
+    is_there = torch.cuda.is_available()
+    store.set(f"ringfort/cuda/{rank}", str(int(is_there)))
+    if not is_there:
+        dist.Backend.backend_capability[OURS] = ["cpu"]
 
 
 def all_have_cuda(store: Any, world_size: int) -> bool:

@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ringfort.backends.base import Backend
+from ringfort.backends.rendezvous import is_loopback
 from ringfort.backends.sub import SubBackend
 from ringfort.backends.tcp import TcpBackend, machine_for
-from ringfort.cluster.discovery.interfaces import choose
+from ringfort.cluster.discovery.interfaces import Choice, choose, reachable
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import DistributedConfig, Environment, format_address
 from ringfort.context import DistributedContext
@@ -20,12 +21,12 @@ from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTim
 from ringfort.torch.devices import tell_of_cuda
 from ringfort.torch.names import dist, torch
 from ringfort.torch.process_group import RingfortProcessGroup
-from ringfort.torch.rendezvous import links_of
-from ringfort.torch.tensors import to_seconds
+from ringfort.torch.rendezvous import group_seconds, links_of
 from ringfort.transport import tcp
 
 _PLACE: Final = "ringfort/place"
 """The key under which rank 0 tells where it listens."""
+_LOOPBACK: Final = "127.0.0.1"
 
 
 def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
@@ -52,17 +53,15 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
     if world_size == 1:
         return TcpBackend(0, 1, config=config)
     if rank == 0:
-        listener = tcp.listen("", 0)
+        listener = tcp.listen_everywhere()
         store.set(_PLACE, _place(listener, config))
         return TcpBackend(0, world_size, config=config, listener=listener)
-    return TcpBackend(rank, world_size, _way_to(store, config), config=config)
+    return TcpBackend(rank, world_size, _ways_to(store, config), config=config)
 
 
 def _config(options: Any) -> DistributedConfig:
-    """Where the program leaves torch's half hour as it is, a timeout from the environment holds."""
     told = Environment.from_mapping()
-    is_said = told.timeout is None or options.timeout != dist.distributed_c10d.default_pg_timeout
-    settings: dict[str, Any] = {"timeout": to_seconds(options.timeout) if is_said else told.timeout}
+    settings: dict[str, Any] = {"timeout": group_seconds(options.timeout)}
     for name in ("encryption", "shared_memory"):
         if getattr(told, name) is not None:
             settings[name] = getattr(told, name)
@@ -70,15 +69,22 @@ def _config(options: Any) -> DistributedConfig:
 
 
 def _place(listener: socket.socket, config: DistributedConfig) -> str:
-    """What the others are told: on which machine this is, and all addresses that may lead here, best first."""
-    wanted = (Environment.from_mapping().interfaces or "").replace(",", " ").split()
-    hosts = choose(list_interfaces(), wanted).addresses
+    """What the others are told: on which machine this is, and all addresses that may lead here, best first. Link-local
+    ones come last and without their scope, which means something on this machine alone."""
+    found = _interfaces(strict=True).addresses
+    hosts = [host.partition("%")[0] for host in sorted(found, key=lambda host: "%" in host)]
     port = listener.getsockname()[1]
     return json.dumps({"machine": machine_for(config).id.hex(), "hosts": hosts, "port": port})
 
 
-def _way_to(store: Any, config: DistributedConfig) -> str:
-    """Rank 0's address as seen from here: loopback on its own machine, elsewhere the first that answers."""
+def _interfaces(*, strict: bool) -> Choice:
+    wanted = (Environment.from_mapping().interfaces or "").replace(",", " ").split()
+    return choose(list_interfaces(), wanted, strict=strict)
+
+
+def _ways_to(store: Any, config: DistributedConfig) -> list[str]:
+    """Rank 0's addresses as seen from here, the likeliest first. On its own machine that is loopback only where all
+    ranks must be there, because the store is at loopback: a rank listens for the others where it found rank 0."""
     until = time.monotonic() + config.timeout
     try:
         store.wait([_PLACE], timedelta(seconds=config.timeout))  # `get` would wait for as long as the store was told
@@ -93,11 +99,11 @@ def _way_to(store: Any, config: DistributedConfig) -> str:
         hosts, port, machine = [str(host) for host in said["hosts"]], int(said["port"]), str(said["machine"])
     except (ValueError, KeyError, TypeError) as exc:
         raise RendezvousError(f"what the store has of rank 0 makes no sense: {place[:200]!r}") from exc
+    ways = (*_host_of(store), *reachable(hosts, _interfaces(strict=False)))
     if machine == machine_for(config).id.hex():
-        return format_address("127.0.0.1", port)
-    found = tcp.connect([(host, port) for host in (*_host_of(store), *hosts)], time.monotonic() + config.timeout)
-    with found:
-        return format_address(found.getpeername()[0], port)
+        elsewhere = [way for way in ways if not is_loopback(way)]
+        ways = (_LOOPBACK,) if len(elsewhere) < len(ways) else (*elsewhere, _LOOPBACK)
+    return [format_address(way, port) for way in dict.fromkeys(ways)]
 
 
 def _host_of(store: Any) -> list[str]:

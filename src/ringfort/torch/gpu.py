@@ -3,8 +3,8 @@ torch's. By NCCL where the backend has it, else through the host's memory."""
 
 from __future__ import annotations
 
-from typing import Any, Final
-from weakref import WeakKeyDictionary, proxy
+from typing import Any
+from weakref import proxy
 
 from ringfort.collectives import native
 from ringfort.collectives.operation import Operation, check_root
@@ -16,8 +16,6 @@ from ringfort.torch.names import torch
 from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import HOW, CudaDevice
 from ringfort.torch.transfers import Transfers
-
-_stages: Final[WeakKeyDictionary[DistributedContext, dict[Any, Stage]]] = WeakKeyDictionary()
 
 
 def gpu_all_reduce(
@@ -76,7 +74,7 @@ def _issue(
     if by_engine is not None:
         return ctx.issue(by_engine, async_op)
     assert transfer is not None  # one of the two is there
-    stages = _stages.setdefault(ctx, {})
+    stages: dict[Any, Stage] = ctx.stages
     if tensor.device not in stages:
         # Not the context itself, which would then never end.
         stages[tensor.device] = new_stage(proxy(ctx), CudaDevice(tensor.device))

@@ -17,20 +17,25 @@ from ringfort.collectives import landing, movements, reductions
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
 from ringfort.context import DistributedContext
-from ringfort.torch.arguments import as_list, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch import several, sparse
+from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_of
+from ringfort.torch.callbacks import current, origin_of
 from ringfort.torch.cuda import CudaEngine
-from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
+from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named, named_for, routed
 from ringfort.torch.messages import Messages
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rendezvous import forget
+from ringfort.torch.sparse import is_sparse
 from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds
+from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
 _RECORDS_CALLS = "_maybe_attach_flight_recorder"
 """The function of torch's that does."""
 
 
+@untraced
 class RingfortProcessGroup(dist.ProcessGroup):
     """One group of torch's. `context` is this rank's handle on the same group outside torch."""
 
@@ -56,21 +61,34 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     @routed
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
-        """Every rank's tensor becomes the reduction of all, in place."""
-        tensors, op, opts = as_list(tensors), op_of(opts), options_of(opts, timeout)
-        if len(tensors) == 1 and not getattr(opts, "asyncOp", True) and self._coalesced is None:
-            self._sequence += 1
-            seconds = to_seconds(opts.timeout, self._timeout)
-            self.context.all_reduce(
-                to_array(tensors[0]), op, timeout=None if seconds == self.context.config.timeout else seconds
+        """Every rank's tensor becomes the reduction of all, in place. Several tensors per rank are reduced with each
+        other too. A sparse one can be summed."""
+        tensors, op, opts = at_least_one(tensors), op_of(opts), options_of(opts, timeout)
+        if len(tensors) > 1:
+            return self._issue(
+                tensors, opts, lambda seconds: [several.all_reduce(self._current.backend, tensors, op, seconds)]
             )
+        if is_sparse(tensors[0]):
+            return self._issue(
+                tensors, opts, lambda seconds: [sparse.all_reduce(self._current.backend, tensors[0], op, seconds)]
+            )
+        if not getattr(opts, "asyncOp", True) and self._coalesced is None:
+            context, seconds = self._next(), to_seconds(opts.timeout, self._timeout)
+            context.all_reduce(to_array(tensors[0]), op, timeout=None if seconds == context.config.timeout else seconds)
             return RingfortWork(tensors)
-        return self._issue(tensors, opts, lambda seconds: (self._all_reduce(t, op, seconds) for t in tensors))
+        return self._issue(tensors, opts, lambda seconds: [self._all_reduce(tensors[0], op, seconds)])
 
     @routed
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> RingfortWork:
-        """The same for several tensors."""
-        return self.allreduce(tensors, opts)
+        """Each of several tensors becomes the reduction of those of all ranks in its place. Where some share memory,
+        all are read before one is written."""
+        tensors, op = at_least_one(tensors), op_of(opts)
+        copies = several.apart(tensors)
+
+        def prepare(seconds: float) -> Sequence[Operation]:
+            return several.around(tensors, copies, [self._all_reduce(copy, op, seconds) for copy in copies])
+
+        return self._issue(tensors, opts, prepare)
 
     @routed
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> RingfortWork:
@@ -79,37 +97,44 @@ class RingfortProcessGroup(dist.ProcessGroup):
         kind, opts = op_of(opts if op is None else op), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
-            return [reductions.reduce(self.context.backend, to_array(tensor), root, kind, timeout=seconds)]
+            return [reductions.reduce(self._current.backend, to_array(tensor), root, kind, timeout=seconds)]
 
         return self._issue([tensor], opts, prepare)
 
     @routed
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
-        """Every rank's tensor becomes the root's, in place."""
-        tensor, root, opts = only(tensors, "tensors"), root_of(opts), options_of(opts, timeout)
+        """Every rank's tensor becomes the root's, in place. Of several tensors, the root's is `opts.rootTensor`."""
+        tensors, root, opts = at_least_one(tensors), root_of(opts), options_of(opts, timeout)
 
         def prepare(seconds: float) -> list[Operation]:
-            return [movements.broadcast(self.context.backend, to_moved(tensor), root, timeout=seconds)]
+            if len(tensors) > 1:
+                index = getattr(opts, "rootTensor", 0)
+                return [several.broadcast(self._current.backend, tensors, root, index, seconds)]
+            return [movements.broadcast(self._current.backend, to_moved(tensors[0]), root, timeout=seconds)]
 
-        return self._issue([tensor], opts, prepare)
+        return self._issue(tensors, opts, prepare)
 
     @routed
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
-        """The list of outputs becomes every rank's input."""
-        source, places = only(inputs, "input"), only_list(outputs)
+        """The list of outputs becomes every rank's input. For several inputs there is a list for each, with all."""
+        if len(sources := at_least_one(inputs)) > 1:
+            return self._issue(
+                outputs, opts, lambda seconds: [several.all_gather(self._current.backend, outputs, sources, seconds)]
+            )
+        source, places = sources[0], only_list(outputs)
         return self._issue(places, opts, lambda seconds: [self._all_gather(places, source, seconds)])
 
     @routed
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """`allgather` for several inputs; `outputs[r]` is the list for those of rank r."""
-        pairs = pairs_of(list(zip(*outputs, strict=True)), inputs)
+        pairs = pairs_of(list(zip(*outputs, strict=True)), at_least_one(inputs))
         written = [tensor for places, _ in pairs for tensor in places]
         return self._issue(written, opts, lambda seconds: (self._all_gather(*pair, seconds) for pair in pairs))
 
     @routed
-    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+    def all_gather_single(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """One output with every rank's input, one after the other."""
-        return self.all_gather_single_coalesced([output], [source], opts)
+        return self.all_gather_single_coalesced([outputs], [inputs], opts)
 
     @routed
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
@@ -118,22 +143,23 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> Iterable[Operation]:
             for output, source in pairs:
-                places = rows(output, self.context.world_size, "output")
-                yield landing.all_gather(self.context.backend, to_moved(source, "input"), places, timeout=seconds)
+                places = rows(output, self._current.world_size, "output")
+                yield landing.all_gather(self._current.backend, to_moved(source, "input"), places, timeout=seconds)
 
         return self._issue(outputs, opts, prepare)
 
+    @named
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """At the root, the list of outputs becomes every rank's input."""
         source, root = only(inputs, "input"), root_of(opts)
         if not source.is_cpu:  # not by `routed`: away from the root there are no outputs to look at
             return self.engine_for(source.device).gather(outputs, inputs, opts)
         opts = options_of(opts, timeout)
-        places = only_list(outputs) if self.context.rank == root else None
+        places = only_list(outputs) if self._current.rank == root else None
 
         def prepare(seconds: float) -> list[Operation]:
             into = None if places is None else [to_moved(tensor, "output") for tensor in places]
-            return [landing.gather(self.context.backend, to_moved(source, "input"), into, root, timeout=seconds)]
+            return [landing.gather(self._current.backend, to_moved(source, "input"), into, root, timeout=seconds)]
 
         return self._issue(places or [], opts, prepare)
 
@@ -141,11 +167,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Every rank's output becomes its part of the root's list of inputs."""
         place, root, opts = only(outputs, "output"), root_of(opts), options_of(opts, timeout)
-        sources = only_list(inputs) if self.context.rank == root else None
+        sources = only_list(inputs) if self._current.rank == root else None
 
         def prepare(seconds: float) -> list[Operation]:
             parts = None if sources is None else [to_moved(tensor, "input") for tensor in sources]
-            return [landing.scatter(self.context.backend, parts, to_moved(place, "output"), root, timeout=seconds)]
+            return [landing.scatter(self._current.backend, parts, to_moved(place, "output"), root, timeout=seconds)]
 
         return self._issue([place], opts, prepare)
 
@@ -156,14 +182,14 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> list[Operation]:
             parts = [to_array(tensor, "input") for tensor in sources]
-            return [landing.reduce_scatter(self.context.backend, parts, to_array(place), op, timeout=seconds)]
+            return [landing.reduce_scatter(self._current.backend, parts, to_array(place), op, timeout=seconds)]
 
         return self._issue([place], opts, prepare)
 
     @routed
-    def reduce_scatter_single(self, output: Any, source: Any, opts: Any = None) -> RingfortWork:
+    def reduce_scatter_single(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """The same with all parts in one input, one after the other."""
-        return self.reduce_scatter_single_coalesced([output], [source], opts)
+        return self.reduce_scatter_single_coalesced([outputs], [inputs], opts)
 
     @routed
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
@@ -172,8 +198,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> Iterable[Operation]:
             for output, source in pairs:
-                parts = rows(source, self.context.world_size, "input")
-                yield landing.reduce_scatter(self.context.backend, parts, to_array(output), op, timeout=seconds)
+                parts = rows(source, self._current.world_size, "input")
+                yield landing.reduce_scatter(self._current.backend, parts, to_array(output), op, timeout=seconds)
 
         return self._issue(outputs, opts, prepare)
 
@@ -183,27 +209,27 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
         def prepare(seconds: float) -> list[Operation]:
             parts, into = [to_moved(t, "input") for t in inputs], [to_moved(t, "output") for t in outputs]
-            return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
+            return [landing.all_to_all(self._current.backend, parts, into, timeout=seconds)]
 
         return self._issue(outputs, opts, prepare)
 
     @routed
     def all_to_all_single(
-        self, output: Any, source: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+        self, outputs: Any, inputs: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> RingfortWork:
         """The same with all parts in one tensor, cut along its first axis: evenly, or in so many rows."""
 
         def prepare(seconds: float) -> list[Operation]:
-            parts = rows(source, self.context.world_size, "input", input_sizes)
-            into = rows(output, self.context.world_size, "output", output_sizes)
-            return [landing.all_to_all(self.context.backend, parts, into, timeout=seconds)]
+            parts = rows(inputs, self._current.world_size, "input", input_sizes)
+            into = rows(outputs, self._current.world_size, "output", output_sizes)
+            return [landing.all_to_all(self._current.backend, parts, into, timeout=seconds)]
 
-        return self._issue([output], opts, prepare)
+        return self._issue([outputs], opts, prepare)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Done when every rank has called it."""
         opts = options_of(opts, timeout)
-        return self._issue([], opts, lambda seconds: [movements.barrier(self.context.backend, timeout=seconds)])
+        return self._issue([], opts, lambda seconds: [movements.barrier(self._current.backend, timeout=seconds)])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier in which rank 0 names those who did not come: the first, or with `wait_all_ranks` all of them."""
@@ -324,7 +350,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def _issue(self, tensors: Any, opts: Any, prepare: Callable[[float], Iterable[Operation]]) -> RingfortWork:
         """Runs the operations of one call: at once where torch says that it waits, else in their turn."""
-        self._sequence += 1
+        context = self._next()
         for engine in self._engines.values():
             if isinstance(engine, CudaEngine):
                 engine.check()
@@ -332,10 +358,23 @@ class RingfortProcessGroup(dist.ProcessGroup):
         is_async = self._coalesced is not None or getattr(opts, "asyncOp", True)
         if not is_async:
             for operation in operations:
-                self.context.issue(operation, False)
+                context.issue(operation, False)
             return RingfortWork(tensors)
-        operation = operations[0] if len(operations) == 1 else _as_one(operations)
-        return self._keep(RingfortWork(tensors, self.context.issue(operation, True)))
+        operation = several.as_one(operations)
+        origin = origin_of(self.context, self._sequence)
+        return self._keep(RingfortWork(tensors, context.issue(operation, True), origin=origin))
+
+    def _next(self) -> DistributedContext:
+        """Where the next collective runs. Those of callbacks do not count: they come at another time at each rank."""
+        context = self._current
+        if context is self.context:
+            self._sequence += 1
+        return context
+
+    @property
+    def _current(self) -> DistributedContext:
+        """Where collectives that are issued now run."""
+        return current(self.context)
 
     def _keep(self, work: RingfortWork) -> RingfortWork:
         if self._coalesced is not None:
@@ -343,20 +382,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
         return work
 
     def _all_reduce(self, tensor: Any, op: Op, seconds: float) -> Operation:
-        return reductions.all_reduce(self.context.backend, to_array(tensor), op, timeout=seconds)
+        return reductions.all_reduce(self._current.backend, to_array(tensor), op, timeout=seconds)
 
     def _all_gather(self, places: Sequence[Any], source: Any, seconds: float) -> Operation:
         into = [to_moved(tensor, "output") for tensor in places]
-        return landing.all_gather(self.context.backend, to_moved(source, "input"), into, timeout=seconds)
-
-
-def _as_one(operations: Sequence[Operation]) -> Operation:
-    def run() -> None:
-        for operation in operations:
-            operation.run()
-
-    name = operations[0].name if operations else "nothing"
-    return Operation(name, sum(operation.nbytes for operation in operations), run)
+        return landing.all_gather(self._current.backend, to_moved(source, "input"), into, timeout=seconds)
 
 
 for _new, _old in BEFORE_2_13.items():

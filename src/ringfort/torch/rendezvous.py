@@ -60,11 +60,10 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
             max_peers=world_size - 1 if world_size > 0 else None,
             timeout=seconds,
         ),
-        group=DistributedConfig(timeout=to_seconds(timeout), shared_memory=told.shared_memory or "on"),  # pyright: ignore[reportArgumentType]
+        group=DistributedConfig(timeout=group_seconds(timeout), shared_memory=told.shared_memory or "on"),  # pyright: ignore[reportArgumentType]
     )
     try:
-        backend.wait_for_peers(others, seconds)
-        backend.establish_ring(seconds)
+        backend.join_group(others, seconds)
         assert backend.epoch is not None
         store = MeetingStore(backend, backend.epoch.peers[0], f"/{backend.epoch.key}")
     except BaseException:
@@ -86,6 +85,14 @@ def links_of(store: Any) -> AutoDiscoveryBackend | None:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store.take_backend() if isinstance(store, MeetingStore) else None
+
+
+def group_seconds(timeout: timedelta | None) -> float:
+    """What bounds the calls of a group: torch's timeout or, where the program leaves that half hour as it is, the
+    environment's."""
+    told = Environment.from_mapping().timeout
+    is_default = timeout in (None, dist.distributed_c10d.default_pg_timeout)
+    return told if is_default and told is not None else to_seconds(timeout)
 
 
 def _patience(timeout: timedelta | None) -> float:

@@ -160,9 +160,12 @@ def _hosts(world_size: int) -> Sequence[int]:
     context = getattr(dist.group.WORLD, "context", None)
     if context is not None:
         return context.backend.hosts
-    told: list[Any] = [None] * world_size  # the default group is another's: the ranks tell each other
-    dist.all_gather_object(told, this_machine(shares=DistributedConfig().shared_memory == "on").id)
-    return hosts_of({rank: Machine(machine) for rank, machine in enumerate(told)})
+    # The default group is another's: the ranks tell each other. As bytes, for torch's object collectives unpickle.
+    device = dist.distributed_c10d._get_object_coll_device()
+    own = this_machine(shares=DistributedConfig().shared_memory == "on").id
+    told = torch.zeros(world_size, len(own), dtype=torch.uint8, device=device)
+    dist.all_gather(list(told), torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device))
+    return hosts_of({rank: Machine(bytes(machine)) for rank, machine in enumerate(told.tolist())})
 
 
 def _units(model: Any, classes: Iterable[type[Any]] | None) -> list[Any]:

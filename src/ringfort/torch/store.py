@@ -180,7 +180,7 @@ class ClusterStore(dist.Store):
             future.set_result(answer)
 
     def _on_event(self, event: ClusterEvent) -> None:
-        """In the control thread."""
+        """In the node's thread of events."""
         if isinstance(event, Noted) and event.topic in (_ASK + self._label, _TELL + self._label):
             kind = Request if event.topic == _ASK + self._label else Answer
             with suppress(msgspec.MsgspecError, ValueError):  # of another version: nobody answers, and they give up

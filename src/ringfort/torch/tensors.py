@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from ringfort.collectives.arrays import as_view
+from ringfort.collectives.arrays import as_view, reader_of_tensors
 from ringfort.collectives.kernels import ELEMENT_TYPES
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.config import DEFAULT_TIMEOUT
@@ -17,17 +17,17 @@ _KNOWN: Final = {
     getattr(torch, kind.name): kind.name != "bfloat16" for kind in ELEMENT_TYPES if hasattr(torch, kind.name)
 }
 """The element types that can be reduced, and whether NumPy knows them."""
+_STRIDED: Final = torch.strided
+_read: Final = reader_of_tensors()
 
 
 def to_array(tensor: Any, name: str = "tensor") -> Any:
     """What the collectives take for `tensor`: its memory, wherever that can be."""
-    if _KNOWN.get(tensor.dtype) and not tensor.requires_grad and tensor.is_cpu:
-        try:
-            return tensor.numpy()
-        except (TypeError, RuntimeError):  # sparse, or conjugate: as_view knows what to do or says what is wrong
-            if tensor.layout is not torch.strided:
-                how = "only dense tensors travel; pass tensor.to_dense()"
-                raise UnsupportedArrayError(name, f"tensor of layout {tensor.layout}", how) from None
+    if tensor.layout is not _STRIDED:
+        how = "only dense tensors travel; pass tensor.to_dense()"
+        raise UnsupportedArrayError(name, f"tensor of layout {tensor.layout}", how)
+    if _KNOWN.get(tensor.dtype) and tensor.is_cpu and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj()):
+        return _read(tensor)
     return as_view(tensor, name)
 
 

@@ -7,19 +7,31 @@ from datetime import timedelta
 from typing import Any
 
 from ringfort.collectives.work import Work
+from ringfort.torch.callbacks import Origin, follow
 from ringfort.torch.names import dist, torch
 from ringfort.torch.tensors import to_seconds
+from ringfort.torch.untraced import untraced
 
 
+@untraced
 class RingfortWork(dist._Work):
     """An operation that is done (no `work`) or under way, and the tensors that it writes to."""
 
-    def __init__(self, tensors: Sequence[Any], work: Work | None = None, source: int | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Any],
+        work: Work | None = None,
+        source: int | None = None,
+        *,
+        origin: Origin | None = None,
+    ) -> None:
+        """`origin` says which collective it is, for those that callbacks of its future issue."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  # torch's
         self._tensors = tensors
         self._work = work
         self._future: Any = None
         self._source = source
+        self._origin = origin
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until it has ended; raises what it raised. True, as torch wants it."""
@@ -63,12 +75,17 @@ class RingfortWork(dist._Work):
         if self._future is None:
             ended = self._new_future()
             # Torch's own set_exception is for Python alone: C++ would take the exception for the result.
-            self._future = ended.then(self._result_of)
+            self._future = self._followed(ended.then(self._result_of))
             if self._work is None:
                 ended.set_result(None)
             else:
                 self._work.add_done_callback(lambda _: ended.set_result(None))
         return self._future
+
+    def _followed(self, future: Any) -> Any:
+        if self._origin is not None:
+            follow(future, self._origin)
+        return future
 
     def _new_future(self) -> Any:
         return torch.futures.Future()
@@ -80,11 +97,15 @@ class RingfortWork(dist._Work):
         return f"<RingfortWork {'done' if self._work is None else self._work!r}>"
 
 
+@untraced
 class Several(RingfortWork):
     """Several works as one: done when all are. Raises what the first that failed raised."""
 
     def __init__(self, works: Sequence[RingfortWork]) -> None:
-        super().__init__([tensor for work in works for tensor in work._tensors])
+        origin = works[0]._origin if works else None
+        super().__init__(
+            [tensor for work in works for tensor in work._tensors], origin=None if origin is None else origin.next()
+        )
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -99,5 +120,7 @@ class Several(RingfortWork):
         return next((work.exception() for work in self._works if work.exception() is not None), None)
 
     def get_future(self) -> Any:
-        collected = torch.futures.collect_all([work.get_future() for work in self._works])
-        return collected.then(self._result_of)
+        if self._future is None:
+            collected = torch.futures.collect_all([work.get_future() for work in self._works])
+            self._future = self._followed(collected.then(self._result_of))
+        return self._future

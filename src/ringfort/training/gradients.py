@@ -14,7 +14,6 @@ from hashlib import sha256
 from itertools import zip_longest
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -57,7 +56,8 @@ def average_gradients(
     `sum(weight * gradient) / sum(weight)`; a rank of weight 0 contributes nothing, whatever its arrays hold.
 
     With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, fewer bytes are sent, and what a step does
-    not send goes with the next: by a compressor that the context keeps for that strategy, or by the
+    not send goes with the next (`"auto"` may choose `int4`, which costs Adam some of its progress; `"auto(0.05)"`
+    chooses `int8` at most): by a compressor that the context keeps for that strategy, or by the
     `GradientCompressor` that you pass, whose state you can save with a checkpoint. Gradients are known by their place
     in the tree.
 
@@ -100,16 +100,12 @@ def _check_arguments(weight: object, bucket_bytes: object) -> None:
         raise InvalidArgumentError("weight", weight, "must be a finite number of at least 0, such as a sample count")
 
 
-_compressors: WeakKeyDictionary[DistributedContext, dict[CompressionStrategy, GradientCompressor]] = WeakKeyDictionary()
-
-
 def _compressor(ctx: DistributedContext, compression: Compression) -> GradientCompressor:
     """The caller's, or the one that the context keeps for a strategy."""
     if isinstance(compression, GradientCompressor):
         return compression
     strategy = CompressionStrategy.parse(compression)
-    mine = _compressors.setdefault(ctx, {})
-    return mine.setdefault(strategy, GradientCompressor(strategy))
+    return ctx.compressors.setdefault(strategy, GradientCompressor(strategy))
 
 
 def _operation(ctx: DistributedContext, weight: float | None) -> Op:
@@ -186,15 +182,20 @@ def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
 
 # --- agreement --------------------------------------------------------------------------------------------------------
 
-# Only the last agreement of each context is kept, and that is what makes skipping the check safe: either all ranks come
-# with what they last agreed on, or one does not and asks, and a question that meets a reduction is a mismatch. With a
-# set of former agreements, two ranks could each find a different one in it and average unrelated arrays.
-_last_agreed: WeakKeyDictionary[DistributedContext, tuple[str, ...]] = WeakKeyDictionary()
+
+class _Agreed:
+    """Only the last agreement of a group is kept, and that is what makes skipping the check safe: either all ranks come
+    with what they last agreed on, or one does not and asks, and a question that meets a reduction is a mismatch. With a
+    set of former agreements, two ranks could each find a different one in it and average unrelated arrays. A group that
+    follows has agreed on nothing yet: a newcomer in it knows of no agreement."""
+
+    listing: tuple[str, ...] | None = None
 
 
 def _agree(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
     """Raises `GradientMismatchError` at every rank unless all have the same listing. Free while nothing changes."""
-    last = _last_agreed.get(ctx)
+    agreed = ctx.group.part(_Agreed)
+    last = agreed.listing
     if listing == last:
         return
     try:
@@ -206,7 +207,7 @@ def _agree(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
         ours = f"average_gradients with {now}, where its last call had {before},"
         raise CollectiveMismatchError(exc.rank, ours, int(exc.peer or 0), exc.theirs, operation=exc.operation) from exc
     if len(set(digests)) == 1:
-        _last_agreed[ctx] = listing
+        agreed.listing = listing
         return
     listings = [tuple(other) for other in ctx.all_gather_object(list(listing))]
     peer = next(rank for rank, other in enumerate(listings) if other != listing)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
+import msgspec
+
 from ringfort.errors import (
     HandshakeError,
     NoConnectionError,
@@ -18,10 +20,24 @@ from ringfort.transport import greeting
 from ringfort.transport.greeting import MAX_GREETING, NOWHERE, Greeting, Refused
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening, sealed
-from ringfort.transport.records import LENGTH, Opener, Sealer
-from ringfort.transport.sealed import SealedStream
+from ringfort.transport.records import LENGTH, Opener, RecordState, Sealer
 from ringfort.transport.stream import Stream
 from ringfort.transport.tcp import LONGEST_SLEEP, SocketStream, tune
+
+
+class Session(msgspec.Struct, frozen=True):
+    """What a channel is beside its socket, for another process of this machine that goes on with it. Holds keys."""
+
+    identity: bytes
+    machine: Machine
+    sealer: RecordState | None
+    opener: RecordState | None
+
+    @classmethod
+    def of(cls, opening: Opening, machine: Machine) -> Session:
+        """Of an open connection to a peer on `machine`, at a moment when no record is under way."""
+        sealer, opener = opening.sealer, opening.opener
+        return cls(opening.identity, machine, sealer and sealer.state, opener and opener.state)
 
 
 class Channel:
@@ -34,6 +50,15 @@ class Channel:
         """The peer's, once it has said so."""
         self._sealer: Sealer | None = opening.sealer
         self._opener: Opener | None = opening.opener
+
+    @classmethod
+    def resume(cls, sock: socket.socket, session: Session) -> Channel:
+        """Goes on with a connection that another process opened."""
+        channel = cls.__new__(cls)
+        channel.sock, channel.identity, channel.machine = sock, session.identity, session.machine
+        channel._sealer = session.sealer and Sealer.resume(session.sealer)
+        channel._opener = session.opener and Opener.resume(session.opener)
+        return channel
 
     @classmethod
     def open(
@@ -92,6 +117,8 @@ class Channel:
 
     def stream(self) -> Stream:
         """The connection for the engine. The channel is not used any more."""
+        from ringfort.transport.sealed import SealedStream  # not at the top: the control process starts without NumPy
+
         tune(self.sock)
         if self._sealer is None or self._opener is None:
             return SocketStream(self.sock)
@@ -99,7 +126,11 @@ class Channel:
 
 
 def _left(deadline: float) -> float:
-    return max(0.01, min(deadline - time.monotonic(), LONGEST_SLEEP))
+    """Raises `TimeoutError` when there is no time left: else who sends a byte now and then would be heard for ever."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time for it is over")
+    return min(left, LONGEST_SLEEP)
 
 
 def _write(sock: socket.socket, data: bytes | bytearray, deadline: float) -> None:

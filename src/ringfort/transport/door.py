@@ -12,18 +12,23 @@ from dataclasses import dataclass
 from ringfort.config import format_address
 from ringfort.errors import DistributedError, ProtocolError
 from ringfort.identity.credentials import Credentials
+from ringfort.transport.admission import (
+    ACCEPT_PAUSE,
+    CROWDED,
+    MAX_WAITING,
+    OPENING_TIMEOUT,
+    source_of,
+    who_makes_room,
+    why_not_accepted,
+)
 from ringfort.transport.channel import Channel
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.greeting import Greeting
 from ringfort.transport.opening import Opening
 from ringfort.transport.tcp import LONGEST_SLEEP
 
 _log = logging.getLogger(__name__)
 
-OPENING_TIMEOUT = 5.0
-"""Seconds a connection may take to prove itself, however slowly it drips. A peer needs milliseconds."""
-MAX_WAITING = 64
-"""Connections that have not proved themselves. The one that has waited longest makes room for a new one; a member that
-was pushed out so comes again."""
 _LOG_EVERY = 1.0
 """Seconds between two lines about strangers; those in between are counted."""
 
@@ -41,21 +46,29 @@ class Arrival:
 class _Waiting:
     sock: socket.socket
     address: str
+    source: str
     deadline: float
     opening: Opening
+
+    @property
+    def has_begun(self) -> bool:
+        return self.opening.has_begun
 
 
 class Door:
     """Accepts on a listening socket, opens connections with all who come at the same time, and drops strays."""
 
     def __init__(self, listener: socket.socket, credentials: Credentials | None) -> None:
-        listener.setblocking(False)
+        keep_from_children(listener).setblocking(False)
         self._listener = listener
         self._credentials = credentials
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._waiting: dict[socket.socket, _Waiting] = {}
         self._watched: set[socket.socket] = set()
+        self._accept_at: float | None = None
+        """When to accept again, where the system has refused to."""
+        self._has_warned = False
         self._log_at, self._unlogged = 0.0, 0
         self.turned_away: list[str] = []
         """Who was refused and why, for the error when the group does not come together. The last few only."""
@@ -81,12 +94,16 @@ class Door:
         """Who has arrived, and which watched sockets have stirred. Returns, perhaps with neither, by `deadline`."""
         arrivals: list[Arrival] = []
         stirred: list[socket.socket] = []
+        if self._accept_at is not None and self._accept_at <= time.monotonic():
+            self._accept_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
         soonest = min([deadline, *(waiting.deadline for waiting in self._waiting.values())])
+        soonest = soonest if self._accept_at is None else min(soonest, self._accept_at)
         for key, _ in self._selector.select(max(0.0, min(soonest - time.monotonic(), LONGEST_SLEEP))):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             if sock is self._listener:
-                self._accept()
+                arrivals += self._accept()
             elif sock in self._watched:
                 stirred.append(sock)
             elif sock in self._waiting:  # else it was turned away a moment ago, to make room
@@ -112,28 +129,48 @@ class Door:
         self._listener.close()
         self._log_rest()
 
-    def _accept(self) -> None:
-        while True:
+    def _accept(self) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        for _ in range(MAX_WAITING):  # then the others are heard again: who comes faster must not have all the time
             try:
                 sock, address = self._listener.accept()
-            except OSError:  # nobody there any more, or no descriptor left: others may still be served
-                return
-            sock.setblocking(False)
+            except OSError as exc:
+                why = why_not_accepted(exc)
+                if why:
+                    self._pause(why)
+                break
+            keep_from_children(sock).setblocking(False)
             if len(self._waiting) >= MAX_WAITING:
-                self._turn_away(next(iter(self._waiting.values())), "too many strangers at once")
+                self._turn_away(who_makes_room(list(self._waiting.values())), CROWDED)
             deadline = time.monotonic() + OPENING_TIMEOUT
-            waiting = _Waiting(sock, format_address(*address[:2]), deadline, Opening(self._credentials))
+            where = format_address(*address[:2])
+            waiting = _Waiting(sock, where, source_of(str(address[0])), deadline, Opening(self._credentials))
             self._waiting[sock] = waiting
             self._selector.register(sock, selectors.EVENT_READ)
+            # A member's first message comes with its connection. It is read before the next one is accepted, so that a
+            # member is told from who says nothing.
+            arrival = self._listen_to(waiting)
+            if arrival is not None:
+                arrivals.append(arrival)
+        return arrivals
+
+    def _pause(self, why: str) -> None:
+        """Accepts nobody for a moment. Those who are connected are served meanwhile."""
+        self._selector.unregister(self._listener)
+        self._accept_at = time.monotonic() + ACCEPT_PAUSE
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("cannot accept connections at %s: %s", format_address(*self.address), why)
 
     def _listen_to(self, waiting: _Waiting) -> Arrival | None:
         opening = waiting.opening
         try:
-            data = waiting.sock.recv(opening.wants)
-            if not data:
-                raise ProtocolError("it closed before it said who it is")
-            opening.feed(data)
-            self._answer(waiting)
+            while not opening.is_open:
+                data = waiting.sock.recv(opening.wants)
+                if not data:
+                    raise ProtocolError("it closed before it said who it is")
+                opening.feed(data)
+                self._answer(waiting)
         except BlockingIOError:
             return None
         except (DistributedError, OSError) as exc:
@@ -141,8 +178,7 @@ class Door:
                 self._answer(waiting)
             self._turn_away(waiting, str(exc))
             return None
-        if not opening.is_open or opening.purpose is None:
-            return None
+        assert opening.purpose is not None
         self._release(waiting)
         return Arrival(Channel(waiting.sock, opening), opening.purpose, waiting.address)
 

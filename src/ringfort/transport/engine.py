@@ -6,23 +6,31 @@ its work. The law of this file: **only the leader, the holder of `_lead`, touche
 to `_arrivals` and wake the leader.
 
 One rank with one thread, the usual case, so never takes more than one uncontended lock, and pays no hand-over.
+
+An interrupt (Ctrl-C) may end a call at any bytecode. `_lead` knows its owner, so each call that can take it asks on its
+way out whether it still holds it, and then closes all links: what they carried may be half accounted for. A signal
+handler or a finaliser may also call the engine in the middle of a call that leads. See `_unwind` and `_leads_below`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
+from types import CodeType, FrameType
+from typing import Final, NoReturn
 
-from ringfort.errors import ChannelClosedError, PeerLostError
+from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError
 from ringfort.transport import notices
+from ringfort.transport.forks import FORKED, keep_from_children
 from ringfort.transport.frames import BELL, pack
 from ringfort.transport.inbound import Disagreement
 from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.links import Describe
+from ringfort.transport.locks import Signal, is_mine
 from ringfort.transport.messages import Envelope, Send, Watch
 from ringfort.transport.notices import Aborted
 from ringfort.transport.quick import ShortWay, is_small
@@ -35,6 +43,15 @@ that one was frozen in the meantime."""
 
 _QUIET = 0.02
 """Seconds without a byte after which the leader looks at more than its own job: for disagreements and deadlines."""
+
+_WATCH = 0.25
+"""Seconds that a thread sleeps at most before it looks whether anybody leads: the leader may have been interrupted
+before it could wake its successor."""
+_MOST_LATE = 20
+"""Sleeps of `_WATCH` after its deadline that a follower forgives the leader, which normally ends it."""
+_ANSWER = 10.0
+"""Seconds in which the leader must do what another thread asks, such as to close. It does in milliseconds, unless a
+reduction takes as long."""
 
 
 class Engine(ShortWay):
@@ -51,19 +68,28 @@ class Engine(ShortWay):
         describe: Describe = bytes.hex,
     ) -> None:
         super().__init__(rank, streams, poller, inbox_bytes=inbox_bytes, epoch=epoch, describe=describe)
-        self._lead = threading.Lock()
+        self._lead = threading.RLock()
+        self._is_led = False  # set by the holder of `_lead`, which must not begin to lead again before it is cleared
         self._arrivals: deque[Job | Callable[[], None]] = deque()
         self._spin = Spin()
+        keep_from_children(self)
 
     # --- callers --------------------------------------------------------------------------------------------------
 
     def run(self, job: Job) -> None:
         """Blocks until `job` is done; raises what it failed with."""
-        if self._lead.acquire(blocking=False):
-            if self._jobs or self._arrivals or self.has_trouble or not is_small(job) or not self._quick(job):
-                self._lead_for(job)
-        else:
-            self._follow(job)
+        try:
+            if self._lead.acquire(blocking=False):
+                if self._is_led:
+                    self._enter_again()
+                self._is_led = True
+                if self._jobs or self._arrivals or self.has_trouble or not is_small(job) or not self._quick(job):
+                    self._lead_for(job)
+            else:
+                self._follow(job)
+        except BaseException:
+            self._unwind()
+            raise
         self._raise_of(job)
 
     @staticmethod
@@ -81,29 +107,30 @@ class Engine(ShortWay):
         """Sends `data`, a message of a collective that is one frame, to `peer` and receives what fills `into`; or does
         nothing and returns False, if anything is out of the ordinary."""
         link = self.links[peer]
-        if not self._lead.acquire(blocking=False):
-            return False
-        if (
-            self._jobs
-            or self._arrivals
-            or self.has_trouble
-            or not link.outbound.is_idle
-            or not link.inbound.is_idle_for(envelope[:2])
-        ):
-            self._release()
-            return False
         try:
-            left = self._quick_swap(link, data, into, envelope)
-        except BaseException:
-            self._interrupted()
-            self._release()
-            raise
-        if left is None:
-            self._lead.release()
-            if self._arrivals and self._lead.acquire(blocking=False):
+            if not self._lead.acquire(blocking=False):
+                return False
+            if self._is_led:
+                self._lead.release()
+                return False
+            if (
+                self._jobs
+                or self._arrivals
+                or self.has_trouble
+                or not link.outbound.is_idle
+                or not link.inbound.is_idle_for(envelope[:2])
+            ):
                 self._release()
-            return True
-        self._lead_for(left)
+                return False
+            self._is_led = True
+            left = self._quick_swap(link, data, into, envelope)
+            if left is None:
+                self._stop_leading()
+                return True
+            self._lead_for(left)
+        except BaseException:
+            self._unwind()
+            raise
         self._raise_of(left)
         return True
 
@@ -147,9 +174,25 @@ class Engine(ShortWay):
         without a close, peers that still need this rank have lost it."""
         self._as_leader(lambda: self._close(has_ended=has_ended))
 
+    def let_go(self) -> None:
+        """`close` for a group that nobody holds any more; waits for nothing. Peers that still need this rank have lost
+        it."""
+        if not self._is_closed:
+            self._soon(lambda: self._close(has_ended=True, linger=0.0))
+
     def drop(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""
         self._as_leader(lambda: self._drop(lambda: ChannelClosedError("this rank was killed on purpose")))
+
+    def abandon(self) -> None:
+        """In a forked child: the links are the parent's, and the threads of the jobs do not exist here."""
+        self._lead, self._is_led = threading.RLock(), False
+        self._arrivals.clear()
+        self._jobs.clear()
+        self._is_closed = self.has_trouble = True
+        error = self._failure = lambda: ChannelClosedError(FORKED)
+        for link in self.links.values():
+            link.error = link.error or error
 
     def lose(self, peer: int, reason: str) -> None:
         """Somebody who watches `peer` has found that it is gone: ends what waits on it, and every collective that it is
@@ -176,52 +219,47 @@ class Engine(ShortWay):
     def _quick(self, job: Job) -> bool:
         """Takes the short way and gives up the lead, or tells that the ordinary one must go on with what is left."""
         out, into = job.send_link, job.receive_link
-        try:
-            if out is not None and not (out.outbound.is_idle and self._quick_send(job, out)):
-                return False
-            if into is not None and not self._quick_receive(job, into):
-                return False
-        except BaseException:
-            self._interrupted()
-            self._release()
-            raise
+        if out is not None and not (out.outbound.is_idle and self._quick_send(job, out)):
+            return False
+        if into is not None and not self._quick_receive(job, into):
+            return False
+        self._stop_leading()
+        return True
+
+    def _stop_leading(self) -> None:
+        """`_release`, where no job is posted."""
+        self._is_led = False
         self._lead.release()
         if self._arrivals and self._lead.acquire(blocking=False):
             self._release()
-        return True
 
     def _lead_for(self, job: Job) -> None:
         """Moves data until `job` is done; `_lead` is held, and given up in the end."""
-        try:
-            if not job.is_posted:
-                self._post(job)
-            self._drive(job)
-        except BaseException:
-            self._interrupted()
-            raise
-        finally:
-            if job in self._jobs:  # else the leader before had done it
-                self._jobs.remove(job)
-            self._release()
-
-    def _interrupted(self) -> None:
-        """Ctrl-C, or a fault in a fold: a read may be half accounted for, so no link can be trusted any more."""
-        notice = Aborted(self.rank, "interrupted while it moved data")
-        self._drop(lambda: notices.to_error(notice, self.rank))
+        if not job.is_posted:
+            self._post(job)
+        self._drive(job)
+        if job in self._jobs:  # else the leader before had done it
+            self._jobs.remove(job)
+        self._release()
 
     def _follow(self, job: Job) -> None:
-        job.turn = threading.Event()
+        job.turn = Signal()
         self._arrivals.append(job)
         self._poller.wake()
+        late = 0
         try:
             while not self._lead.acquire(blocking=False):
-                job.turn.wait()
-                job.turn.clear()
+                job.turn.wait(_WATCH)
                 if job.is_done:
                     return
+                late = late + 1 if self.now() > job.deadline else 0
+                if late > _MOST_LATE:
+                    raise ChannelClosedError("the thread that moves this process's messages has stopped doing so")
         except BaseException:  # Ctrl-C while asleep: the caller takes its memory back, the others go on
-            self._as_leader(lambda: job.fail(lambda: ChannelClosedError("the call was interrupted")))
+            if not is_mine(self._lead):
+                self._as_leader(lambda: job.fail(lambda: ChannelClosedError("the call was interrupted")))
             raise
+        self._is_led = True
         job.turn = None
         self._lead_for(job)
 
@@ -229,44 +267,66 @@ class Engine(ShortWay):
         """Stops leading; a follower that is not done takes over. The order matters: a follower first queues itself,
         then tries the lock; the leader first frees the lock, then looks. So one of the two always sees the other."""
         while True:
+            self._is_led = True
             if self._arrivals or self._jobs:
                 self._admit()
                 self._wake_done()
             successor = next((job.turn for job in self._jobs if job.turn is not None), None)
+            self._is_led = False
             self._lead.release()
             if successor is not None:
-                successor.set()
+                successor.send()
                 return
             if not self._arrivals or not self._lead.acquire(blocking=False):
                 return
 
     def _as_leader(self, action: Callable[[], None]) -> None:
         """Runs `action` with the rights of the leader, in this thread or in the leader's, before this returns. What it
-        raises is raised here."""
-        if self._lead.acquire(blocking=False):
-            try:
-                action()
-            finally:
+        raises is raised here. Where this interrupts a call of the same thread that leads, that call runs `action` when
+        it goes on, after this has returned."""
+        try:
+            if self._lead.acquire(blocking=False):
+                if self._is_led:
+                    if self._leads_below():
+                        self._lead.release()
+                        self._arrivals.append(action)
+                        return
+                    self._recover()
+                    self._lead.acquire()
+                self._is_led = True
+                try:
+                    action()
+                except Exception:
+                    self._release()
+                    raise
                 self._release()
-            return
-        done = threading.Event()
-        failure: list[BaseException] = []
+                return
+            self._have_leader_do(action)
+        except BaseException:
+            self._unwind()
+            raise
+
+    def _have_leader_do(self, action: Callable[[], None]) -> None:
+        done = Signal()
+        failure: list[Exception] = []
 
         def act() -> None:
             try:
                 action()
-            except BaseException as exc:  # must not end the leader, who has nothing to do with it
+            except Exception as exc:  # must not end the leader, who has nothing to do with it
                 failure.append(exc)
-            finally:
-                done.set()
+            done.send()
 
         self._arrivals.append(act)
         self._poller.wake()
-        while not done.is_set():
+        until = time.monotonic() + _ANSWER
+        while not done.wait(0.01):
             if self._lead.acquire(blocking=False):
                 self._release()
-            else:
-                done.wait(0.01)
+            elif time.monotonic() > until:
+                # Whoever leads is stuck: its links end here, so that at least the peers go on.
+                self._drop(lambda: ChannelClosedError("the thread that moved this process's messages is stuck"))
+                return
         if failure:
             raise failure[0]
 
@@ -275,24 +335,81 @@ class Engine(ShortWay):
         is just stopping, it sees what was left for it: see `_release`."""
         self._arrivals.append(action)
         self._poller.wake()
-        if self._lead.acquire(blocking=False):
-            self._release()
+        try:
+            if self._lead.acquire(blocking=False):
+                if not self._is_led:
+                    self._release()
+                elif self._leads_below():
+                    self._lead.release()
+                else:
+                    self._recover()
+        except BaseException:
+            self._unwind()
+            raise
+
+    # --- interrupts -----------------------------------------------------------------------------------------------
+
+    def _unwind(self) -> None:
+        """Ends what an exception found under way. Called by each call that can take the lead, on its way out: if this
+        thread still holds it, and none of its calls below does so rightly, the links are closed and it is given up."""
+        if is_mine(self._lead) and not self._leads_below():
+            self._recover()
+
+    def _recover(self) -> None:
+        """Ctrl-C, or a fault in a fold, has ended a call that led: a read may be half accounted for, so no link can be
+        trusted any more. Fails all that waits, and gives up the lead. If that is interrupted too, whoever comes next
+        in this thread does it again."""
+        notice = Aborted(self.rank, "interrupted while it moved data")
+        self._drop(lambda: notices.to_error(notice, self.rank))
+        self._admit()
+        self._wake_done()
+        self._jobs.clear()
+        self._is_led = False
+        while is_mine(self._lead):
+            self._lead.release()
+
+    def _enter_again(self) -> None:
+        """A call begins in a thread that holds the lead already. Raises `AbortedError` if a call below leads: a signal
+        handler or a finaliser has interrupted it, and would wait for its own thread. Else that call was interrupted and
+        is gone."""
+        if self._leads_below():
+            self._lead.release()
+            raise AbortedError(
+                "a signal handler or a finaliser has interrupted a call of this group and cannot call the group itself"
+            )
+        self._recover()
+        self._lead.acquire()
+
+    def _leads_below(self) -> bool:
+        """Whether this thread's stack has a call that may lead, below the one that asks. The stack is the one witness
+        that an interrupt cannot make wrong."""
+        calls, frame = 0, _this_frame()
+        while frame is not None and calls < 2:
+            calls += frame.f_code in _LEADING and frame.f_locals.get("self") is self
+            frame = frame.f_back
+        return calls > 1
 
     def _admit(self) -> None:
-        """Takes up what other threads have left for the leader."""
+        """Takes up what other threads have left for the leader. What is taken up leaves the queue last, so that an
+        interrupt cannot lose it."""
         while self._arrivals:
-            arrival = self._arrivals.popleft()
-            if not isinstance(arrival, Job):
-                arrival()
-            elif not arrival.is_posted:
-                self._post(arrival)
+            arrival = self._arrivals[0]
+            try:
+                if not isinstance(arrival, Job):
+                    arrival()
+                elif not arrival.is_posted:
+                    self._post(arrival)
+            except Exception:
+                self._arrivals.popleft()
+                raise
+            self._arrivals.popleft()
 
     def _wake_done(self) -> None:
         """Tells followers whose jobs are done."""
         for job in tuple(self._jobs):
             if job.turn is not None and job.is_done:
                 self._jobs.remove(job)
-                job.turn.set()
+                job.turn.send()
 
     # --- moving ---------------------------------------------------------------------------------------------------
 
@@ -406,3 +523,14 @@ def _asks_elsewhere(job: Job) -> Send | None:
     if job.send_link is job.receive_link:
         return None
     return next((half for half, _ in job.halves() if isinstance(half, Send) and not half.go), None)
+
+
+_LEADING: Final[frozenset[CodeType]] = frozenset(
+    method.__code__
+    for method in (Engine.run, Engine.swap, Engine._as_leader, Engine._soon)  # pyright: ignore[reportPrivateUsage]
+)
+"""The calls that can take the lead, and that `_unwind` when they end with an exception."""
+
+
+def _this_frame() -> FrameType | None:
+    return sys._getframe()  # pyright: ignore[reportPrivateUsage]

@@ -14,8 +14,10 @@ from ringfort.errors import (
 from ringfort.transport.machine import Machine
 from ringfort.transport.segment import Offer
 
-MAX_GREETING = 16 * 1024
-"""Bytes: the addresses of a group of a few hundred ranks fit. Checked before anything is read."""
+MAX_PURPOSE = 16 * 1024
+"""Bytes of the greeting inside a handshake, which a stranger may send too. Checked before anything is read."""
+MAX_GREETING = 64 * 1024
+"""Bytes of any other: the addresses and identities of a group of a few hundred ranks fit."""
 
 
 NOWHERE = Machine()
@@ -39,6 +41,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     addresses: list[tuple[str, int]]
     machine: Machine = NOWHERE
     """Rank 0's."""
+    identities: list[bytes] = []
+    """The key that each rank proved to rank 0, by rank; rank 0's own is in its handshake. Empty with encryption off."""
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
@@ -75,6 +79,8 @@ class Stripes(msgspec.Struct, frozen=True, tag="stripes"):
     count: int
     port: int
     token: bytes
+    members: bytes = b""
+    """A digest of the keys that all ranks proved to me, by rank: every rank must have met the same machines."""
 
 
 class Stripe(msgspec.Struct, frozen=True, tag="stripe"):

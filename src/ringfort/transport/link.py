@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 from ringfort.errors import DistributedError
 from ringfort.transport.inbound import Inbound
+from ringfort.transport.locks import Signal
 from ringfort.transport.messages import Receive, Scratch, Send
 from ringfort.transport.notices import Notice
 from ringfort.transport.outbound import Outbound
@@ -109,8 +109,8 @@ class Job:
         self.is_posted = False
         self.say_at: float | None = None
         """When to tell the peer that we wait for it; never again after that."""
-        self.turn: threading.Event | None = None
-        """Of a caller that sleeps: set when its job is done, or when it is to lead."""
+        self.turn: Signal | None = None
+        """Of a caller that sleeps: sent when its job is done, or when it is to lead."""
 
     @property
     def is_done(self) -> bool:

@@ -25,7 +25,9 @@ from ringfort.transport.stream import Poller, Stream
 _LINGER = 0.3
 """Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
 _WITHOUT_A_WORD = "its process died or closed the connection without a word"
-_WITHOUT_CLOSING = "its program ended while it was still needed"
+_WITHOUT_CLOSING = "its program ended, or dropped the group, while it was still needed"
+_MOST_WAITS = 1024
+"""Groups of which a link keeps in which collective its peer waits; the callbacks of torch make many that end soon."""
 
 Describe = Callable[[bytes], str]
 """Turns a call's 16 bytes into words for people; the collectives know how."""
@@ -65,8 +67,8 @@ class Links:
     # --- moving ---------------------------------------------------------------------------------------------------
 
     def _post(self, job: Job) -> None:
-        job.is_posted = True
         self._jobs.append(job)
+        job.is_posted = True
         error = self._obstacle(job) if self.has_trouble else None
         if error is not None:
             for half, _ in job.halves():
@@ -247,6 +249,8 @@ class Links:
             return  # it has done all it can: whoever slept is awake and looks
         if header.kind == WAITING:
             link.waits_in[header.channel] = (header.operation, header.call)
+            if len(link.waits_in) > _MOST_WAITS:
+                del link.waits_in[next(iter(link.waits_in))]
             return
         try:
             notice = notices.decode(event.payload)
@@ -324,9 +328,9 @@ class Links:
     def _close_link(self, link: Link, error: MakeError) -> None:
         self.has_trouble = True
         if link.error is None:
-            link.error = error
             self._poller.forget(link.peer)
             link.stream.close()
+            link.error = error  # last: if an interrupt comes before, this is done again
 
     def _fail_all(self, error: MakeError) -> None:
         self.has_trouble = True
@@ -348,23 +352,23 @@ class Links:
             if link.error is None and link.outbound.has_control:
                 self._shut(link, lambda: AbortedError(notice.reason))
 
-    def _close(self, *, has_ended: bool = False) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._fail_all(lambda: ChannelClosedError("this rank's backend is closed"))
-        for link in self.links.values():
-            if link.error is None:
-                link.outbound.control(pack(GOODBYE, flags=HAS_ENDED if has_ended else 0, epoch=self._epoch))
-        self._flush()
-        self._drain()
+    def _close(self, *, has_ended: bool = False, linger: float = _LINGER) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._fail_all(lambda: ChannelClosedError("this rank's backend is closed"))
+            for link in self.links.values():
+                if link.error is None:
+                    link.outbound.control(pack(GOODBYE, flags=HAS_ENDED if has_ended else 0, epoch=self._epoch))
+            self._flush(linger)
+            self._drain(linger)
+        # Also if it is closed already: what closed it may have been interrupted.
         for link in self.links.values():
             self._shut(link, lambda: ChannelClosedError("this rank's backend is closed"))
         self._poller.close()
 
-    def _flush(self) -> None:
-        """Writes what is queued, until `_LINGER` is over."""
-        deadline = self.now() + _LINGER
+    def _flush(self, linger: float = _LINGER) -> None:
+        """Writes what is queued, until `linger` is over."""
+        deadline = self.now() + linger
         while True:
             for link in self.links.values():
                 self._push(link)
@@ -375,10 +379,10 @@ class Links:
                 self._poller.watch(link.peer, read=False, write=True)
             self._poller.wait(deadline)
 
-    def _drain(self) -> None:
-        """Reads and drops what still arrives, until every peer has ended its side or `_LINGER` is over: a socket that
+    def _drain(self, linger: float) -> None:
+        """Reads and drops what still arrives, until every peer has ended its side or `linger` is over: a socket that
         is closed with unread bytes in it resets the connection, and the peer could lose what we sent last."""
-        deadline = self.now() + _LINGER
+        deadline = self.now() + linger
         nowhere = Scratch().bytes
         still = {link.peer: link for link in self.links.values() if link.error is None}
         for link in still.values():

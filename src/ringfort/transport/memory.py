@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ringfort.config import KIB
+from ringfort.transport.locks import Condition
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.stream import Ready
 
@@ -41,7 +42,7 @@ class Pipe:
     """One direction. `ring_reader` and `ring_writer` wake the two ends."""
 
     def __init__(self, ring_reader: Callable[[], None], ring_writer: Callable[[], None]) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may end the pipe in a thread that is moving bytes
         self._pieces: deque[memoryview] = deque()
         self._held = 0
         self._is_ended = False
@@ -156,7 +157,7 @@ class MemoryPoller:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._bell = threading.Condition()
+        self._bell = Condition()
         self._rung = False
         self._woken = False
         self._watched: dict[int, tuple[bool, bool]] = {}

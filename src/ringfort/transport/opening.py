@@ -39,7 +39,7 @@ from ringfort.identity.proof import MAX_PROOF_BYTES, check_proof, make_proof
 from ringfort.transport import greeting
 from ringfort.transport.ciphers import CIPHERS, agree, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.greeting import MAX_GREETING, Greeting
+from ringfort.transport.greeting import MAX_PURPOSE, Greeting
 from ringfort.transport.records import LENGTH, Opener, Sealer
 
 MAGIC = b"RGFT"
@@ -72,6 +72,8 @@ class Opening:
         self.sealer: Sealer | None = None
         self.opener: Opener | None = None
         self.is_open = False
+        self.has_begun = False
+        """At the responder: whether the other side has sent a valid first message. A stranger can do that too."""
         self._credentials = credentials
         self._ciphers = preferred() if ciphers is None else ciphers
         self._preamble = PREAMBLE.pack(
@@ -137,13 +139,15 @@ class Opening:
         self.outgoing += self._preamble
         self._compare(preamble)
         if self._credentials is None:
-            length = _checked(LENGTH.unpack((yield LENGTH.size))[0], MAX_GREETING)
+            self.has_begun = True
+            length = _checked(LENGTH.unpack((yield LENGTH.size))[0], MAX_PURPOSE)
             self.purpose = greeting.decode((yield length) if length else b"")
             return
         noise = self._noise(initiator=False)
         noise.read((yield MESSAGE_1_BYTES))
+        self.has_begun = True
         self.outgoing += noise.write()
-        limit = MAX_GREETING + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 64
+        limit = MAX_PURPOSE + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 64
         length = _checked(LENGTH.unpack((yield LENGTH.size))[0], limit, least=MESSAGE_3_OVERHEAD)
         payload = noise.read((yield length))
         try:

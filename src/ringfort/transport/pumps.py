@@ -3,17 +3,21 @@ the engine's calls and a `Stream` through memory."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from struct import Struct
 from typing import Protocol
 
+from ringfort.transport.locks import Event, Thread
 from ringfort.transport.memory import MemoryStream, Pipe
 from ringfort.transport.messages import CHUNK
 
 _COUNT = Struct("<Q")
 PACKET = _COUNT.size + CHUNK
 """Bytes of the largest packet: how many follow, and they. An engine may not tell how long a message was."""
+
+
+_WATCH = 1.0
+"""Seconds that a thread sleeps before it looks again, should an interrupt have lost what was to wake it."""
 
 
 class Carrier(Protocol):
@@ -30,13 +34,12 @@ class Pumps:
 
     def __init__(self, name: str, carrier: Carrier, ring: Callable[[], None]) -> None:
         self._carrier = carrier
-        self._to_send, self._has_room = threading.Event(), threading.Event()
+        self._to_send, self._has_room = Event(), Event()
         self._outgoing = Pipe(ring_reader=self._to_send.set, ring_writer=ring)
         self._incoming = Pipe(ring_reader=ring, ring_writer=self._has_room.set)
         self.stream = MemoryStream(incoming=self._incoming, outgoing=self._outgoing)
         self._threads = [
-            threading.Thread(target=work, name=f"{name}-{what}", daemon=True)
-            for work, what in ((self._send, "out"), (self._receive, "in"))
+            Thread(work, name=f"{name}-{what}") for work, what in ((self._send, "out"), (self._receive, "in"))
         ]
         for thread in self._threads:
             thread.start()
@@ -57,7 +60,7 @@ class Pumps:
                 try:
                     count = self._outgoing.read(body)
                 except BlockingIOError:
-                    self._to_send.wait()
+                    self._to_send.wait(_WATCH)
                     continue
                 _COUNT.pack_into(packet, 0, count)
                 self._carrier.send(packet[: _COUNT.size + count])
@@ -81,7 +84,7 @@ class Pumps:
                     try:
                         data = data[self._incoming.write(data) :]
                     except BlockingIOError:
-                        self._has_room.wait()
+                        self._has_room.wait(_WATCH)
         except Exception:
             pass  # what broke the way is told as its end
         self._incoming.end()

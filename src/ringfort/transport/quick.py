@@ -200,8 +200,8 @@ class ShortWay(Vigil):
 
     def _take_up(self, job: Job) -> None:
         """Posts a job of which only the receiving half, if any, is not posted yet."""
-        job.is_posted = True
         self._jobs.append(job)
+        job.is_posted = True
         if job.receive is not None and job.receive_link is not None:
             self._post_receive(job.receive, job.receive_link)
 

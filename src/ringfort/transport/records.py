@@ -12,12 +12,13 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 
 from ringfort.config import MIB
 from ringfort.errors import TamperedError
 from ringfort.identity.noise import rekey
-from ringfort.transport.ciphers import LARGEST_TAG, AesGcm, Cipher
+from ringfort.transport.ciphers import CIPHERS, LARGEST_TAG, AesGcm, Cipher
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,6 +33,14 @@ MAX_OVERHEAD = LENGTH.size + LARGEST_TAG
 MAX_RECORD = MAX_PLAIN + MAX_OVERHEAD
 ROLL_OVER = 1 << 18
 """Records a key: at most 256 GiB. Both ciphers are sound far beyond; a stolen key opens no more than that."""
+
+
+class RecordState(msgspec.Struct, frozen=True):
+    """One direction of a connection, for another process of this machine that goes on with it. Holds a key."""
+
+    cipher: str
+    key: bytes
+    count: int
 
 
 class _Half:
@@ -54,6 +63,18 @@ class _Half:
         count = self._count
         self._count += 1
         return count
+
+    @property
+    def state(self) -> RecordState:
+        """What another process needs to go on from here; this one must not then."""
+        return RecordState(self.cipher.name, self._key, self._count)
+
+    @classmethod
+    def resume(cls, state: RecordState) -> Self:
+        """Goes on where `state` was taken."""
+        half = cls(state.key, next(cipher for cipher in CIPHERS.values() if cipher.name == state.cipher))
+        half._count = state.count
+        return half
 
     def with_cipher(self, cipher: type[Cipher]) -> Self:
         """The same direction with the cipher that the sides agreed on."""

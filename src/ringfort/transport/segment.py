@@ -56,6 +56,7 @@ class Segment:
         try:
             if _HAS_MEMFD:
                 fd = os.memfd_create("ringfort", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                os.fchmod(fd, 0o600)  # it is made with 0777, whatever the umask
                 path = f"/proc/{os.getpid()}/fd/{fd}"
             else:
                 folder = Path(tempfile.mkdtemp(prefix="ringfort-"))  # mode 0700

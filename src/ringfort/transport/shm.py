@@ -150,8 +150,8 @@ class ShmStream:
             return
         ring.words[counter] = value
         # A full barrier, as a lock's instructions are: who falls asleep sees the counter, or we see that it sleeps.
-        self._fence.acquire()
-        self._fence.release()
+        with self._fence:
+            pass
         if ring.words[sleeper]:
             with suppress(OSError):  # full: it has bells enough to wake it; gone: the poller finds out
                 self._sock.send(b"\0")
@@ -199,8 +199,8 @@ class ShmStream:
         if not self._is_told:
             self._in.words[_READER_SLEEPS] = read
             self._out.words[_WRITER_SLEEPS] = write
-            self._fence.acquire()
-            self._fence.release()
+            with self._fence:
+                pass
 
     @property
     def is_readable(self) -> bool:

@@ -13,6 +13,9 @@ from ringfort.transport.notices import Lost, Notice
 class StripeEngine(Engine):
     """An engine that can be told that a collective has failed elsewhere, and says why its own has."""
 
+    number = 0
+    """Where it stands among the process's engines, in the order in which they were made: the same at every rank."""
+
     def notice_of(self, envelope: Envelope) -> Notice | None:
         """Why collectives of this group have failed here, in the words for the others; None if they have not."""
         return self._failed_channels.get(envelope.channel)

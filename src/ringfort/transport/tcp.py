@@ -14,6 +14,7 @@ from struct import Struct
 
 from ringfort.config import DEFAULT_PATIENCE, KIB, MIB, format_address
 from ringfort.errors import NoConnectionError, TransportError
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.stream import Ready
 
 _BACKLOG = 128
@@ -26,7 +27,7 @@ _LOCAL_BUFFER = 256 * KIB
 """Bytes in flight on one machine; Linux doubles it for its own needs."""
 LONGEST_SLEEP = 3600.0
 """Seconds: what is asked of the system at once. It counts milliseconds in 31 bits and would refuse a month."""
-_LOOKS = 8
+LOOKS = 8
 """How often a silent machine is looked at within the patience."""
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
@@ -105,7 +106,7 @@ def silence(sock: socket.socket) -> float:
 def listen(host: str, port: int) -> socket.socket:
     """A non-blocking listening socket. Raises `TransportError` in words when the address cannot be had."""
     family, address = resolve(host, port, passive=True)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -117,10 +118,22 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def listen_everywhere() -> socket.socket:
+    """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
+    if socket.has_dualstack_ipv6():
+        try:
+            sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+        except OSError:  # switched off for this network
+            return listen("", 0)
+        sock.setblocking(False)
+        return sock
+    return listen("", 0)
+
+
 def adopt_listener(fd: int) -> socket.socket:
     """The listening socket that a launcher opened for this process."""
     try:
-        sock = socket.socket(fileno=fd)
+        sock = keep_from_children(socket.socket(fileno=fd))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except OSError as exc:
@@ -167,7 +180,7 @@ def connect(addresses: list[tuple[str, int]], deadline: float) -> socket.socket:
 def _connect_once(host: str, port: int, deadline: float) -> socket.socket:
     failure: OSError | None = None
     for family, address in resolve(host, port):
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             # An address that swallows packets must not eat the time of those behind it.
             sock.settimeout(max(0.05, min(deadline - time.monotonic(), 3.0)))
@@ -231,7 +244,7 @@ class SocketPoller:
         self._peers = {fd: peer for peer, fd in self._fds.items()}
         self._wake_in, self._wake_out = socket.socketpair()
         for sock in (self._wake_in, self._wake_out):
-            sock.setblocking(False)
+            keep_from_children(sock).setblocking(False)
         self._wake_fd = self._wake_out.fileno()
         self._poll.register(self._wake_fd, select.POLLIN)
 
@@ -250,12 +263,12 @@ class SocketPoller:
         now = time.monotonic()
         if now < self._look_at:
             return []
-        self._look_at = now + self._patience / _LOOKS
+        self._look_at = now + self._patience / LOOKS
         found = [(peer, silence(sock)) for peer, sock in self._sockets.items()]
         return [(peer, seconds) for peer, seconds in found if seconds >= self._patience]
 
     def wait(self, deadline: float) -> list[Ready]:
-        left = max(0.0, min(deadline - time.monotonic(), self._patience / _LOOKS, LONGEST_SLEEP))
+        left = max(0.0, min(deadline - time.monotonic(), self._patience / LOOKS, LONGEST_SLEEP))
         found: list[Ready] = []
         for fd, event in self._poll.poll(left * 1000):
             if fd == self._wake_fd:

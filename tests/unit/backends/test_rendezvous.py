@@ -18,6 +18,7 @@ from ringfort.config import format_address, parse_address
 from ringfort.errors import (
     ConfigError,
     DistributedError,
+    HandshakeError,
     InvalidRankError,
     InvalidWorldSizeError,
     ProtocolError,
@@ -30,6 +31,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import reserved_addresses, tcp_group
+from ringfort.testing.ranks import results
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
 from ringfort.transport.greeting import Greeting, Join, Meet, Ready, Welcome
@@ -459,6 +461,54 @@ def test_a_rank_that_dies_before_all_are_there_may_come_again(meeting: Meeting) 
     assert sorted(meeting.channels) == [2, 3]
 
 
+def test_a_ranks_place_is_for_the_machine_that_came_to_rank_0_as_that_rank() -> None:
+    """Whoever else has the secret and even the token is refused, and the rank still gets in."""
+    door = Door(listen("127.0.0.1", 0), member())
+    terms = Terms.begin(20, member(), Machine())
+    rank = Terms.begin(20, member(), Machine())
+    keys = [b"", b"", rank.credentials.identity.public_key]
+    channels: dict[int, Channel] = {}
+    accepting = Background(accept_higher, door, Meet(1, 3, TOKEN), channels, terms, keys)
+    with pytest.raises(RefusedError, match="rank 2 has come to rank 0 from another machine"):
+        knock(1, [door.address], Meet(2, 3, TOKEN), Terms.begin(20, member(), Machine()))
+    channel = knock(1, [door.address], Meet(2, 3, TOKEN), rank)
+    accepting.result()
+    assert channels[2].identity == keys[2]
+    for each in (channel, *channels.values()):
+        each.close()
+    door.close()
+
+
+def test_whoever_answers_in_a_ranks_place_from_another_machine_is_not_taken_for_it() -> None:
+    door = Door(listen("127.0.0.1", 0), member())
+    terms = Terms.begin(20, member(), Machine())
+    channels: dict[int, Channel] = {}
+    accepting = Background(accept_higher, door, Meet(1, 3, TOKEN), channels, terms)
+    keys = [b"", member().identity.public_key, b""]
+    with pytest.raises(HandshakeError, match="another machine answers at the address of rank 1"):
+        knock(1, [door.address], Meet(2, 3, TOKEN), terms, keys)
+    accepting.result()
+    channels[2].close()
+    door.close()
+
+
+def test_rank_0_tells_every_rank_who_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[bytes]] = []
+    say = Channel.say
+
+    def listen_in(channel: Channel, said: Greeting, deadline: float) -> None:
+        told.extend([said.identities] if isinstance(said, Welcome) else [])
+        say(channel, said, deadline)
+
+    monkeypatch.setattr(Channel, "say", listen_in)
+    nodes = [member() for _ in range(3)]
+    with reserved_addresses(1) as (master,):
+        made = run_ranks(range(3), lambda rank: TcpBackend(rank, 3, master, config=LONG, credentials=nodes[rank]))
+    for backend in results(made):
+        backend.close()
+    assert told == [[b"", *(node.identity.public_key for node in nodes[1:])]] * 2
+
+
 class Behind:
     """A door whose first visitor is told of only after it has gone."""
 
@@ -521,7 +571,7 @@ def test_a_rank_listens_on_the_interface_that_leads_to_rank_0(master: str, local
         ("127.0.0.1", ("127.0.0.1", 1), "127.0.0.1"),
         ("fe80::9", ("fe80::2", 1, 0, 3), "fe80::9%3"),
         ("FE80::9", ("fe80::2", 1, 0, 3), "FE80::9%3"),
-        ("fe80::9%eth7", ("fe80::2", 1, 0, 3), "fe80::9%eth7"),
+        ("fe80::9%eth7", ("fe80::2", 1, 0, 3), "fe80::9%3"),  # eth7 is the name of it over there
         ("fe80::9", ("10.0.0.2", 1), "fe80::9"),
         ("::1", ("fe80::2", 1, 0, 3), "rank-0"),
     ],

@@ -17,7 +17,7 @@ from ringfort.backends.rendezvous import Terms
 from ringfort.backends.stripes import AUTO_STRIPES, open_stripes, wanted
 from ringfort.collectives import stripes
 from ringfort.config import CollectiveConfig
-from ringfort.errors import ConfigError, DistributedError, ProtocolError
+from ringfort.errors import ConfigError, DistributedError, HandshakeError, ProtocolError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, without_encryption
 from ringfort.testing.ranks import at_once, results
@@ -140,8 +140,22 @@ def test_a_stranger_at_the_port_is_refused_and_keeps_nobody_out(ends: Any, monke
     assert all("further connections" in words for words in refused)
 
 
-def test_another_node_of_the_cluster_cannot_answer_in_a_ranks_place(ends: Any) -> None:
+def test_ranks_that_have_met_different_machines_in_a_ranks_place_say_so(ends: Any) -> None:
+    """Here rank 1 has met a machine that rank 0 says it is not."""
     low, high, terms = ends
+    other = replace(terms, credentials=replace(terms.credentials, identity=passing_credentials().identity))
+    outcomes = run_ranks(
+        [(0, {1: low}, other), (1, {0: high}, terms)],
+        lambda side: open_stripes(side[0], side[1], 1, side[2]),
+        timeout=20,
+    )
+    assert [type(outcome) for outcome in outcomes] == [HandshakeError, HandshakeError]
+    assert "rank 1 and this rank are connected with different machines" in str(outcomes[0])
+
+
+def test_another_node_of_the_cluster_cannot_answer_in_a_ranks_place(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    low, high, terms = ends
+    monkeypatch.setattr(forming, "_digest", lambda rank, channels, terms: b"")  # else it is noticed before
     imposter = replace(terms, credentials=replace(terms.credentials, identity=passing_credentials().identity))
     outcomes = run_ranks(
         [(0, {1: low}, imposter), (1, {0: high}, terms)],

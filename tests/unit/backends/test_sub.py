@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfort import SimulatedBackend, SubBackend
-from ringfort.errors import InvalidArgumentError, InvalidRankError, OperationTimeoutError
+from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError, OperationTimeoutError
 from ringfort.testing import VirtualClock, run_ranks
 from tests.unit.transport.background import Background
 
@@ -47,10 +47,14 @@ def test_a_member_that_is_no_rank_of_the_parent_is_refused(group: list[Simulated
         SubBackend(group[0], members)
 
 
-@pytest.mark.parametrize("members", [[], [1, 2]])
-def test_a_group_without_this_rank_is_refused(group: list[SimulatedBackend], members: list[int]) -> None:
-    with pytest.raises(InvalidArgumentError, match="this rank, 0, is not among them"):
-        SubBackend(group[0], members)
+def test_a_group_without_this_rank_is_refused(group: list[SimulatedBackend]) -> None:
+    with pytest.raises(InvalidRankError, match="rank=0: the ranks of this group are 1, 2"):
+        SubBackend(group[0], [1, 2])
+
+
+def test_a_group_without_members_is_refused(group: list[SimulatedBackend]) -> None:
+    with pytest.raises(InvalidWorldSizeError):
+        SubBackend(group[0], [])
 
 
 @pytest.mark.parametrize("members", [5, None])

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from ringfort.cli import app
 from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import PeerLostError
+from ringfort.launch.options import RunOptions
 
 COMMANDS = {
     "bench": {
@@ -36,7 +37,7 @@ COMMANDS = {
     "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
     "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
-    "run": {"-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout"},
+    "run": {"-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout", "--restart-without"},
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
 
@@ -137,6 +138,15 @@ def test_a_slip_in_the_command_line_itself_is_exit_code_2_without_a_traceback(ar
     assert code == 2
     assert arguments[-1] in err or arguments[-2] in err
     assert "Traceback" not in err
+
+
+def test_a_run_passes_on_which_machines_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[RunOptions] = []
+    monkeypatch.setattr("ringfort.launch.run.run_job", lambda options: asked.append(options) or 0)
+    (tmp_path / "train.py").touch()
+    script = str(tmp_path / "train.py")
+    assert invoke("run", "--restart-without", "shed", "--restart-without", "a.b", script, "--restart-without")[0] == 0
+    assert (asked[0].restart_without, asked[0].arguments) == (("shed", "a.b"), ("--restart-without",))
 
 
 def test_a_run_of_nothing_is_exit_code_2() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +16,11 @@ from ringfort.cluster import entrance as entrance_module
 from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.wire import dial
 from ringfort.config import parse_address
+from ringfort.transport import tcp
+from ringfort.transport.admission import MAX_WAITING
 from ringfort.transport.greeting import Control
 from ringfort.transport.opening import Opening
-from tests.openings import member
+from tests.openings import impostor, member
 
 PATIENCE = 20.0
 
@@ -40,9 +46,10 @@ class Street:
         self.refused.append(why)
         self._stirred.set()
 
-    async def stranger(self) -> socket.socket:
-        """Somebody who connects, and is accepted, and says nothing."""
+    async def stranger(self, source: str = "127.0.0.1") -> socket.socket:
+        """Somebody who connects from `source`, and is accepted, and says nothing."""
         sock = socket.socket()
+        sock.bind((source, 0))
         sock.setblocking(False)
         self._sockets.append(sock)
         await asyncio.get_running_loop().sock_connect(sock, self.address)
@@ -92,6 +99,83 @@ def test_the_oldest_stranger_makes_room_and_a_member_gets_in(monkeypatch: pytest
         assert street.came[0].purpose == Control()
 
     on_a_street(scene)
+
+
+@pytest.mark.parametrize("kind", ["silent, the same address", "half an opening, another address"])
+def test_a_member_whose_answer_takes_long_keeps_its_place_in_a_flood(kind: str) -> None:
+    """Between its first message and its third, twice as many come as there are places."""
+    words = b"" if "silent" in kind else bytes(Opening(impostor(), Control()).outgoing)
+    source = "127.0.0.1" if "the same" in kind else "127.0.0.2"
+
+    async def flood(street: Street) -> None:
+        before = len(street.refused)
+        for _ in range(2 * MAX_WAITING):
+            stranger = await street.stranger(source)
+            await asyncio.get_running_loop().sock_sendall(stranger, words)
+        await street.until(lambda: len(street.refused) >= before + MAX_WAITING)
+
+    async def scene(street: Street) -> None:
+        loop = asyncio.get_running_loop()
+        opening = Opening(member(), Control())
+        sock = await street.stranger()
+        await loop.sock_sendall(sock, opening.outgoing)
+        opening.outgoing.clear()
+        await flood(street)
+        while not opening.outgoing:
+            opening.feed(await asyncio.wait_for(loop.sock_recv(sock, opening.wants), PATIENCE))
+        await flood(street)
+        await loop.sock_sendall(sock, opening.outgoing)
+        await street.until(lambda: bool(street.came))
+        assert street.came[0].purpose == Control()
+
+    on_a_street(scene)
+
+
+class Full(socket.socket):
+    """A listening socket whose process has no descriptor left. Counts how often it was asked."""
+
+    asked = 0
+    is_full = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        if self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listeners: list[Full] = []
+
+    def listen(host: str, port: int) -> socket.socket:
+        listeners.append(Full(fileno=tcp.listen(host, port).detach()))
+        return listeners[0]
+
+    monkeypatch.setattr(entrance_module, "tcp", SimpleNamespace(listen=listen))
+
+    async def scene(street: Street) -> None:
+        loop = asyncio.get_running_loop()
+        pauses: list[Callable[[], None]] = []
+        monkeypatch.setattr(loop, "call_later", lambda seconds, go_on, *what: pauses.append(partial(go_on, *what)))
+        await street.stranger()
+        for turn in range(3):
+            while len(pauses) == turn:
+                await asyncio.sleep(0)
+            for _ in range(100):  # however often the loop turns, it does not ask again
+                await asyncio.sleep(0)
+            assert listeners[0].asked == turn + 1
+            listeners[0].is_full = turn < 2
+            pauses[turn]()
+        monkeypatch.undo()
+        while not street.entrance._waiting:
+            await asyncio.sleep(0)
+        assert len(caplog.records) == 1
+        assert "Too many open files; raise the limit" in caplog.text
+
+    with caplog.at_level(logging.WARNING, "ringfort"):
+        on_a_street(scene)
 
 
 def test_a_stranger_who_says_nothing_is_dropped_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfort.cluster.events import DiskTrouble
 from ringfort.cluster.explain import MAX_LISTED, in_words
 from ringfort.errors import RendezvousTimeoutError
 
@@ -64,3 +65,21 @@ def test_in_the_error_what_failed_is_a_line_of_its_own() -> None:
     assert all(len(line) <= 100 for line in lines)
     short = RendezvousTimeoutError("waiting for rank 0", 5.0, state="rank 1: refused")
     assert str(short) == "waiting for rank 0: timeout after 5 s; rank 1: refused"
+
+
+def test_who_waits_for_an_earlier_group_is_told_so_though_nobody_was_seen() -> None:
+    why = "an earlier process of this machine was in a group with study, which may still be at work. Start it there too"
+    lines = words(waiting_for=why)
+    told = lines.index(
+        "no group yet: an earlier process of this machine was in a group with study, which may still be at work"
+    )
+    assert lines[told + 1] == "  Start it there too"
+
+
+def test_a_disk_that_fails_is_told_in_lines() -> None:
+    lines = words(seen=["study"], disk=str(DiskTrouble("/home/a/standings/x", "No space left on device")))
+    told = lines.index("cannot write /home/a/standings/x: No space left on device")
+    assert lines[told + 1 : told + 3] == [
+        "  This peer joins no group until it can",
+        "  Free space on that disk, or set RINGFORT_HOME to a folder on another one",
+    ]

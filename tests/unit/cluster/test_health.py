@@ -47,6 +47,20 @@ def test_silence_degrades_and_then_loses_a_peer(monitor: HealthMonitor) -> None:
     assert lost.silence == pytest.approx(1.05)
 
 
+def test_a_busy_peer_is_degraded_for_as_long_as_it_says_so_and_never_lost(monitor: HealthMonitor) -> None:
+    now = steady(monitor, "a", 0.0, 20)
+    told: list[str] = []
+    for busy in (*[True] * 50, False):
+        now += 0.2
+        monitor.heard("a", now, busy=busy)
+        told += [str(event) for event in monitor.check(now)]
+        assert monitor.is_busy("a") is busy
+    assert told == [
+        "a is degraded (was healthy): its program is busy and does not respond",
+        "a is healthy (was degraded): silent for 0.0 s",
+    ]
+
+
 def test_a_peer_that_never_says_a_word_is_lost_too(monitor: HealthMonitor) -> None:
     assert [e.status for e in monitor.check(1.0)] == [HealthStatus.UNHEALTHY]
 

@@ -7,19 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfort.cluster.membership import (
-    Evidence,
     Ledger,
     Policy,
     basis_of,
     heritage,
+    is_binding,
     is_covered,
     is_lawful,
     largest_lawful,
+    promised_by,
     seat,
 )
-from ringfort.cluster.messages import MAX_DOUBTS, Epoch, Member, Propose, Standing, Term, Witness
+from ringfort.cluster.messages import MAX_DOUBTS, Epoch, Member, Propose, Standing, Term
 
-NOBODY = Evidence()
+NOBODY = ""
 
 
 def epoch(
@@ -59,21 +60,12 @@ def test_a_person_may_choose_otherwise(policy: Policy, lawful: bool) -> None:
 
 def test_stop_waits_for_everyone_who_may_live() -> None:
     assert not is_lawful("abcd", epoch(1, "abcde"), NOBODY, "stop")
-    assert is_lawful("abcd", epoch(1, "abcde"), Evidence(frozenset("e")), "stop")
+    assert is_lawful("abcd", epoch(1, "abcde"), "e", "stop")
 
 
 def test_the_departed_do_not_count() -> None:
-    assert is_lawful("b", epoch(1, "ab"), Evidence(frozenset("a")), "majority")
-    assert is_lawful("c", epoch(1, "abc"), Evidence(frozenset("ab")), "majority")
-
-
-def test_a_death_counts_only_where_the_witness_is_of_that_epoch_and_comes_along() -> None:
-    seen_by = {who: Evidence(witnessed=frozenset({(who, "a")})) for who in "bcx"}
-    assert is_lawful("bx", epoch(1, "ab"), seen_by["b"], "majority")
-    assert not is_lawful("bx", epoch(1, "ab"), seen_by["x"], "majority")
-    assert not is_lawful("bx", epoch(1, "ab"), seen_by["c"], "majority")
-    assert is_lawful("bcx", epoch(1, "abcde"), seen_by["c"], "majority")
-    assert not is_lawful("bx", epoch(1, "abc"), seen_by["c"], "majority"), "c may still join something older"
+    assert is_lawful("b", epoch(1, "ab"), "a", "majority")
+    assert is_lawful("c", epoch(1, "abc"), "ab", "majority")
 
 
 def test_nobody_can_be_split_from_a_peer_alone() -> None:
@@ -88,18 +80,18 @@ groups = st.sets(st.sampled_from(PEERS), min_size=1)
 def test_two_lawful_successors_always_share_a_member(
     before: set[str], one: set[str], other: set[str], dead: set[str]
 ) -> None:
-    old, evidence = epoch(1, "".join(sorted(before))), Evidence(frozenset(dead))
+    old = epoch(1, "".join(sorted(before)))
     one, other = one - dead, other - dead
-    if before - dead and is_lawful(one, old, evidence, "majority") and is_lawful(other, old, evidence, "majority"):
+    if before - dead and is_lawful(one, old, dead, "majority") and is_lawful(other, old, dead, "majority"):
         assert one & other & before
 
 
 def test_a_line_that_nobody_is_left_of_is_followed_but_not_carried_on() -> None:
     old, other = epoch(6, "ab"), epoch(5, "cd", lines=("y#2",))
-    dead = Evidence(frozenset("ab"))
+    dead = "ab"
     assert heritage([old, other], "cd", dead) == (("y#2",), ("x#1",))
     assert heritage([old], "b", dead) == (("x#1",), ()), "b is in the group, so it lives"
-    assert heritage([old], "c", Evidence(frozenset("a"))) == (("x#1",), ())
+    assert heritage([old], "c", "a") == (("x#1",), ())
     after = epoch(7, "cd", lines=("y#2",), ended=("x#1",))
     assert is_covered(old, [after])
     assert not is_covered(epoch(8, "ab"), [after])
@@ -144,25 +136,39 @@ def test_what_one_peer_doubts_and_another_knows_to_be_committed_is_no_doubt() ->
 
 def test_who_holds_what_the_group_has_no_majority_of_must_wait() -> None:
     cut_off = Standing(3, epoch(3, "abc"))
-    group, basis, _ = largest_lawful("cxy", {"c": cut_off, "x": Standing(), "y": Standing()}, {}, {}, "majority")
+    group, basis = largest_lawful("cxy", {"c": cut_off, "x": Standing(), "y": Standing()}, {}, (), "majority")
     assert group == ["x", "y"]
     assert basis.formed == ()
 
 
 def test_a_returning_minority_joins_those_who_went_on() -> None:
     old, new = Standing(3, epoch(3, "abc")), Standing(4, epoch(4, "ab"))
-    group, basis, _ = largest_lawful("abc", {"a": new, "b": new, "c": old}, {}, {}, "majority")
+    group, basis = largest_lawful("abc", {"a": new, "b": new, "c": old}, {}, (), "majority")
     assert group == ["a", "b", "c"]
     assert [e.number for e in basis.formed] == [4]
 
 
 def test_the_last_promises_of_the_dead_are_kept() -> None:
     mine, theirs = Standing(3, epoch(3, "ab")), Standing(4, epoch(3, "ab"), (epoch(4, "ax", "x"),))
-    alone = largest_lawful("b", {"b": mine}, {"a": theirs}, {}, "majority")
+    alone = largest_lawful("b", {"b": mine}, {"a": theirs}, (), "majority")
     assert alone[0] == []  # a may have gone on with x, who may be at work
-    seen = largest_lawful("b", {"b": mine}, {}, {"b": [Witness("a", theirs)]}, "majority")
-    assert seen[0] == []
-    assert largest_lawful("b", {"b": mine}, {"a": mine}, {}, "majority")[0] == ["b"]
+    assert largest_lawful("b", {"b": mine}, {"a": mine}, (), "majority")[0] == ["b"]
+
+
+def test_one_that_a_person_does_not_count_answers_for_nothing() -> None:
+    """The epoch in doubt was proposed by a, whom the person does not wait for: b and c still count in it."""
+    recalled = Standing(3, None, (epoch(3, "abcd"),))
+    for present, lawful in (("x", []), ("xbc", ["x", "b", "c"])):
+        standings = {"x": recalled, "b": Standing(3, epoch(3, "abcd")), "c": Standing(3, epoch(3, "abcd"))}
+        departed = {"d": Standing(3, epoch(3, "abcd"))}
+        assert largest_lawful(present, standings, departed, "a", "majority")[0] == lawful
+
+
+def test_a_reset_between_one_and_the_rest_lets_one_side_go_on_at_most() -> None:
+    """A reset proves nothing about a process: no side may take the other for dead."""
+    in_four = Standing(3, epoch(3, "abcd"))
+    sides = [largest_lawful(side, dict.fromkeys(side, in_four), {}, (), "majority")[0] for side in ("a", "bcd")]
+    assert sides == [[], ["b", "c", "d"]]
 
 
 # --- what a peer promises --------------------------------------------------------------------------------------------
@@ -241,6 +247,55 @@ def test_doubts_have_a_limit(ledger: Ledger) -> None:
     for number in range(MAX_DOUBTS):
         ledger.accept(proposal(epoch(4 + number, "ab", f"leader{number}"), base))
     assert "too many" in (ledger.objection(proposal(epoch(99, "ab"), base)) or "")
+
+
+# --- restarts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_process_respects_what_earlier_ones_of_its_machine_were_in() -> None:
+    """c was in epoch 3 with two others; it ended, and d is the next process of its machine."""
+    old = epoch(3, "abc")
+    restarted = Ledger("d")
+    restarted.recall([Standing(3, old)])
+    assert restarted.standing == Standing(3, None, (old,))
+    assert "not above 3" in (restarted.objection(proposal(epoch(2, "dx"))) or "")
+    assert "does not know of epoch 3" in (restarted.objection(proposal(epoch(4, "dx"))) or "")
+    assert "majority of epoch 3" in (restarted.objection(proposal(epoch(4, "dx"), (old,), departed="c")) or "")
+    founds = proposal(epoch(4, "dx", lines=("d#4",), ended=("x#1",)), (old,), departed="abc")
+    assert restarted.objection(founds) is None, "all are dead"
+    assert restarted.objection(proposal(epoch(4, "abd"), (old,), departed="c")) is None
+    told = Propose(Term(1, "d"), epoch(4, "dx", lines=("d#4",), ended=("x#1",)), (old,), (), ("c",), ("a", "b"))
+    assert restarted.objection(told) is None, "a person said so"
+
+
+def test_what_is_recalled_is_never_entered_and_ends_with_the_first_epoch_of_its_own() -> None:
+    old = epoch(3, "abc")
+    restarted = Ledger("d")
+    restarted.recall([Standing(3, old)])
+    assert restarted.commit(old.key) is None
+    assert restarted.current is None
+    restarted.accept(proposal(epoch(4, "abd"), (old,)))
+    assert restarted.standing.doubts == (old, epoch(4, "abd")), "a gave up what it proposed to d, not what it was in"
+    assert restarted.commit((4, "a")) == epoch(4, "abd")
+    assert restarted.standing == Standing(4, epoch(4, "abd"))
+
+
+def test_of_several_earlier_processes_only_what_nothing_followed_is_recalled() -> None:
+    restarted = Ledger("d")
+    restarted.recall([Standing(3, epoch(3, "abc")), Standing(7, epoch(5, "abe"), (epoch(7, "abf", "b"),)), Standing(9)])
+    assert restarted.standing == Standing(9, None, (epoch(5, "abe"), epoch(7, "abf", "b")))
+    many = Ledger("d")
+    many.recall([Standing(n, epoch(n, "ab", lines=(f"x#{n}",))) for n in range(1, 2 * MAX_DOUBTS)])
+    assert len(many.standing.doubts) < MAX_DOUBTS
+    assert many.standing.doubts[-1].number == 2 * MAX_DOUBTS - 1
+
+
+def test_what_a_process_only_recalled_it_did_not_promise() -> None:
+    recalled = Standing(3, None, (epoch(3, "abc"),))
+    assert promised_by("d", recalled) == Standing(3)
+    assert promised_by("c", recalled) == recalled
+    assert is_binding(recalled)
+    assert not is_binding(Standing(3, epoch(3, "d", lines=())))
 
 
 # --- places ----------------------------------------------------------------------------------------------------------

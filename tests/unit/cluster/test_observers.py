@@ -38,8 +38,10 @@ def test_an_observer_sees_the_epoch_and_all_peers_and_is_in_none() -> None:
     core = watched.network.start(OBSERVER, slots=0).core
     watched.network.run_until(10.0)
     assert core.epoch is None
-    assert core.epoch_in_sight == watched.network.peers[0].core.epoch
-    assert {contact.peer for contact in core.contacts} == set(core.epoch_in_sight.peers)  # pyright: ignore[reportOptionalMemberAccess]
+    epoch = watched.network.peers[0].core.epoch
+    assert epoch is not None
+    assert {contact.peer for contact in core.contacts} == set(epoch.peers)
+    assert all(core.epoch_of(peer) == epoch for peer in epoch.peers)
     assert core.election.state is ElectionState.IDLE
     assert watched.changes == []
 
@@ -72,7 +74,7 @@ def test_an_observer_that_came_first_does_not_keep_the_others_from_an_epoch() ->
     watched = Watched()
     watched.network.start(OBSERVER, slots=0)
     watched.network.run_until(5.0)
-    assert watched.network.peers[OBSERVER].core.epoch_in_sight is None
+    assert not list(watched.network.peers[OBSERVER].core.contacts)
     for host in MEMBERS:
         watched.network.start(host)
     watched.network.run_until(10.0)

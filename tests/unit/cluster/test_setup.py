@@ -37,6 +37,16 @@ def test_the_environment_fills_in_what_was_not_said(monkeypatch: pytest.MonkeyPa
     assert (said.config.interfaces, said.config.peers) == (["lo"], ["a"])
 
 
+def test_a_configuration_that_asks_for_encryption_is_not_overruled_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RINGFORT_ENCRYPTION", "off")
+    with pytest.raises(ConfigError, match="encryption='on': but RINGFORT_ENCRYPTION=off in the environment"):
+        Setup.make(AutoDiscoveryConfig(encryption="on"), 1, credentials())
+    assert Setup.make(AutoDiscoveryConfig(encryption="on"), 1, credentials(), "on").wall is not None
+    assert Setup.make(None, 1, credentials(), "on").wall is not None
+
+
 def test_a_key_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFORT_KEY", "ringfort-nonsense")
     with pytest.raises(JoinCodeError):
@@ -62,3 +72,11 @@ def test_a_host_has_another_name_in_every_cluster() -> None:
 def test_the_clock_never_goes_back() -> None:
     times = [clock() for _ in range(100)]
     assert times == sorted(times)
+
+
+def test_runs_of_one_cluster_have_lineages_of_their_own() -> None:
+    ours = credentials()
+    none, one, other = (Setup.make(AutoDiscoveryConfig(run=run), 1, ours).lineage for run in ("", "one", "o/t h\0er"))
+    assert none == ours.namespace.network_id.hex()
+    assert len({none, one, other}) == 3
+    assert all(lineage.startswith(none) and lineage.replace(".", "").isalnum() for lineage in (one, other))

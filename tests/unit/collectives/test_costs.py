@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfort import Backend, DistributedConfig
+from ringfort import Backend, DistributedConfig, DistributedContext
+from ringfort.backends.mesh import MeshBackend
 from ringfort.collectives import auto, costs
 from ringfort.collectives.costs import LinkCosts, combine, distances
+from ringfort.compression import auto as compression
 from ringfort.config import AllReduceStrategy, CollectiveConfig
+from ringfort.errors import CollectiveMismatchError, DistributedError
 from ringfort.testing.groups import tcp_group
 from ringfort.testing.ranks import results, run_ranks
+from ringfort.transport.messages import Envelope
 
 FOLDS = (1e-10, 1e-9, 5e-9)
 
@@ -106,7 +110,7 @@ def test_what_a_person_has_said_is_taken_in_place_of_what_was_measured() -> None
 
 def test_every_rank_of_a_group_ends_with_the_same_table_and_the_same_choices() -> None:
     def work(backend: Backend) -> tuple[bytes, bytes, list[str]]:
-        model = auto.model_of(backend, backend.envelope(bytes(16)))
+        model = auto.model_of(backend)
         assert model is auto.model_of(backend)
         choices = [str(model.choose(AllReduceStrategy, 1 << bit)) for bit in range(28)]
         return model.links.latency.tobytes(), model.links.per_byte.tobytes(), choices
@@ -124,3 +128,94 @@ def test_nothing_is_measured_where_both_figures_are_given() -> None:
         links = auto.model_of(backends[0]).links
         assert float(links.latency[0, 1]) == 1e-3
         assert backends[0].traffic().messages_sent == 0
+
+
+# --- what was known before --------------------------------------------------------------------------------------------
+
+
+def test_of_a_link_both_ends_know_the_slower_figure_counts_and_nothing_stands_for_unknown() -> None:
+    table = np.array([[0.0, 5.0, 0.0], [3.0, 0.0, 0.0], [7.0, 0.0, 0.0]])
+    assert costs.agree_on(table).tolist() == [[0, 3, 7], [3, 0, 0], [7, 0, 0]]
+
+
+def test_ranks_of_one_host_share_its_wire_and_only_slow_links_are_taken_as_known() -> None:
+    speeds = np.full((4, 4), 10e6)
+    assert costs.shared_per_byte(speeds, (0, 0, 2, 2), 2).tolist() == [2e-7] * 4
+    assert costs.shared_per_byte(speeds, (0, 0, 2, 2), 1).tolist() == [1e-7, 0.0, 1e-7, 0.0]
+    assert not costs.shared_per_byte(np.full((4, 4), 10 * costs.SLOW), (0, 1, 2, 3), 1).any()
+    assert not costs.shared_per_byte(np.zeros((4, 4)), (0, 1, 2, 3), 1).any()
+
+
+class _Elsewhere:
+    """Makes ranks of one machine look like hosts that have measured their links."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(MeshBackend, "hosts", property(lambda self: tuple(range(self.world_size))))
+
+    def knows(self, backend: Backend, speed: float) -> None:
+        backend.speeds = {
+            peer: speed * (1 + backend.rank) for peer in range(backend.world_size) if peer != backend.rank
+        }
+
+
+def test_a_link_that_was_measured_before_is_not_kept_busy_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = _Elsewhere(monkeypatch)
+
+    def work(backend: Backend) -> tuple[bytes, float]:
+        elsewhere.knows(backend, 10e6)
+        links = auto.model_of(backend).links
+        table = compression.table_of(backend)
+        assert table.per_byte == pytest.approx(1e-7)
+        return links.per_byte.tobytes(), float(links.per_byte[0, 1])
+
+    with tcp_group(3, DistributedConfig(timeout=30, shared_memory="off")) as backends:
+        found = results(run_ranks(backends, work))
+        sent = [backend.traffic().bytes_sent for backend in backends]
+    assert found[0] == found[1] == found[2]
+    assert found[0][1] == pytest.approx(1e-7)
+    assert max(sent) < 64 << 10
+
+
+def test_a_probe_is_never_taken_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that measures and one that does not find out at the first message, and no sum is wrong."""
+
+    def work(backend: Backend) -> object:
+        if backend.rank == 1:  # as if it had a model of another group's links
+            monkeypatch.setattr(backend, "is_measured", False)
+        x = np.ones(1000, np.float32)
+        try:
+            return DistributedContext(backend).all_reduce(x)
+        except CollectiveMismatchError as exc:
+            return str(exc)
+
+    with tcp_group(2, DistributedConfig(timeout=30, shared_memory="off")) as backends:
+        found = results(run_ranks(backends, work))
+    assert all(
+        isinstance(words, str) and "measuring the links first" in words and "all_reduce(" in words for words in found
+    )
+
+
+def test_probes_have_a_communicator_id_of_their_own() -> None:
+    envelope = Envelope(0, 1)
+    ids = {costs.probe_envelope(envelope._replace(channel=channel)).channel for channel in range(100)}
+    assert len(ids) == 100
+    assert not ids & set(range(100))
+
+
+def test_what_ends_the_probes_of_one_rank_ends_the_collective_of_those_who_wait_for_it() -> None:
+    """A rank that times out among the probes tells the ranks that are done with them already."""
+
+    def work(backend: Backend) -> str:
+        envelope = backend.envelope(bytes(16), 0.3 if backend.rank == 0 else 30)
+        try:
+            if backend.rank == 0:
+                with costs.probing(backend, envelope) as probes:
+                    backend.recv(bytearray(8), 1, tag=probes)
+            else:
+                backend.recv(bytearray(8), 0, tag=envelope)
+        except DistributedError as exc:
+            return type(exc).__name__
+        return "nothing"
+
+    with tcp_group(2, DistributedConfig(timeout=30, shared_memory="off")) as backends:
+        assert results(run_ranks(backends, work)) == ["OperationTimeoutError", "AbortedError"]

@@ -72,3 +72,51 @@ def test_a_callback_is_called_once_whether_it_came_early_or_late() -> None:
     work.run(lambda: 1)
     work.add_done_callback(called.append)
     assert called == [work, work]
+
+
+def test_a_callback_may_wait_for_what_is_queued_behind_it_and_for_what_it_queues(runner: Runner) -> None:
+    go, ended = threading.Event(), threading.Event()
+    results: list[int] = []
+    first = runner.submit("first", lambda: go.wait(10))
+    second = runner.submit("second", lambda: 2)
+
+    def follow(_: Work) -> None:
+        # By the future: who waits for it inside C++ cannot help out.
+        results.append(second._future.result(10))
+        results.append(runner.submit("third", lambda: 3)._future.result(10))
+        results.append(runner.run("fourth", lambda: 4))
+        ended.set()
+
+    first.add_done_callback(follow)
+    go.set()
+    assert ended.wait(10)
+    assert results == [2, 3, 4]
+
+
+def test_callbacks_wait_for_each_other_however_deep(runner: Runner) -> None:
+    def descend(level: int) -> None:
+        done = threading.Event()
+        work = runner.submit("level", lambda: None)
+        work.add_done_callback(lambda _: (descend(level - 1) if level else None, done.set()))
+        assert done.wait(10)
+
+    descend(20)
+
+
+def test_one_thread_serves_again_when_callbacks_have_ended(runner: Runner) -> None:
+    threads: set[str] = set()
+    for _ in range(50):
+        done = threading.Event()
+        work = runner.submit("x", lambda: threads.add(threading.current_thread().name))
+        work.add_done_callback(lambda _, done=done: done.set())
+        assert done.wait(10)
+    assert len(runner._threads) <= 2
+
+
+def test_what_a_callback_raises_is_logged_and_the_next_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    work, called = Work("x"), list[Work]()
+    work.add_done_callback(lambda _: 1 // 0)
+    work.add_done_callback(called.append)
+    work.run(lambda: 1)
+    assert called == [work]
+    assert "A callback of <Work x: done> failed" in caplog.text

@@ -136,6 +136,27 @@ def test_a_file_that_is_removed_again_and_again_is_an_error_and_no_loop(
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_belongs_to_another_user_is_refused_for_root_too_with_the_command_that_mends_it(
+    path: Path, what: str
+) -> None:
+    identity = NodeIdentity.load_or_generate(path)
+    place = path if what == "file" else path.parent
+    os.chown(place, 54321, -1)
+    error = refused(path)
+    assert error.path == str(place)
+    assert "belongs to another user (user id 54321)" in str(error)
+    run(error.mend)
+    assert NodeIdentity.load_or_generate(path) == identity
+
+
+def test_what_belongs_to_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    NodeIdentity.load_or_generate(path)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert refused(path).mend == "export RINGFORT_HOME=/a/folder/of/your/own"
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
 def test_a_file_that_others_may_use_is_refused_with_the_command_that_mends_it(path: Path, mode: int) -> None:
     identity = NodeIdentity.load_or_generate(path)

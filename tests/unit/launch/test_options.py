@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,11 @@ def test_only_one_machine_asked_for_is_alone() -> None:
         ({"local": 5000}, "local=5000"),
         ({"timeout": 0.0}, "timeout=0.0"),
         ({"timeout": float("nan")}, "timeout=nan"),
+        ({"patience": -1.0}, "patience=-1.0"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
+        ({"name": ""}, "name=''"),
+        ({"name": "a\nb"}, "can be printed"),
+        ({"name": 65 * "x"}, "1 to 64"),
         ({"script": "no_such.py"}, "there is no such file"),
         ({"script": str(Path(__file__).parent)}, "is a folder"),
     ],
@@ -48,10 +52,23 @@ def test_what_cannot_be_is_refused_by_name(wrong: dict[str, Any], name: str) -> 
 
 
 def test_the_command_is_pythons_with_the_scripts_own_arguments() -> None:
-    assert RunOptions(script=SCRIPT, arguments=["-n", "x"]).command == [sys.executable, SCRIPT, "-n", "x"]
-    assert RunOptions(script="json.tool", module=True).command == [sys.executable, "-m", "json.tool"]
+    assert RunOptions(script=SCRIPT, arguments=["-n", "x"]).command == [SCRIPT, "-n", "x"]
+    assert RunOptions(script="json.tool", module=True).command == ["-m", "json.tool"]
 
 
 def test_the_title_does_not_depend_on_the_folder() -> None:
     assert RunOptions(script=SCRIPT).title == "test_options.py"
     assert RunOptions(script="json.tool", module=True).title == "-m json.tool"
+
+
+def test_a_run_has_the_scripts_name_unless_it_is_given_one() -> None:
+    assert RunOptions(script=SCRIPT).run_name == "test_options.py"
+    assert RunOptions(script=SCRIPT, name="mine").run_name == "mine"
+
+
+def test_patience_is_what_was_given_else_the_variable_else_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGFORT_PATIENCE", raising=False)
+    assert RunOptions(script=SCRIPT).patience_seconds == 10.0
+    monkeypatch.setenv("RINGFORT_PATIENCE", "4")
+    assert RunOptions(script=SCRIPT).patience_seconds == 4.0
+    assert RunOptions(script=SCRIPT, patience=3.0).patience_seconds == 3.0

@@ -12,8 +12,9 @@ from ringfort.config import Environment
 from ringfort.launch import ranks as ranks_module
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.messages import Place
-from ringfort.launch.ranks import BLAME_AFAR_SECONDS, BLAME_SECONDS, STOP_SECONDS, MachineRanks, rank_variables
+from ringfort.launch.ranks import BLAME_AFAR_SECONDS, BLAME_SECONDS, STOP_SECONDS, MachineRanks, Program, rank_variables
 
+PROGRAM = Program(["train.py"], "mine", 2.5, 3)
 WISHES = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -24,11 +25,11 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assignment(local: int = 2, host: str = "10.0.0.1") -> Assignment:
-    return Assignment(3, local, 6, 1, 2, Place(host, 1234, 1235))
+    return Assignment(3, local, 6, 1, 2, Place(host, 1234, 1235), 1)
 
 
 def test_a_rank_is_told_its_place_by_torchruns_names() -> None:
-    told = rank_variables(assignment(), 1)
+    told = rank_variables(assignment(), 1, PROGRAM)
     assert {name: told[name] for name in told if not name.startswith(("TORCH", "ROLE"))} == {
         "RANK": "4",
         "WORLD_SIZE": "6",
@@ -39,30 +40,44 @@ def test_a_rank_is_told_its_place_by_torchruns_names() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "1234",
         "RINGFORT_MASTER": "10.0.0.1:1235",
+        "RINGFORT_PATIENCE": "2.5",
+        "RINGFORT_RESTART_COUNT": "1",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
+    counts = {"RESTART_COUNT": "1", "MAX_RESTARTS": "3", "RUN_ID": "mine"}
+    assert {name: told[f"TORCHELASTIC_{name}"] for name in counts} == counts
 
 
 def test_ringfort_meets_at_its_own_port_and_leaves_torchs_alone() -> None:
-    found = Environment.from_mapping(rank_variables(assignment(host="fd00::1"), 0))
+    found = Environment.from_mapping(rank_variables(assignment(host="fd00::1"), 0, PROGRAM))
     assert (found.rank, found.world_size, found.master) == (3, 6, "[fd00::1]:1235")
     assert (found.master_addr, found.master_port) == ("fd00::1", 1234)
 
 
 def test_a_rank_alone_on_its_machine_may_use_all_cores() -> None:
-    assert "OMP_NUM_THREADS" not in rank_variables(assignment(local=1), 0)
+    assert "OMP_NUM_THREADS" not in rank_variables(assignment(local=1), 0, PROGRAM)
 
 
 def test_gloo_and_nccl_are_told_the_interface() -> None:
-    told = rank_variables(assignment(), 0, "eth1")
+    told = rank_variables(assignment(), 0, PROGRAM, "eth1")
     assert told["GLOO_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
 def test_what_a_person_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in WISHES:
         monkeypatch.setenv(name, "mine")
-    assert not set(WISHES) & rank_variables(assignment(), 0, "eth1").keys()
+    assert not set(WISHES) & rank_variables(assignment(), 0, PROGRAM, "eth1").keys()
+
+
+def test_one_rank_of_each_machine_looks_for_plaintext_groups_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = ["-X", "ringfort-local-ranks=0:3"]
+    monkeypatch.delenv("RINGFORT_ENCRYPTION", raising=False)
+    commands = [child.command for child in Pretended(monkeypatch, machines=2).children]
+    assert [command[1:-1] for command in commands] == [mark, [], []]
+    assert [child.command[1:-1] for child in Pretended(monkeypatch, machines=1).children] == [[], [], []]
+    monkeypatch.setenv("RINGFORT_ENCRYPTION", "off")
+    assert [child.command[1:-1] for child in Pretended(monkeypatch, machines=2).children] == [[], [], []]
 
 
 # --- their end --------------------------------------------------------------------------------------------------------
@@ -79,10 +94,10 @@ class Pretended:
         monkeypatch.setattr(ranks_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.ranks = MachineRanks(self, "here")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         place = Place("10.0.0.1", 1234, 1235)
-        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), ["program"], "", None)
+        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), Program(["program"]), "", None)
 
-    def start(self, number: int, *_: object, **__: object) -> None:
-        self.children.append(SimpleNamespace(number=number, exit_code=None, tail=()))
+    def start(self, number: int, command: list[str], *_: object, **__: object) -> None:
+        self.children.append(SimpleNamespace(number=number, exit_code=None, tail=(), command=command))
 
     def end(self, number: int, exit_code: int, *tail: str) -> None:
         child = self.children[number]

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfort import DistributedContext, SimulatedBackend
 from ringfort.errors import InvalidArgumentError
 from ringfort.observe import DistributedMetrics, Histogram
 from ringfort.observe.metrics import LARGEST, RELATIVE_ERROR, SMALLEST
+from ringfort.testing import run_ranks
 
 in_range = st.one_of(st.just(0.0), st.floats(SMALLEST, LARGEST), st.floats(1e-6, 60.0))
 percents = st.sampled_from([0.0, 1.0, 25.0, 50.0, 90.0, 95.0, 99.0, 99.9, 100.0])
@@ -220,3 +222,33 @@ def test_a_snapshot_prints_as_an_aligned_table_in_human_units() -> None:
     assert barrier.split() == ["barrier", "1", "0", "0", "B", *["42", "us"] * 5]
     assert sent == "sent 1.5 KiB in 2 messages"
     assert received == "received 0 B in 0 messages"
+
+
+def test_contexts_may_count_in_one_place_and_start_it_again() -> None:
+    metrics = DistributedMetrics()
+    backends = SimulatedBackend.create_group(1) + SimulatedBackend.create_group(1)
+    contexts = [DistributedContext(backend, metrics=metrics) for backend in backends]
+    for ctx in contexts:
+        ctx.all_reduce(np.ones(4))
+    assert [ctx.metrics_snapshot().operations["all_reduce"].count for ctx in contexts] == [2, 2]
+    contexts[0].reset_metrics()
+    assert not contexts[1].metrics_snapshot().operations
+    contexts[1].all_reduce(np.ones(4))
+    assert contexts[0].metrics.snapshot().operations["all_reduce"].count == 1
+    for ctx in contexts:
+        ctx.close()
+
+
+def test_the_traffic_before_a_reset_is_not_told_again() -> None:
+    def work(backend: SimulatedBackend) -> list[int]:
+        ctx = DistributedContext(backend)
+        ctx.barrier()
+        before = ctx.metrics_snapshot().messages_sent
+        ctx.reset_metrics()
+        after = ctx.metrics_snapshot().messages_sent
+        ctx.barrier()
+        return [before, after, ctx.metrics_snapshot().messages_sent]
+
+    group = SimulatedBackend.create_group(2)
+    assert run_ranks(group, work) == [[1, 0, 1]] * 2
+    run_ranks(group, lambda backend: backend.close())

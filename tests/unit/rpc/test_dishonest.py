@@ -10,10 +10,22 @@ import pytest
 
 from ringfort.config import RpcConfig
 from ringfort.errors import InvalidMessageError, RpcOverloadedError, RpcPeerLostError
+from ringfort.rpc import references as references_module
 from ringfort.rpc import values
 from ringfort.rpc.agent import RpcAgent, RpcFuture
 from ringfort.rpc.inbound import Head
-from ringfort.rpc.messages import FIRST, HEADER, REFERENCE, SIZE, Kind, Message, Reference, pack_cancel
+from ringfort.rpc.messages import (
+    FIRST,
+    HEADER,
+    REFERENCE,
+    SIZE,
+    Count,
+    Kind,
+    Message,
+    Reference,
+    pack_cancel,
+    pack_count,
+)
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.wire import Request, overloaded
 from tests.agents import PATIENCE, agents, until
@@ -176,3 +188,40 @@ def test_a_request_that_comes_while_an_agent_closes_is_not_answered_but_ends() -
         with pytest.raises(RpcPeerLostError):
             future.result(PATIENCE)
         del rref
+
+
+# --- references -------------------------------------------------------------------------------------------------------
+
+
+def test_more_references_than_a_rank_keeps_are_refused_there_and_others_work_when_one_is_dropped() -> None:
+    with agents(2, config=RpcConfig(max_references=3)) as (caller, server):
+        server.register("value", lambda number: number)
+        held = [caller.remote(1, "value", number) for number in range(3)]
+        assert [rref.to_here() for rref in held] == [0, 1, 2]
+        refused = [caller.remote(1, "value", number) for number in range(5)]
+        for rref in refused:
+            with pytest.raises(
+                RpcOverloadedError, match="rank 1: it keeps values for 3 references of this rank, which is"
+            ):
+                rref.to_here()
+            with pytest.raises(InvalidMessageError, match="was refused by its owner, so it cannot be passed on"):
+                caller.rpc_sync(1, "value", rref)
+        until(lambda: server.stats().references == 3, "what was refused is kept all the same")
+        del held[0]
+        until(lambda: server.stats().references == 2, "what was let go of is kept all the same")
+        assert caller.remote(1, "value", 7).to_here() == 7
+        del held, refused, rref
+        until(lambda: server.stats().references == 0, "something is kept that nobody holds")
+
+
+def test_a_rank_that_counts_references_without_end_is_lost_and_nothing_of_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(references_module, "_SLACK", 10)
+    with agents(3, config=RpcConfig(max_references=5)) as (flooder, server, other):
+        server.register("one", lambda: 1)
+        for number in range(100):
+            flooder._exchange._links[1].control(pack_count(Count(Reference(1, 0, number), 0, 1)))
+        until(lambda: not server.is_alive(0), "it goes on to be heard")
+        until(lambda: server.stats().references == 0, "what it asked for is kept")
+        assert other.rpc_sync(1, "one") == 1

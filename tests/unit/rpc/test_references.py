@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ringfort.rpc import references as references_module
 from ringfort.rpc.inbound import Inbound
 from ringfort.rpc.messages import Count, Reference
 from ringfort.rpc.outbound import Outgoing
@@ -79,6 +81,7 @@ class World:
         """What was left for the agent's thread."""
         if self.soon[rank]:
             self.soon[rank].popleft()()
+        self.ranks[rank].let_go()
 
     def deliver(self, a: int, b: int) -> None:
         """One count, on one wire."""
@@ -90,10 +93,14 @@ class World:
             inbound.took(len(frame))
             (count,) = inbound.events
             assert isinstance(count, Count)
-            self.ranks[b].count(count)
+            assert self.ranks[b].count(count, a) == ""
 
     def settle(self) -> None:
-        while any(self.soon) or any(wire.frames for wire in self.wires.values()):
+        while (
+            any(self.soon)
+            or any(references._dropped for references in self.ranks)
+            or any(wire.frames for wire in self.wires.values())
+        ):
             for rank in range(RANKS):
                 self.work(rank)
             for a, b in self.wires:
@@ -166,10 +173,10 @@ def test_a_rank_that_is_lost_holds_nothing_and_never_will_again() -> None:
 def test_who_asks_for_what_a_lost_rank_was_about_to_ask_for_is_not_kept_waiting() -> None:
     owner = World().ranks[1]
     before, after = Reference(1, 0, 5), Reference(1, 0, 6)
-    outcome = owner.outcome(before)
+    outcome = owner.outcome(before, 0)
     assert not outcome.done()
     owner.lost(0)
-    for asked in (outcome, owner.outcome(after)):
+    for asked in (outcome, owner.outcome(after, 0)):
         assert isinstance(asked.result(0), Failed)
     assert len(owner) == 0
 
@@ -177,18 +184,65 @@ def test_who_asks_for_what_a_lost_rank_was_about_to_ask_for_is_not_kept_waiting(
 def test_who_gives_up_asking_leaves_nothing_behind_and_takes_nothing_from_those_who_hold() -> None:
     world = World()
     owner, unknown = world.ranks[1], Reference(1, 0, 99)
-    owner.outcome(unknown)
+    owner.outcome(unknown, 0)
     owner.forget(unknown)
     assert len(owner) == 0
     world.create(0, 1)
     world.settle()
     (name,) = owner._entries
-    owner.outcome(name)
+    owner.outcome(name, 0)
     owner.forget(name)
     assert len(owner) == 1
 
 
 def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
     world = World()
-    world.ranks[1].count(Count(Reference(2, 0, 1), 0, 1))
+    assert world.ranks[1].count(Count(Reference(2, 0, 1), 0, 1), 0) == ""
     assert len(world.ranks[1]) == 0
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def owner_of_rank_0(most: int) -> References:
+    return References(0, Wire, lambda work: None, world_size=RANKS, most=most)  # type: ignore[arg-type, return-value]
+
+
+def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_of_one() -> None:
+    owner = owner_of_rank_0(2)
+    names = [Reference(0, 1, number) for number in range(3)]
+    for name in names:
+        assert owner.count(Count(name, 1, 1), 1) == ""
+    assert owner.is_full_for(1)
+    assert not owner.is_full_for(2)
+    owner.count(Count(names[0], 2, 1), 1)  # it passes one on, and that one is still of its asking
+    owner.count(Count(names[0], 1, -1), 1)
+    assert owner.is_full_for(1)
+    owner.count(Count(names[0], 2, -1), 2)
+    assert not owner.is_full_for(1)
+    assert owner.kept_for(1) == 2
+
+
+def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(references_module, "_SLACK", 3)
+    owner = owner_of_rank_0(2)
+    wrong = [owner.count(Count(Reference(0, 1, number), 1, 1), 1) for number in range(100)]
+    assert wrong == [""] * 5 + ["it goes on to ask for values to be kept: max_references here is 2"] * 95
+    assert len(owner) == 5
+    assert owner.count(Count(Reference(0, 2, 1), 2, 1), 2) == ""  # another rank's are its own
+    assert owner.count(Count(Reference(0, 1, 0), 2, 1), 1) == ""  # and so are those that it has
+
+
+def test_a_holder_that_is_no_rank_is_refused() -> None:
+    owner = owner_of_rank_0(2)
+    assert owner.count(Count(Reference(0, 1, 1), RANKS, 1), 1) == "it speaks of rank 3, and there is none"
+    assert len(owner) == 0
+
+
+def test_a_rank_keeps_its_own_values_without_a_bound() -> None:
+    owner = owner_of_rank_0(1)
+    held = [owner.new(0) for _ in range(5)]
+    assert not owner.is_full_for(0)
+    assert len(owner) == len(held)

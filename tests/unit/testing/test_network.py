@@ -102,8 +102,16 @@ def test_four_that_start_within_five_seconds_agree_within_three_of_the_last(seed
     assert last.number <= 6
 
 
+def _reject(network: SimulatedNetwork, host: int) -> None:
+    for other in set(range(network.hosts)) - {host}:
+        network.reset(host, other)
+    network.partition([host])
+
+
 HURTS = {
     "killed": SimulatedNetwork.kill,
+    "killed without a word": lambda network, host: network.kill(host, word=False),
+    "reset": _reject,
     "frozen": SimulatedNetwork.freeze,
     "off": SimulatedNetwork.power_off,
     "cut off": lambda network, host: network.partition([host]),
@@ -118,7 +126,7 @@ def test_a_lost_leader_is_followed_within_three_seconds_and_rejoins(hurt: str, s
     HURTS[hurt](network, lost.host)
     rest = [peer for peer in network.alive if peer is not lost]
     leads = until(network, lambda: all(p.core.leader not in (None, lost.id) for p in rest), 2.0)
-    assert leads < (0.6 if hurt == "killed" else 1.9)
+    assert leads < (0.6 if hurt in ("killed", "killed without a word", "reset") else 1.9)
     until(network, lambda: are_agreed(rest), 3.0 - leads)
     assert lost.core.epoch is None or lost.core.epoch.number < rest[0].core.epoch.number  # type: ignore[union-attr]
     network.heal()
@@ -208,66 +216,159 @@ def test_a_host_has_one_peer_at_a_time() -> None:
         network.start(0)
 
 
-def sleepers_and_the_dead() -> None:
-    """Of five, two sleep; the others go on without them, two of those die, and the last is cut off. Then the sleepers
-    wake, and find links that were closed."""
-    network = agreed_cluster(5)
-    for host in (3, 4):
-        network.freeze(host)
-    until(network, lambda: are_agreed([network.peers[h] for h in (0, 1, 2)]), 4.0)
-    network.partition([2])
-    for host in (0, 1):
-        network.kill(host)
-    for host in (3, 4):
-        network.thaw(host)
-    network.run_until(network.now + 6.0)
-    assert [network.peers[h].core.epoch for h in (3, 4)] == [None, None]
+# --- resets -----------------------------------------------------------------------------------------------------------
 
 
-def seceders_and_the_dead() -> None:
-    """Of five, the leader loses sight of two and proposes to go on without them. The other two, who see everyone, die
-    before those two could learn what they had accepted."""
-    network = agreed_cluster(5)
-    assert leader_of(network) is network.peers[0]
-    for host in (3, 4):
-        network.cut(0, host)
-        network.cut(host, 0)
-    until(network, lambda: len(network.peers[0].core.sees) == 2, 2.0)
-    for one in (1, 2):
-        for other in (3, 4):
-            network.cut(one, other)
-    network.run_until(network.now + 0.4)
-    for host in (1, 2):
-        network.kill(host, loses=True)
+def resets() -> None:
+    """Somebody on the path resets the connections between one host and the others, and lets nothing new through."""
+    network = agreed_cluster(4)
+    for other in (1, 2, 3):
+        network.reset(0, other)
+        network.cut(0, other)
+        network.cut(other, 0)
+    rest = [network.peers[host] for host in (1, 2, 3)]
+    until(network, lambda: are_agreed(rest), 1.0)
+    network.run_until(network.now + 5.0)
+    assert network.peers[0].core.epoch is None
     network.heal()
-    network.partition([0])
-    network.run_until(network.now + 6.0)
+    until(network, lambda: network.agreed, 4.0)
 
 
-def test_sleepers_do_not_take_for_dead_those_who_went_on_without_them() -> None:
-    sleepers_and_the_dead()
+def test_a_reset_is_no_death_and_one_side_goes_on_at_most() -> None:
+    resets()
     with broken_law("every closed link is a death"), pytest.raises(RuleBroken, match=r"of one line|split in two"):
-        sleepers_and_the_dead()
+        resets()
 
 
-def test_nobody_leaves_a_companion_behind_before_the_lease_is_over() -> None:
-    seceders_and_the_dead()
-    with broken_law("goes at once"), pytest.raises(RuleBroken, match=r"of one line|split in two"):
-        seceders_and_the_dead()
+def test_who_was_only_reset_is_back_within_a_second() -> None:
+    network = agreed_cluster(4)
+    for other in (1, 2, 3):
+        network.reset(0, other)
+    network.run_until(network.now + 0.1)
+    assert not network.agreed
+    assert until(network, lambda: network.agreed, 2.0) < 1.5
 
 
-@pytest.mark.parametrize(
-    ("seed", "duration"),
-    [
-        (23, 8.0),  # a proposal did not name the dead leader of an epoch in doubt, and was refused for ever
-        (174, 8.0),  # the rule itself forgot those who die after they have accepted
-        (50, 8.0),  # an epoch in doubt handed down a line that had gone on without it
-        (2298, 12.0),  # two groups carried on a line when all of its last epoch were dead
-        (5128, 20.0),  # the second of two links was closed, and that was taken for a death
-    ],
-)
-def test_a_history_that_once_broke_a_rule_no_longer_does(seed: int, duration: float) -> None:
-    assert str(History.violation_of(seed, duration)) == "None"
+def test_a_word_of_death_lets_a_minority_go_on_and_a_lost_machine_does_not() -> None:
+    for word, alone in ((True, True), (False, False)):
+        network = agreed_cluster(3)
+        for host in (0, 1):
+            network.kill(host, word=word)
+        network.run_until(network.now + 4.0)
+        assert (network.peers[2].core.epoch is not None) is alone
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def waits_of(network: SimulatedNetwork, host: int) -> list[str]:
+    """What the latest peer of `host` said that it waits for, as in "host0, host1"."""
+    said = [line for line in network.trace if f"{network.peers[host].id}: waiting: an earlier" in line]
+    return [line.split("in a group with ")[1].split(", which may still")[0] for line in said]
+
+
+def restarted_half(*, word: bool) -> SimulatedNetwork:
+    """Two of four are cut off from the others, killed, and started again with the same disk."""
+    network = agreed_cluster(4)
+    network.partition([0, 1])
+    network.run_until(network.now + 3.0)
+    for host in (2, 3):
+        network.kill(host, word=word)
+    for host in (2, 3):
+        network.start(host)
+    network.run_until(network.now + 6.0)
+    return network
+
+
+@pytest.mark.parametrize("word", [True, False])
+def test_a_half_that_was_cut_off_and_started_again_does_not_go_on_beside_the_other(word: bool) -> None:
+    network = restarted_half(word=word)
+    assert are_agreed([network.peers[host] for host in (0, 1)])
+    assert [network.peers[host].core.epoch for host in (2, 3)] == [None, None]
+    assert waits_of(network, 2) == waits_of(network, 3) == ["host0, host1"]
+    network.heal()
+    until(network, lambda: network.agreed, 4.0)
+    with broken_law("forgets its earlier processes"), pytest.raises(RuleBroken, match="begins a new line beside"):
+        restarted_half(word=word)
+
+
+@pytest.mark.parametrize("told", [[2, 3], [3]])
+def test_it_goes_on_where_a_person_says_who_is_gone_on_one_machine_at_least(told: list[int]) -> None:
+    network = agreed_cluster(4)
+    for host in range(4):
+        network.power_off(host)
+    for host in (2, 3):
+        network.start(host, without=["host0", network.peers[1].id] if host in told else [])
+    until(network, lambda: are_agreed(network.alive), 3.0)
+    assert waits_of(network, told[0]) == []
+
+
+def test_who_is_not_named_is_waited_for() -> None:
+    network = agreed_cluster(4)
+    for host in range(4):
+        network.power_off(host)
+    for host in (2, 3):
+        network.start(host, without=["host0"])
+    network.run_until(network.now + 6.0)
+    assert [peer.core.epoch for peer in network.alive] == [None, None]
+    assert waits_of(network, 2)[-1] == "host1"
+
+
+def test_after_a_power_cut_all_go_on_at_once_and_all_but_one_wait_for_it() -> None:
+    network = agreed_cluster(4)
+    for host in range(4):
+        network.power_off(host)
+    for host in (0, 1, 2):
+        network.start(host)
+    network.run_until(network.now + 5.0)
+    assert [peer.core.epoch for peer in network.alive] == [None, None, None]
+    assert waits_of(network, 0)[-1] == "host3"
+    network.start(3)
+    assert until(network, lambda: network.agreed, 4.0) < 3.0
+
+
+def test_a_run_that_ended_well_binds_nobody() -> None:
+    network = agreed_cluster(4)
+    for host in range(4):
+        network.leave(host)
+        network.run_until(network.now + 0.02)
+    network.run_until(network.now + 1.0)
+    for host in (2, 3):
+        network.start(host)
+    until(network, lambda: are_agreed(network.alive), 3.0)
+
+
+def test_who_leaves_while_others_are_out_of_sight_is_bound_by_what_it_was_in() -> None:
+    network = agreed_cluster(4)
+    network.partition([0, 1])
+    network.run_until(network.now + 3.0)
+    for host in (2, 3):
+        network.leave(host)
+        network.start(host)
+    network.run_until(network.now + 5.0)
+    assert are_agreed([network.peers[host] for host in (0, 1)])
+    assert [network.peers[host].core.epoch for host in (2, 3)] == [None, None]
+
+
+def test_a_machine_whose_disk_was_wiped_is_a_newcomer() -> None:
+    network = agreed_cluster(2)
+    for host in (0, 1):
+        network.power_off(host)
+        network.wipe(host)
+    network.start(1)
+    until(network, lambda: network.agreed, 3.0)
+
+
+def test_a_copied_disk_vouches_for_nobody() -> None:
+    """Host 2 starts with a copy of the disk of host 0, whose process lives, cut off."""
+    network = agreed_cluster(3)
+    network.partition([0])
+    network.kill(1, word=False)
+    network.kill(2, word=False)
+    copy = network.start(2, copy_of=0)
+    network.run_until(network.now + 6.0)
+    assert copy.core.epoch is None
+    assert waits_of(network, 2)[-1] == "host0, host1, host2"
 
 
 def test_two_hundred_random_histories_keep_every_rule() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ringfort.collectives import arrays
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.ops import PremulSum, ReduceOp
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
@@ -23,6 +24,48 @@ def test_a_contiguous_tensor_is_not_copied(dtype: str) -> None:
     flat = as_view(tensors.to_array(tensor)).flat
     assert flat.ctypes.data == tensor.data_ptr()
     assert flat.nbytes == tensor.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_storage_of_a_tensor_can_still_be_resized(dtype: str) -> None:
+    for tensor in (torch.ones(4, dtype=getattr(torch, dtype)), torch.nn.Parameter(torch.ones(4))):
+        as_view(tensors.to_array(tensor))
+        tensor.untyped_storage().resize_(0)  # as FSDP frees parameters
+
+
+SHAPES = {
+    "no elements": lambda: torch.ones(0, 3),
+    "no axes": lambda: torch.tensor(2.0),
+    "transposed": lambda: torch.arange(12.0).view(3, 4).t(),
+    "a part": lambda: torch.arange(12.0).view(3, 4)[:, 1:3],
+    "bools": lambda: torch.tensor([True, False]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("read", [arrays.memory_of, lambda tensor: np.asarray(arrays._Described(tensor))])
+def test_the_memory_of_a_tensor_is_that_of_its_numpy(shape: str, read: Any) -> None:
+    tensor = SHAPES[shape]()
+    memory = read(tensor)
+    assert memory.flags.writeable
+    assert memory.dtype == tensor.numpy().dtype
+    assert memory.tolist() == tensor.tolist()
+    if tensor.numel():
+        assert memory.ctypes.data == tensor.data_ptr()
+        memory.flat[0] = 0
+        assert tensor.flatten()[0] == 0
+
+
+def test_the_memory_of_a_tensor_outlives_it() -> None:
+    array = tensors.to_array(torch.arange(1000.0))
+    torch.zeros(1000)
+    assert array.tolist() == list(range(1000))
+
+
+def test_lazy_signs_and_conjugates_are_resolved() -> None:
+    tensor = torch.full((2,), 1 + 2j, dtype=torch.complex64)
+    assert as_view(tensors.to_array(tensor.conj())).flat.tolist() == [1 - 2j] * 2
+    assert as_view(tensors.to_array(tensor.conj().imag)).flat.tolist() == [-2.0] * 2
 
 
 def test_a_parameter_is_not_copied_either() -> None:

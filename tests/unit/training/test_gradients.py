@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfort import DistributedContext, SimulatedBackend
+from ringfort.backends.group import Group
 from ringfort.collectives import kernels
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.ops import Op, ReduceOp
@@ -54,6 +55,7 @@ class FakeContext:
 
     def __init__(self, meeting: Meeting, rank: int, world_size: int) -> None:
         self.meeting, self.rank, self.world_size = meeting, rank, world_size
+        self.group = Group()
         self.engine = ThreadPoolExecutor(1)
 
     def _meet(self, what: str, thing: Any) -> list[Any]:
@@ -90,7 +92,7 @@ class Watched:
     """A context that also notes which calls were made and how many reductions were under way at once."""
 
     def __init__(self, ctx: Any) -> None:
-        self.ctx, self.rank, self.world_size = ctx, ctx.rank, ctx.world_size
+        self.ctx, self.rank, self.world_size, self.group = ctx, ctx.rank, ctx.world_size, ctx.group
         self.calls: list[str] = []
         self.under_way = self.most_under_way = 0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,9 +23,11 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport import door as door_module
+from ringfort.transport.admission import MAX_WAITING
 from ringfort.transport.channel import Channel
 from ringfort.transport.door import Arrival, Door
-from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Ready, Refused
+from ringfort.transport.frames import PROTOCOL_VERSION
+from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening
 from ringfort.transport.records import LENGTH
 from ringfort.transport.tcp import listen
@@ -44,9 +48,13 @@ class Street:
     def call(self, words: bytes = b"") -> socket.socket:
         """Somebody who connects and says `words`."""
         sock = socket.create_connection(self.door.address, timeout=5)
-        self._sockets.append(sock)
+        self.keep(sock)
         sock.sendall(words)
         return sock
+
+    def keep(self, sock: socket.socket) -> None:
+        """Closes `sock` in the end."""
+        self._sockets.append(sock)
 
     def visit(
         self, purpose: Greeting = JOIN, credentials: Credentials | None = None, *, encryption: str = "on"
@@ -160,7 +168,7 @@ def test_an_opening_in_single_bytes_is_heard_and_not_a_byte_more_is_read(street:
 # --- strays -----------------------------------------------------------------------------------------------------------
 
 
-def preamble(version: int = 1, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
+def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
     return PREAMBLE.pack(MAGIC, version, mode, 0, network_id)
 
 
@@ -178,7 +186,7 @@ def wrong_third_message() -> bytes:
         (preamble() + bytes(48), "does not know this cluster's secret"),
         (wrong_third_message(), "does not know this cluster's secret"),
         (bytes(Opening(member(), JOIN).outgoing) + b"\xff\xff\xff\xff", "claims 4294967295 bytes"),
-        (preamble(version=99), "version 99, this side 1"),
+        (preamble(version=99), f"version 99, this side {PROTOCOL_VERSION}"),
         (preamble(mode=PLAIN, network_id=bytes(16)), "its encryption is off, here it is on"),
         (preamble(network_id=bytes(16)), "belongs to another cluster than this side, which is in 'lab'"),
     ],
@@ -201,8 +209,8 @@ def test_a_plain_door_drops_what_is_no_greeting_and_what_is_too_long() -> None:
     plain = preamble(mode=PLAIN, network_id=bytes(16))
     street.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
     assert "cannot be read" in street.turned_away()
-    street.call(plain + LENGTH.pack(MAX_GREETING + 1))
-    assert str(MAX_GREETING + 1) in street.turned_away(2)
+    street.call(plain + LENGTH.pack(MAX_PURPOSE + 1))
+    assert str(MAX_PURPOSE + 1) in street.turned_away(2)
     street.close()
 
 
@@ -223,7 +231,7 @@ def test_another_version_is_told_why(street: Street) -> None:
     opening = Opening(member(), JOIN, version=7)
     sock = street.call(bytes(opening.outgoing))
     street.turned_away()
-    with pytest.raises(VersionMismatchError, match="version 1, this side 7"):
+    with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side 7"):
         opening.feed(sock.recv(opening.wants))
 
 
@@ -272,6 +280,79 @@ def test_the_oldest_stranger_makes_room_for_a_new_one(street: Street, monkeypatc
     visit.result()
     assert "too many strangers" in street.turned_away()
     assert strangers[0].recv(1) == b""
+
+
+@pytest.mark.parametrize("kind", ["silent, the same address", "half an opening, another address"])
+def test_a_member_whose_answer_takes_long_keeps_its_place_in_a_flood(street: Street, kind: str) -> None:
+    """Between its first message and its third, four times as many come as there are places."""
+    words = b"" if "silent" in kind else bytes(Opening(impostor(), JOIN).outgoing)
+    source = ("127.0.0.1" if "the same" in kind else "127.0.0.2", 0)
+
+    def flood() -> None:
+        for _ in range(2 * MAX_WAITING):
+            sock = socket.create_connection(street.door.address, timeout=5, source_address=source)
+            street.keep(sock)
+            sock.sendall(words)
+            assert street.door.wait(time.monotonic())[0] == []
+
+    flood()
+    opening = Opening(member(), JOIN)
+    sock = street.call(bytes(opening.outgoing))
+    opening.outgoing.clear()
+    flood()
+    while not opening.outgoing:
+        opening.feed(sock.recv(opening.wants))
+    flood()
+    sock.sendall(opening.outgoing)
+    [arrival] = street.arrivals()
+    assert arrival.said == JOIN
+
+
+class Full(socket.socket):
+    """A listening socket whose process has no descriptor left. Counts how often it was asked."""
+
+    asked = 0
+    is_full = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        if self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    slept: list[float] = []
+    monkeypatch.setattr(door_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    listener = Full(fileno=listen("127.0.0.1", 0).detach())
+    door = Door(listener, HOST)
+    select = door._selector.select
+
+    def sleep(seconds: float) -> object:
+        found = select(0)
+        if not found:  # nothing to do until then
+            slept.append(seconds)
+            now[0] += seconds
+        return found
+
+    monkeypatch.setattr(door._selector, "select", sleep)
+    with socket.create_connection(door.address, timeout=5) as caller, caplog.at_level(logging.WARNING):
+        while now[0] < 1002:
+            assert door.wait(1002) == ([], [])
+        assert listener.asked == 20
+        assert len(slept) == 20
+        assert len(caplog.records) == 1
+        where = f"127.0.0.1:{door.address[1]}"
+        assert f"cannot accept connections at {where}: Too many open files; raise the limit with" in caplog.text
+        listener.is_full = False
+        while not door._waiting:
+            door.wait(1010)
+        assert now[0] < 1003
+        assert door._waiting[next(iter(door._waiting))].address == address_of(caller)
+    door.close()
 
 
 def test_a_stranger_that_speaks_while_it_makes_room_is_no_problem(

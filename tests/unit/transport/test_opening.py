@@ -24,13 +24,13 @@ from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import greeting
 from ringfort.transport.ciphers import CIPHERS, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.greeting import MAX_GREETING, Greeting, Join, Meet, Ready, Refused
+from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Meet, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening, sealed
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
 from tests.openings import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
 
 ALICE, BOB = member(), member()
-MOST_WANTED = MAX_GREETING + MAX_PROOF_BYTES + 200
+MOST_WANTED = MAX_PURPOSE + MAX_PROOF_BYTES + 200
 """Bytes: more than anything that may be waited for before somebody has proved who they are."""
 
 purposes = st.one_of(
@@ -314,7 +314,7 @@ def test_purpose_names_and_keys_travel_only_inside() -> None:
 preambles = st.builds(
     PREAMBLE.pack,
     st.sampled_from([MAGIC, MAGIC, MAGIC, b"RGFX"]),
-    st.sampled_from([PROTOCOL_VERSION, PROTOCOL_VERSION, PROTOCOL_VERSION, 0, 2]),
+    st.sampled_from([PROTOCOL_VERSION, PROTOCOL_VERSION, PROTOCOL_VERSION, 0, PROTOCOL_VERSION + 1]),
     st.sampled_from([PLAIN, NOISE, NOISE, 2, 255]),
     st.sampled_from([0, 0, 0, 1]),
     st.sampled_from([CLUSTER.network_id, CLUSTER.network_id, bytes(16)]),
@@ -335,7 +335,7 @@ openings = st.sampled_from(
 @given(openings, st.one_of(pieces, st.tuples(preambles, pieces).map(b"".join)), st.integers(1, 300))
 @example(lambda: Opening(ALICE), b"GET / HTTP/1.1\r\n", 100)
 @example(lambda: Opening(ALICE), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 1)  # TLS
-@example(lambda: Opening(None), MAGIC + b"\x01\0\0\0" + bytes(16) + b"\xff\xff\xff\xff", 100)
+@example(lambda: Opening(None), MAGIC + bytes((PROTOCOL_VERSION, 0, 0, 0)) + bytes(16) + b"\xff\xff\xff\xff", 100)
 def test_garbage_is_a_typed_error_or_waits_for_a_little_more(
     make: Callable[[], Opening], data: bytes, cut: int
 ) -> None:
@@ -364,7 +364,7 @@ def test_a_third_message_that_cannot_be_is_refused_before_it_is_read(length: int
     assert isinstance(responder.error, ProtocolError)
 
 
-@pytest.mark.parametrize("length", [MAX_GREETING + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [MAX_PURPOSE + 1, 2**32 - 1])
 def test_a_plain_purpose_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
     responder = Side(Opening(None))
     responder.listen(Opening(None, PURPOSE).outgoing + LENGTH.pack(length))

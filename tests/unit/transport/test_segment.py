@@ -53,6 +53,13 @@ def test_once_settled_nobody_else_can_open_it_and_nothing_is_left(kind: str, tmp
         segment.close()
 
 
+@needs_memfd
+def test_memory_without_a_name_is_for_its_owner_alone() -> None:
+    ours = Segment.create(SIZE)
+    assert Path(ours.offer.path).stat().st_mode & 0o7777 == 0o600
+    ours.close()
+
+
 def test_a_file_is_for_its_owner_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "_HAS_MEMFD", False)
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))

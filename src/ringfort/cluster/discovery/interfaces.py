@@ -171,6 +171,14 @@ def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:
     return tuple(found)
 
 
+def is_on_link(address: str, choice: Choice) -> bool:
+    """Whether `address` is a neighbour's: in a network of a chosen interface, or link-local IPv6, which stays on its
+    wire. An IPv4 link-local address must be in a network that this machine has: 169.254.169.254 is a cloud's service.
+    """
+    ip = parse_ip(address)
+    return ip is not None and ((ip.version == 6 and ip.is_link_local) or choice.interface_of(address) is not None)
+
+
 def parse_ip(text: str) -> IPAddress | None:
     """An address with or without a scope; None for what is none."""
     try:

@@ -2,7 +2,9 @@
 
 What is public is in the name of the service: the network id, so that other clusters are passed over unasked, and a
 token that is new in every process. There are also a port and addresses, and nothing else: no host name, no identity.
-Whoever wants may announce such names; what is heard is only an address to try, and the handshake decides.
+Whoever wants may announce such names; what is heard is only an address to try, and the handshake decides. Only
+addresses on a network of this machine are tried: multicast reaches no further, and a stranger must not be able to have
+all peers of a cluster connect to whatever machine on the internet it names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, Final, cast
 from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from ringfort.cluster.discovery.interfaces import Choice, reachable
+from ringfort.cluster.discovery.interfaces import Choice, is_on_link, reachable
 
 SERVICE: Final = "_ringfort._tcp.local."
 TOKEN_BYTES: Final = 8
@@ -53,6 +55,12 @@ class Trouble:
     interface: str = ""
 
 
+_OFF_LINK: Final = Trouble(
+    "a peer is announced at addresses that are on no network of this machine; they are not tried",
+    "if it is one of yours, name it with --peer",
+)
+
+
 class MdnsDiscovery:
     """Announces this process and listens for the others, in the running asyncio loop.
 
@@ -80,6 +88,8 @@ class MdnsDiscovery:
         self._browser: AsyncServiceBrowser | None = None
         self._others: set[str] = set()
         """The names of peers of other clusters that announce themselves here, at most `MAX_HEARD`."""
+        self.off_link = 0
+        """Addresses that were announced and are on no network of this machine. They are not tried."""
         self._heard: set[str] = set()
         self._said: set[Trouble] = set()
         self._turn = asyncio.Lock()
@@ -206,7 +216,11 @@ class MdnsDiscovery:
         if not answered:
             self._heard.discard(token)  # it keeps no place that another may need
             return
-        addresses = reachable(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES], self._choice)
+        usable = reachable(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES], self._choice)
+        addresses = tuple(address for address in usable if is_on_link(address, self._choice))
+        self.off_link += len(usable) - len(addresses)
+        if usable and not addresses:
+            self._say(_OFF_LINK)
         if addresses and info.port:
             self._on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
 

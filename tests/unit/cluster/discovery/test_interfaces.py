@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfort.cluster.discovery.interfaces import MAX_ADDRESSES, Interface, choose, parse_ip, reachable, route
+from ringfort.cluster.discovery.interfaces import (
+    MAX_ADDRESSES,
+    Interface,
+    choose,
+    is_on_link,
+    parse_ip,
+    reachable,
+    route,
+)
 from ringfort.cluster.kinds import LinkKind
 from ringfort.errors import ConfigError
 
@@ -163,6 +171,30 @@ def test_addresses_that_a_peer_tells_are_made_usable_here() -> None:
     assert reachable(["fe80::7%elsewhere"], choice) == ()
     assert reachable(["127.0.0.1", "0.0.0.0", "224.0.0.251", "::1", "a name", ""], choice) == ()
     assert reachable(["127.0.0.1", "127.0.1.1"], choose([LO])) == ("127.0.0.1",)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("10.0.0.1", True),
+        ("10.0.1.1", False),
+        ("8.8.8.8", False),
+        ("169.254.169.254", False),
+        ("2001:4860:4860::8888", False),
+        ("2001:db8:0:1::7", True),
+        ("fe80::7%enp3s0", True),
+        ("127.0.0.1", False),
+        ("a name", False),
+    ],
+)
+def test_only_neighbours_are_on_the_link(address: str, expected: bool) -> None:
+    card = replace(CARD, addresses=("10.0.0.20", "2001:db8:0:1::20"), prefixes=(24, 64))
+    assert is_on_link(address, choose([LO, card])) is expected
+
+
+def test_loopback_is_on_the_link_where_it_is_what_is_used() -> None:
+    assert is_on_link("127.0.0.1", choose([LO]))
+    assert not is_on_link("8.8.8.8", choose([LO]))
 
 
 def test_a_machine_without_any_interface_is_refused_with_the_fix() -> None:

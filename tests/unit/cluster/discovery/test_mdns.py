@@ -8,7 +8,7 @@ import secrets
 from typing import Any
 
 import pytest
-from zeroconf import ServiceStateChange
+from zeroconf import ServiceInfo, ServiceStateChange
 
 from ringfort.cluster.discovery import mdns
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
@@ -74,6 +74,38 @@ def test_two_of_one_network_hear_each_other_on_loopback_and_say_goodbye() -> Non
         assert (one.troubles, two.troubles) == ([], [])
 
     asyncio.run(scene())
+
+
+class Liar(Recorder):
+    """Somebody who has heard the public name of the network and announces what it likes."""
+
+    def __init__(self, token: str, network: bytes, addresses: list[str]) -> None:
+        super().__init__(token, network, 53)
+        self._lies = addresses
+
+    def _info(self) -> ServiceInfo:
+        info = super()._info()
+        return ServiceInfo(SERVICE, info.name, port=53, server=info.server, parsed_addresses=self._lies)
+
+
+def test_an_address_that_is_on_no_network_of_this_machine_is_not_told_and_is_counted() -> None:
+    async def scene() -> None:
+        network = secrets.token_bytes(16)
+        one = Recorder("1" * 16, network)
+        troubles: asyncio.Queue[Trouble] = asyncio.Queue()
+        one._on_trouble = troubles.put_nowait
+        liars = [Liar("2" * 16, network, ["8.8.8.8"]), Liar("3" * 16, network, ["8.8.8.8", "9.9.9.9", "127.0.0.1"])]
+        await one.start(LOOPBACK)
+        for liar in liars:
+            await liar.start(LOOPBACK)
+        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("3" * 16, ("127.0.0.1",), 53)
+        trouble = await asyncio.wait_for(troubles.get(), 10)
+        await asyncio.gather(one.close(), *(liar.close() for liar in liars))
+        assert one.heard.empty()
+        assert one.off_link == 3
+        assert trouble.fix == "if it is one of yours, name it with --peer"
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
 
 
 @pytest.mark.parametrize(

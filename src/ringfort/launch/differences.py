@@ -1,0 +1,121 @@
+"""Whether all machines were asked to run the same: which of them differs, and in what. Pure.
+
+Another script, other arguments, `--nodes` or `--max-restarts` are mistakes, and end the run. Another content of the
+script or another version may be meant, and is a warning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ringfort.launch.blame import MAX_LINE_BYTES, Failure
+from ringfort.launch.messages import Ticket
+
+EXIT_USAGE: Final = 2
+"""The exit code where the machines were started with different commands."""
+MAX_SHOWN: Final = 100
+"""Characters of the arguments of one machine in an error."""
+
+_MUST_AGREE: Final[tuple[tuple[str, Callable[[Ticket], object]], ...]] = (
+    ("script", lambda ticket: ticket.script),
+    ("arguments", lambda ticket: f"{ticket.arguments_digest} {ticket.arguments}"),
+    ("--nodes", lambda ticket: ticket.nodes),
+    ("--max-restarts", lambda ticket: ticket.max_restarts),
+)
+_SHOULD_AGREE: Final[tuple[tuple[str, Callable[[Ticket], object]], ...]] = (
+    ("Ringfort", lambda ticket: ticket.version),
+    ("Python", lambda ticket: ticket.python),
+    ("--patience", lambda ticket: f"{ticket.patience:g}"),
+)
+
+
+def mistake(tickets: Mapping[str, Ticket]) -> Failure | None:
+    """What must be the same and is not, by peer. The first such thing: the others often follow from it."""
+    for what, value_of in _MUST_AGREE:
+        groups = _groups(tickets, value_of)
+        if len(groups) > 1:
+            shown = _arguments(list(groups)) if what == "arguments" else [str(value) for value in groups]
+            why = f"{_told_apart(what, shown, list(groups.values()))}. Type the same command on every machine"
+            return Failure("", EXIT_USAGE, why=_cut(why), is_final=True)
+    return None
+
+
+def warnings(tickets: Mapping[str, Ticket]) -> tuple[str, ...]:
+    """What differs and may be meant, by peer, a line for each thing."""
+    found: list[str] = []
+    copies = _groups({peer: t for peer, t in tickets.items() if t.script_digest}, lambda ticket: ticket.script_digest)
+    if len(copies) > 1:
+        latest = {digest: max(t.modified for t in tickets.values() if t.script_digest == digest) for digest in copies}
+        shown = [f"changed {_moment(latest[str(digest)])}" for digest in copies]
+        script = next(iter(tickets.values())).script
+        found.append(f"warning: {_told_apart(f'copy of {script}', shown, list(copies.values()))}")
+    for what, value_of in _SHOULD_AGREE:
+        groups = _groups(tickets, value_of)
+        if len(groups) > 1:
+            found.append(
+                f"warning: {_told_apart(what, [str(value or 'unknown') for value in groups], list(groups.values()))}"
+            )
+    return tuple(_cut(line) for line in found)
+
+
+def most_nodes(ticket: Ticket) -> int:
+    """The most machines that this launcher was told to wait for."""
+    most = ticket.nodes.rpartition(":")[2]
+    return int(most) if most.isascii() and most.isdigit() else 1
+
+
+def machine_names(tickets: Mapping[str, Ticket]) -> dict[str, str]:
+    """A name for each peer: its host's, with a part of its id where two hosts have one name."""
+    hosts = [ticket.host for ticket in tickets.values()]
+    return {
+        peer: ticket.host if hosts.count(ticket.host) == 1 else f"{ticket.host} ({peer.rpartition('.')[2][:4]})"
+        for peer, ticket in tickets.items()
+    }
+
+
+def listed(names: Sequence[str]) -> str:
+    """Such as `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _groups(tickets: Mapping[str, Ticket], value_of: Callable[[Ticket], object]) -> dict[object, list[str]]:
+    """The machines by value, the most common value first."""
+    names = machine_names(tickets)
+    groups: dict[object, list[str]] = {}
+    for peer in sorted(tickets, key=lambda peer: (names[peer], peer)):
+        groups.setdefault(value_of(tickets[peer]), []).append(names[peer])
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def _told_apart(what: str, values: Sequence[str], machines: Sequence[Sequence[str]]) -> str:
+    if len(values) == 2 and len(machines[0]) > len(machines[1]):
+        verb = "has" if len(machines[1]) == 1 else "have"
+        other = "other" if what == "arguments" else "another"
+        return (
+            f"{listed(machines[1])} {verb} {other} {what} than {listed(machines[0])}: "
+            f"{values[1] or 'none'}, not {values[0] or 'none'}"
+        )
+    each = "; ".join(f"{value or 'none'} on {listed(names)}" for value, names in zip(values, machines, strict=True))
+    return f"the machines differ in {what if what.startswith('--') else f'their {what}'}: {each}"
+
+
+def _arguments(values: Sequence[object]) -> list[str]:
+    """The arguments of each, from shortly before where they first differ if they are long."""
+    texts = [str(value).partition(" ")[2] for value in values]
+    if max(map(len, texts)) <= MAX_SHOWN:
+        return texts
+    same = next(
+        (i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
+    )
+    begin = texts[0].rfind(" ", 0, max(0, same - MAX_SHOWN // 4)) + 1
+    return [("... " if begin else "") + _cut(text[begin:], MAX_SHOWN) for text in texts]
+
+
+def _cut(text: str, most: int = MAX_LINE_BYTES) -> str:
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,166 @@
+"""`Drawing`: what a rank's stream would show in a terminal, so that progress bars are shown as they are meant. Pure.
+
+A carriage return draws the current row anew. Programs with several bars also move the cursor down with a line feed and
+up again with an escape code; those codes mean nothing on a screen that ranks share, so they are followed here and not
+passed on. Everything else is: colours, and bytes that are no text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from ringfort.children import MAX_LINE_BYTES
+
+GRACE_SECONDS: Final = 0.25
+"""How long a bar that was left by a line feed may still be returned to. A program with several bars does so at once,
+but may write the two movements separately."""
+MAX_LIVE_BYTES: Final = 4096
+"""Of a row that is still drawn, for those who show it: more than a terminal is wide."""
+MAX_ROWS: Final = 64
+"""Rows that may be returned to."""
+_MAX_ESCAPE: Final = 32
+"""Bytes of an escape code that has not come whole; what is longer is none."""
+
+_TOKEN: Final = re.compile(rb"\r|\n|\x1b\[([0-?]*)[ -/]*([@-~])")
+_INCOMPLETE: Final = re.compile(rb"\x1b(\[[0-?]*[ -/]*)?\Z")
+_COLOUR: Final = re.compile(rb"\x1b\[[0-?]*m")
+
+
+class Row(NamedTuple):
+    """One row, without its end."""
+
+    text: bytes
+    is_bar: bool
+    """It was drawn over itself."""
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing to see in it."""
+        return not _COLOUR.sub(b"", self.text).strip()
+
+
+class _Live:
+    """A row that may still change."""
+
+    __slots__ = ("is_bar", "left_at", "text")
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.is_bar = False
+        self.left_at = 0.0
+
+    def row(self) -> Row:
+        return Row(bytes(self.text), self.is_bar)
+
+
+class Drawing:
+    """One stream of one rank."""
+
+    def __init__(self) -> None:
+        self._rows = [_Live()]
+        self._cursor = 0
+        self._is_fresh = False
+        """The next text replaces what is in the row."""
+        self._rest = b""
+        """The beginning of an escape code."""
+
+    def feed(self, now: float, data: bytes) -> list[Row]:
+        """The rows that `data` completes."""
+        data = self._rest + data
+        incomplete = _INCOMPLETE.search(data, max(0, len(data) - _MAX_ESCAPE))
+        self._rest = b"" if incomplete is None else data[incomplete.start() :]
+        data = data[: len(data) - len(self._rest)]
+        found: list[Row] = []
+        if self._is_plain and b"\r" not in data and b"\x1b" not in data:
+            # Ordinary lines, perhaps very many: no need to look at each.
+            *lines, data = data.split(b"\n")
+            if lines:
+                found = [Row(bytes(self._rows[0].text) + lines[0], False), *(Row(line, False) for line in lines[1:])]
+                self._rows = [_Live()]
+        at = 0
+        for token in _TOKEN.finditer(data):
+            if token.start() > at:
+                self._write(data[at : token.start()])
+            at = token.end()
+            match token[0], token[2]:
+                case b"\r", _:
+                    self._is_fresh = True
+                case b"\n", _:
+                    self._line_feed(now)
+                    found += self.finished(now)
+                case code, b"m":
+                    self._write(code)
+                case _, letter:
+                    self._move(letter, token[1])
+        if at < len(data):
+            self._write(data[at:])
+        row = self._rows[self._cursor]
+        if len(row.text) > MAX_LINE_BYTES:
+            found.append(row.row())
+            row.text.clear()
+        return found
+
+    @property
+    def _is_plain(self) -> bool:
+        return len(self._rows) == 1 and not self._is_fresh and not self._rows[0].is_bar
+
+    def finished(self, now: float) -> list[Row]:
+        """The rows that have become final by now."""
+        found: list[Row] = []
+        while self._cursor and self._is_final(now):
+            self._cursor -= 1
+            found.append(self._rows.pop(0).row())
+        return [row for row in found if not (row.is_bar and row.is_blank)]
+
+    def _is_final(self, now: float) -> bool:
+        """Whether the first row, which the cursor has left, will not be returned to."""
+        left = self._rows[: self._cursor]
+        # Who writes lines of text after a bar has done with it.
+        return any(not row.is_bar for row in left) or now - left[0].left_at >= GRACE_SECONDS or len(left) > MAX_ROWS
+
+    def live(self) -> list[Row]:
+        """The rows that may still change and show something, from above."""
+        rows = (Row(bytes(live.text[:MAX_LIVE_BYTES]), live.is_bar) for live in self._rows)
+        return [row for row in rows if not row.is_blank]
+
+    def end(self) -> list[Row]:
+        """The stream has ended: what is left."""
+        if self._rest:
+            self._write(self._rest)
+        rows = [live.row() for live in self._rows]
+        done = rows[: self._cursor]
+        left = [row for row in rows[self._cursor :] if row.text]
+        self._rows, self._cursor, self._is_fresh, self._rest = [_Live()], 0, False, b""
+        return [row for row in (*done, *left) if not (row.is_bar and row.is_blank)]
+
+    def _write(self, text: bytes) -> None:
+        row = self._rows[self._cursor]
+        if self._is_fresh:
+            row.text.clear()
+            row.is_bar, self._is_fresh = True, False
+        row.text += text
+
+    def _line_feed(self, now: float) -> None:
+        self._rows[self._cursor].left_at = now
+        self._cursor += 1
+        # In a row that is there already the next text draws anew; after CR LF it does not.
+        self._is_fresh = self._cursor < len(self._rows)
+        if not self._is_fresh:
+            self._rows.append(_Live())
+
+    def _move(self, letter: bytes, argument: bytes) -> None:
+        number = int(argument) if argument.isdigit() else 0
+        match letter:
+            case b"A" | b"F":
+                self._cursor, self._is_fresh = max(0, self._cursor - max(1, min(number, MAX_ROWS))), True
+            case b"B" | b"E":
+                self._cursor = min(len(self._rows) - 1, self._cursor + max(1, min(number, MAX_ROWS)))
+                self._is_fresh = True
+            case b"K" if number == 2 or self._is_fresh:
+                self._rows[self._cursor].text.clear()
+            case b"J":
+                for row in self._rows[self._cursor + (0 if self._is_fresh else 1) :]:
+                    row.text.clear()
+            case _:
+                pass

@@ -1,0 +1,76 @@
+"""Acting when an object is gone, without a line of Python in the thread that lets it go.
+
+`__del__` and the callbacks of weak references run at any bytecode of any thread, perhaps under a lock, and Python
+swallows what is raised in them: also a Ctrl-C, whose signal may have come during the collection that calls them. So
+what is called here is written in C: it starts a thread, and the thread acts.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any, Final, Generic, TypeVar
+from weakref import ref
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Farewell(ref[Any]):
+    """A weak reference that has something done when its object is gone, unless it is called off before."""
+
+    __slots__ = ("start",)
+
+    start: Callable[[], object]
+
+    def call_off(self) -> None:
+        """Nothing is done. May be called twice."""
+        _waiting.discard(self)
+        self.start = bool  # what was to be done is not kept any longer
+
+
+_waiting: Final[set[Farewell]] = set()
+"""They must live until their objects are gone."""
+os.register_at_fork(after_in_child=_waiting.clear)  # what they would do is the parent's business
+
+_start: Final = methodcaller("start")
+
+
+class WeakKeys(Generic[K, V]):
+    """What `weakref.WeakKeyDictionary` does, without Python code when a key is gone."""
+
+    def __init__(self) -> None:
+        self._values: dict[ref[K], V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        return self._values[ref(key)]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._values[ref(key, self._values.__delitem__)] = value
+
+    def __delitem__(self, key: K) -> None:
+        del self._values[ref(key)]
+
+    def get(self, key: K) -> V | None:
+        """The value, or None."""
+        return self._values.get(ref(key))
+
+    def setdefault(self, key: K, value: V) -> V:
+        """The value, which is `value` if there was none."""
+        return self._values.setdefault(ref(key, self._values.__delitem__), value)
+
+
+def when_gone(item: object, action: Callable[[], object]) -> Farewell:
+    """Has `action`, which must not hold `item`, run in a thread of its own once `item` is gone."""
+    farewell = Farewell(item, _start)
+    farewell.start = partial(_thread.start_new_thread, _act, (farewell.call_off, action))
+    _waiting.add(farewell)
+    return farewell
+
+
+def _act(forget: Callable[[], None], action: Callable[[], object]) -> None:
+    forget()
+    action()

@@ -1,0 +1,80 @@
+"""`AutoDiscoveryBackend` and `join`, without a network: how many there must be, and what the environment says."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+import ringfort
+from ringfort.cluster import backend as module
+from ringfort.cluster.backend import AutoDiscoveryBackend
+from ringfort.config import AutoDiscoveryConfig, DistributedConfig
+from ringfort.errors import RendezvousTimeoutError
+
+
+class Leaving:
+    """A backend some of whose peers leave between the two phases: worlds of these sizes are established."""
+
+    def __init__(self, *worlds: int) -> None:
+        self.worlds = list(worlds)
+        self.world_size = 1
+        self.waited: list[int] = []
+
+    def wait_for_peers(self, n: int, timeout: float) -> None:
+        assert timeout <= 5.0
+        self.waited.append(n)
+        if not self.worlds:
+            raise RendezvousTimeoutError("waiting for 2 other peers", 5.0)
+
+    def establish_ring(self, timeout: float) -> None:
+        assert timeout <= 5.0
+        self.world_size = self.worlds.pop(0)
+
+
+def test_a_ring_that_lost_a_peer_while_it_was_formed_is_not_taken() -> None:
+    backend = Leaving(2, 1, 4)
+    AutoDiscoveryBackend.join_group(cast("Any", backend), 2, 5.0)
+    assert (backend.world_size, backend.waited) == (4, [2, 2, 2])
+
+
+def test_who_stays_away_until_the_end_is_waited_for_until_the_end() -> None:
+    with pytest.raises(RendezvousTimeoutError):
+        AutoDiscoveryBackend.join_group(cast("Any", Leaving(2)), 2, 5.0)
+
+
+class Recorder:
+    """In place of the backend that `join` makes."""
+
+    def __init__(self, config: AutoDiscoveryConfig, *, group: DistributedConfig, encryption: str | None) -> None:
+        made.append((config, group))
+
+    def join_group(self, min_peers: int, timeout: float) -> None:
+        raise RuntimeError("far enough")
+
+    def close(self) -> None:
+        pass
+
+
+made: list[tuple[AutoDiscoveryConfig, DistributedConfig]] = []
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], **keywords: Any) -> tuple[float, float, str]:
+    """Seconds to meet in, seconds of a call, and whether memory is shared."""
+    monkeypatch.setattr(module, "AutoDiscoveryBackend", Recorder)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match="far enough"):
+        ringfort.join(**keywords)
+    config, group = made.pop()
+    return config.timeout, group.timeout, group.shared_memory
+
+
+def test_join_does_as_the_environment_says_where_nothing_else_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = DistributedConfig()
+    assert joined(monkeypatch, {}) == (30.0, usual.timeout, "on")
+    assert joined(monkeypatch, {"RINGFORT_TIMEOUT": "7", "RINGFORT_SHM": "off"}) == (7.0, 7.0, "off")
+    assert joined(monkeypatch, {}, timeout=3.0) == (3.0, 7.0, "off")
+    assert joined(monkeypatch, {}, group=DistributedConfig(timeout=4.0)) == (7.0, 4.0, "off")
+    off = DistributedConfig(shared_memory="off")
+    assert joined(monkeypatch, {"RINGFORT_SHM": "on"}, group=off) == (7.0, 7.0, "off")
