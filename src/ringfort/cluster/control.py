@@ -135,7 +135,8 @@ class Control:
         try:
             self._store.open()
             # Before the core hears of anything or anybody: the disk may be slow, and nothing must be founded meanwhile.
-            self._do(self.core.recall(clock(), await _in_thread(self._store.recalled)))
+            recalled = await _in_thread(self._store.recalled)
+            self._do(self.core.recall(clock(), recalled))
             self.entrance.open(choice.addresses, config.port)
             own = this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
             self.speeds.describe(replace(own, program=config.program, started=clock()))

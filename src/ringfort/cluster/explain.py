@@ -25,7 +25,9 @@ def view_peers(control: Control) -> tuple[PeerView, ...]:
     hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version, setup.config.run)}
     hellos.update({contact.peer: contact.hello for contact in core.contacts if contact.hello is not None})
     views = [_view(control, peer, hello) for peer, hello in hellos.items()]
-    return tuple(sorted(views, key=lambda view: (not view.is_member, view.ranks, not view.is_self, view.peer)))
+    return tuple(
+        sorted(views, key=lambda view: (not view.is_member, view.run, view.ranks, not view.is_self, view.peer))
+    )
 
 
 def _view(control: Control, peer: str, hello: Hello) -> PeerView:

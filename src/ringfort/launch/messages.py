@@ -10,8 +10,6 @@ from ringfort.errors import ProtocolError
 from ringfort.launch.blame import MAX_LINE_BYTES, Failure
 from ringfort.launch.options import MAX_RESTARTS
 
-TOPIC: Final = "ringfort.run"
-"""Of the notes that carry these."""
 MAX_ARGUMENTS: Final = 2048
 """Characters of a program's arguments that are shown; a digest stands for all of them."""
 
@@ -107,6 +105,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 LauncherMessage = Ticket | Running | Offer | Ready | Go | Done | Failed
 
 _decoder: msgspec.msgpack.Decoder[LauncherMessage] = msgspec.msgpack.Decoder(LauncherMessage)
+
+
+def topic_of(run: str) -> str:
+    """Of the notes that carry these: notes go to all in sight, and those of another run are not for this one."""
+    return f"ringfort.run/{run}"
 
 
 def encode(message: LauncherMessage) -> bytes:

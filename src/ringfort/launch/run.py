@@ -35,7 +35,7 @@ from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
 from ringfort.launch.blame import Failure, first
 from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
-from ringfort.launch.messages import TOPIC, Place, decode, encode
+from ringfort.launch.messages import Place, decode, encode, topic_of
 from ringfort.launch.options import RunOptions
 from ringfort.launch.place import interface_towards, open_place
 from ringfort.launch.ranks import MachineRanks, Program
@@ -99,6 +99,7 @@ class _Launcher:
             self._open_place,
             options.run_name,
         )
+        self._topic = topic_of(options.run_name)
         self._names: dict[str, str] = {}
         self._listener: socket.socket | None = None
         self._is_over = False
@@ -203,7 +204,7 @@ class _Launcher:
                 if not agreement.has_started and not agreement.failures:
                     self._say(f"{name} is gone: {why}")
                 self._names.pop(peer, None)
-            case Noted(peer=peer, topic=topic, body=body) if topic == TOPIC:
+            case Noted(peer=peer, topic=topic, body=body) if topic == self._topic:
                 try:
                     self._do(agreement.received(time.monotonic(), peer, decode(body)))
                 except ProtocolError as exc:
@@ -255,7 +256,7 @@ class _Launcher:
             match instruction:
                 case Tell(message=message, peer=peer):
                     if self._node is not None:
-                        self._node.tell(TOPIC, encode(message), peer)
+                        self._node.tell(self._topic, encode(message), peer)
                 case Hold(holding=holding):
                     if self._node is not None:
                         self._node.hold(holding)
