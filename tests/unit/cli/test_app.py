@@ -37,7 +37,20 @@ COMMANDS = {
     "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
     "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
-    "run": {"-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout", "--restart-without"},
+    "run": {
+        "-n",
+        "--local",
+        "--nodes",
+        "-m",
+        "--module",
+        "--peer",
+        "--interface",
+        "--timeout",
+        "--restart-without",
+        "--name",
+        "--patience",
+        "--max-restarts",
+    },
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
 
