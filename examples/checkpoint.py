@@ -2,13 +2,20 @@
 
     ringfort run -n 2 examples/checkpoint.py --folder /tmp/run1
 
-On several machines the folder must be one that all of them see. Any number of ranks may resume: torch shards anew.
-As https://docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html has it.
+On several machines the folder must be one that all of them see; that is checked at the start. Machines without one use
+`--rank0`: rank 0 collects the whole state, writes it into its own folder, and hands it out again.
+
+    ringfort run --nodes 2 examples/checkpoint.py --rank0 --folder run1
+
+Any number of ranks may resume: torch shards anew. As
+https://docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html has it.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
+import secrets
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +25,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from language import Text, Transformer, loss_of
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -47,10 +60,89 @@ class Training(Stateful):
         self.step = state_dict["step"]
 
 
-def newest(folder: Path) -> Path | None:
-    """The last checkpoint that is whole: torch writes `.metadata` when everything else is there."""
-    whole = [path.parent for path in folder.glob("step-*/.metadata")]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+class Sharded:
+    """Every rank writes and reads its own shards, in a folder that all ranks see."""
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        self.folder = folder
+        self.training = training
+        require_shared(folder)
+
+    def save(self) -> None:
+        dcp.save({"training": self.training}, checkpoint_id=self.folder / f"step-{self.training.step}")
+
+    def resume(self) -> bool:
+        # Torch writes `.metadata` when everything else is there: only then a checkpoint is whole.
+        whole = [path.parent for path in self.folder.glob("step-*/.metadata")]
+        if whole:
+            dcp.load({"training": self.training}, checkpoint_id=max(whole, key=step_of))
+        return bool(whole)
+
+
+class AtRank0:
+    """Rank 0 writes the files. The whole state goes to it, and comes from it, over the network, tensor by tensor."""
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        self.folder = folder
+        self.training = training
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self) -> None:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # rank 0 gets all, the others nothing
+        model, optimizer = get_state_dict(self.training.model, self.training.optimizer, options=options)
+        if dist.get_rank() == 0:
+            path = self.folder / f"step-{self.training.step}.pt"
+            part = path.with_suffix(".part")
+            torch.save({"model": model, "optimizer": optimizer, "step": self.training.step}, part)
+            part.rename(path)  # so that a checkpoint is there as a whole or not at all
+
+    def resume(self) -> bool:
+        path = max(self.folder.glob("step-*.pt"), key=step_of, default=None)
+        steps = [0] * dist.get_world_size()
+        dist.all_gather_object(steps, 0 if path is None else step_of(path))
+        owner = steps.index(max(steps))
+        if not steps[owner]:
+            return False
+        saved: dict[str, Any] = {"model": {}, "optimizer": {}}
+        if path is not None and dist.get_rank() == owner:
+            saved = torch.load(path, weights_only=True)
+        if owner != 0:  # another machine was rank 0 then
+            box = [saved]
+            dist.broadcast_object_list(box, src=owner)
+            saved = box[0] if dist.get_rank() == 0 else {"model": {}, "optimizer": {}}
+        model, optimizer = self.training.model, self.training.optimizer
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        # One by one: `set_state_dict` takes the empty dictionaries of the other ranks for "no model".
+        set_model_state_dict(model, saved["model"], options=options)
+        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)
+        self.training.step = steps[owner]
+        return True
+
+
+def step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def require_shared(folder: Path) -> None:
+    """End the program at all ranks if one of them does not see what rank 0 writes: each machine would keep a part of
+    the checkpoint, and none could load it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = [f".shared-{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(name, src=0)
+    if dist.get_rank() == 0:
+        (folder / name[0]).touch()
+    dist.barrier()
+    seen: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, "" if (folder / name[0]).exists() else f"rank {dist.get_rank()} on {platform.node()}")
+    if dist.get_rank() == 0:
+        (folder / name[0]).unlink()
+    without = [who for who in seen if who]
+    if without:
+        dist.destroy_process_group()
+        raise SystemExit(
+            f"{folder} is not one folder for all ranks: {', '.join(without)} does not see what rank 0 writes.\n"
+            "Name a folder that all machines share, or use --rank0: then rank 0 alone writes checkpoints."
+        )
 
 
 def main() -> None:
@@ -58,6 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--folder", type=Path, required=True, help="where the checkpoints are and will be")
     parser.add_argument("--save-every", type=int, default=20, help="steps from one checkpoint to the next")
+    parser.add_argument("--rank0", action="store_true", help="rank 0 writes all of it: no shared folder is needed")
     options = parser.parse_args()
 
     dist.init_process_group("ringfort")  # the line that differs; before: dist.init_process_group("gloo")
@@ -71,12 +164,10 @@ def main() -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     training = Training(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+    checkpoints = (AtRank0 if options.rank0 else Sharded)(options.folder, training)
 
-    saved = newest(options.folder)
-    if saved is not None:
-        dcp.load({"training": training}, checkpoint_id=saved)
-        if dist.get_rank() == 0:
-            print(f"resumed after step {training.step}", flush=True)
+    if checkpoints.resume() and dist.get_rank() == 0:
+        print(f"resumed after step {training.step}", flush=True)
 
     for inputs, targets in islice(loader, training.step, options.steps):
         training.optimizer.zero_grad()
@@ -87,7 +178,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {training.step} loss {loss.item():.6f}", flush=True)
         if training.step % options.save_every == 0:
-            dcp.save({"training": training}, checkpoint_id=options.folder / f"step-{training.step}")
+            checkpoints.save()
 
     dist.destroy_process_group()
 

@@ -1,4 +1,6 @@
-"""Check the documents: every relative link, anchor, `make` target and `ringfort` command that they name exists.
+"""Check the documents: every relative link, anchor, `make` target, `ringfort` command and option that they name exists.
+
+Code blocks in Python are run by tests/cluster/test_documents.py.
 
 Run by `make docs`. Prints each fault as file:line and exits with 1 if there is any. It never touches the network, so
 links to other sites are not followed.
@@ -69,8 +71,34 @@ def command_exists(program: str, verb: str) -> bool:
             re.search(rf"^{re.escape(verb)}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             is not None
         )
-    cli = [sys.executable, "-c", "from ringfort.cli import main; main()", verb, "--help"]
-    return subprocess.run(cli, capture_output=True, timeout=60, check=False).returncode == 0
+    return bool(help_of(verb))
+
+
+@cache
+def help_of(*verbs: str) -> str:
+    """What `ringfort VERBS --help` prints; empty if there is no such command."""
+    cli = [sys.executable, "-c", "from ringfort.cli import main; main()", *verbs, "--help"]
+    done = subprocess.run(cli, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def command_fault(line: str) -> str | None:
+    """What is wrong with the verbs and options of a `ringfort` command in a block, or None. What comes after a script
+    is the script's."""
+    words = line.removeprefix("$ ").partition(" #")[0].split()
+    if len(words) < 2 or words[0] != "ringfort" or words[1].startswith("-"):
+        return None
+    verbs = words[1:3] if words[1] == "key" else words[1:2]
+    known = help_of(*verbs)
+    if not known:
+        return f"no such command: ringfort {' '.join(verbs)}"
+    for word in words[1 + len(verbs) :]:
+        option = re.match(r"\[?(--?[a-z][a-z-]*)", word)
+        if word.endswith(".py") or word in ("|", "&&"):
+            return None
+        if option and not re.search(rf"(?<![\w-]){re.escape(option[1])}(?![\w-])", known):
+            return f"no such option: ringfort {' '.join(verbs)} {option[1]}"
+    return None
 
 
 def link_fault(page: Path, target: str) -> str | None:
@@ -99,6 +127,8 @@ def faults(page: Path) -> Iterator[str]:
             command = COMMAND.match(text)
             if command and command[2] and not command_exists(command[1], command[2]):
                 yield f"{where}: no such command: {command[1]} {command[2]}"
+            elif command and command[2] and fenced and (fault := command_fault(text)):
+                yield f"{where}: {fault}"
 
 
 def main() -> int:

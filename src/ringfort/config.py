@@ -323,6 +323,8 @@ class AutoDiscoveryConfig:
     encryption: Encryption | None = None
     """Off only by name, on all peers: for wires that nobody else can reach, and for measuring. None says nothing: it is
     on, unless `RINGFORT_ENCRYPTION` turns it off (see `choose_encryption`)."""
+    program: str = ""
+    """What this process is called in `ringfort peers`; empty for the name of its script."""
     health: HealthConfig = field(default_factory=HealthConfig)
     election: ElectionConfig = field(default_factory=ElectionConfig)
 

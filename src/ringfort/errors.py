@@ -170,8 +170,15 @@ class OperationTimeoutError(DistributedError, TimeoutError):
     is_recoverable = True
 
     def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
-        super().__init__(f"{what}: timeout after {timeout:g} s{f'; {state}' if state else ''}", peer=peer)
+        super().__init__(f"{what}: timeout after {timeout:g} s{_state(state)}", peer=peer)
         self.timeout = timeout
+
+
+def _state(state: str) -> str:
+    """A short state ends the line; one of several lines stands below it, indented."""
+    if not state:
+        return ""
+    return f"; {state}" if "\n" not in state else "".join(f"\n  {line}" for line in state.splitlines())
 
 
 # --- who may join -----------------------------------------------------------------------------------------------------

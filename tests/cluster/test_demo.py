@@ -59,6 +59,9 @@ def test_without_a_terminal_the_demo_prints_plain_lines() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("PASS") == 2
     assert "The model writes:" in done.stdout
+    assert "step 1 to 4: loss " in done.stdout
+    assert "ringfort run --nodes 2 train.py" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ringfort.cluster.strangers import HOW_TO_JOIN
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from tests.namespaces import Host, lan, needs_namespaces
@@ -48,6 +49,7 @@ def test_a_healthy_host_fails_nothing_and_the_doctor_makes_nothing(home: Path) -
     own, others = found["multicast"]
     assert own["what"] == "eth0: sent, and heard by this machine itself"
     assert "not known" in others["what"]
+    assert outcomes([others, *found["peers"]]) == {"unknown"}
     assert "in no cluster yet" in found["peers"][0]["what"]
     assert "10.77.0.1" in found["ports"][0]["what"]
     assert "docker0" in found["interfaces"][-1]["what"]
@@ -79,10 +81,13 @@ def test_peers_that_are_there_are_met_and_their_versions_are_compared(home: Path
         code, found = report(net.hosts[0], home, key=node.key)
         _, elsewhere = report(net.hosts[0], home, key=NetworkNamespace.generate("other").join_code())
     assert code == 0
-    assert elsewhere["multicast"][-1]["what"] == "0 other peers of this cluster are heard, and 1 of other clusters"
+    assert elsewhere["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries it"
+    alone = elsewhere["peers"][-1]  # beside the other side, which still tries where the first doctor was
+    assert (alone["outcome"], alone["fix"]) == ("warn", HOW_TO_JOIN)
+    assert alone["what"].startswith(f"1 machine of another cluster announces itself here ({net.hosts[1].address()})")
     assert found["peers"][0]["what"].startswith("met: ")
-    assert found["multicast"][-1]["what"] == "1 other peers of this cluster are heard"
-    assert found["version"][0]["what"].endswith("as 1 others have")
+    assert found["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries it"
+    assert found["version"][0]["what"].endswith("so has every peer that was met")
 
 
 def test_a_host_that_is_alone_is_told_so(home: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import os
+import platform
 import queue
 import select
 import socket
@@ -33,6 +34,7 @@ from ringfort.cluster.events import (
     EpochStarted,
     Misbehaved,
     Noted,
+    OtherClusters,
     PeerJoined,
     PeerLost,
 )
@@ -44,7 +46,7 @@ from ringfort.cluster.instructions import Instruction
 from ringfort.cluster.line import Line
 from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
 from ringfort.cluster.node import ClusterNode
-from ringfort.cluster.probing import MAX_PROBES
+from ringfort.cluster.probing import MAX_PROBES, Measurement
 from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.topology import STALE_AFTER
 from ringfort.cluster.wire import ControlLink, dial
@@ -257,7 +259,7 @@ def test_newcomers_wait_while_a_member_holds_and_come_when_it_does_not(cluster: 
     one.wait_for_peers(1, PATIENCE)
     two.hold(True)
     three = cluster.start()
-    with pytest.raises(RendezvousTimeoutError, match="seen: "):
+    with pytest.raises(RendezvousTimeoutError, match="seen:"):
         three.wait_for_peers(1, 1.5)
     assert one.epoch is not None
     assert len(one.epoch.members) == 2
@@ -461,8 +463,28 @@ def test_before_a_ring_is_established_it_is_a_world_of_one(cluster: Cluster) -> 
 def test_join_says_who_was_seen_and_what_to_try_when_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFORT_KEY", NetworkNamespace.generate("lonely").join_code())
     monkeypatch.setenv("RINGFORT_INTERFACES", "127.0.0.1")
-    with pytest.raises(RendezvousTimeoutError, match=r"no other peer was seen.*ringfort doctor"):
+    with pytest.raises(RendezvousTimeoutError, match=r"(?s)no other peer was seen.*ringfort doctor"):
         ringfort.join(min_peers=1, timeout=0.5)
+
+
+def test_a_peer_that_left_was_seen(cluster: Cluster) -> None:
+    node, other = cluster.start(), cluster.start()
+    cluster.wait_for(node, lambda event: isinstance(event, PeerJoined))
+    other.leave("its program is done")
+    cluster.wait_for(node, lambda event: isinstance(event, PeerLost))
+    first = node.why_alone().splitlines()[0]
+    assert first == f"was here and is gone: {platform.node()} (its program is done)"
+
+
+def test_a_program_that_waits_is_warned_of_machines_of_other_clusters(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.start()
+    node.take(OtherClusters(("10.0.0.2",)))
+    with pytest.raises(RendezvousTimeoutError):
+        node.wait_for_peers(1, 0.1)
+    [said] = [record.getMessage() for record in caplog.records if "another cluster" in record.getMessage()]
+    assert said.startswith("waiting for 1 other peer: 1 machine of another cluster announces itself here (10.0.0.2).")
 
 
 def test_join_refuses_what_is_no_setting() -> None:
@@ -485,7 +507,7 @@ def test_a_peer_with_another_key_is_passed_over_and_the_timeout_tells_of_it(clus
     text = str(raised.value)
     assert "it belongs to another cluster" in text
     assert "ringfort key join" in text
-    assert "of other clusters announce themselves here" in text
+    assert "of another cluster announces itself here (this machine)" in text
 
 
 @pytest.mark.parametrize("interfaces", [["nosuch0"], ["203.0.113.7"]])
@@ -731,6 +753,17 @@ def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
         assert directory.troubles() == [(ELSEWHERE, "it was refused")]
 
     in_loop(cluster.start(), meet)
+
+
+def test_a_measurement_that_comes_after_the_goodbye_is_dropped(cluster: Cluster) -> None:
+    node, other = cluster.start(), cluster.start()
+    cluster.wait_for(node, lambda event: isinstance(event, PeerJoined))
+
+    def measured_late(control: Inside) -> None:
+        control._do(control.core.leave(clock(), "it is done"))
+        control._measured("127.0.0.1:9", Measurement(other.peer_id, 1e9, 1e9))
+
+    in_loop(node, measured_late)
 
 
 def test_a_node_does_not_move_to_interfaces_that_are_no_longer_the_current_ones(cluster: Cluster) -> None:

@@ -365,8 +365,28 @@ def test_a_launcher_that_dies_ends_the_run_on_the_other_machine_too() -> None:
 def test_when_nobody_comes_it_says_what_to_try() -> None:
     code, out, err = run("--nodes", "2", "--timeout", "2", WORKER, "tell")
     assert (code, out) == (1, "")
-    assert "error: waiting for 2 machines: timeout after 2 s; no other peer was seen" in err
+    assert "error: waiting for 2 machines: timeout after 2 s\n  no other peer was seen\n" in err
     assert "ringfort doctor" in err
+
+
+@needs_namespaces
+def test_machines_of_two_clusters_are_told_long_before_the_time_is_up() -> None:
+    with lan(2) as net:
+        both = [
+            Launcher(
+                "--nodes", "2", "--timeout", "300", WORKER, "tell", host=host,
+                variables={"RINGFORT_KEY": NetworkNamespace.generate("home").join_code()},
+            )
+            for host in net.hosts
+        ]  # fmt: skip
+        with launched(*both):
+            for launcher, other in zip(both, reversed(net.hosts), strict=True):
+                assert launcher.process.stderr is not None
+                said = ""
+                while f"1 machine of another cluster announces itself here ({other.address()})" not in said:
+                    said = launcher.process.stderr.readline()
+                    assert said, "it ended without a word about the other cluster"
+                assert "`ringfort key join CODE` on the others" in launcher.process.stderr.readline()
 
 
 def test_a_signal_before_the_start_ends_only_this_launcher() -> None:
@@ -411,7 +431,7 @@ def test_peers_shows_a_run_and_does_not_disturb_it(tmp_path: Path) -> None:
 def test_peers_says_what_to_try_when_nobody_is_there() -> None:
     code, out, err = peers("--seconds", "0.5")
     assert (code, out) == (1, "")
-    assert "nobody else is here: no other peer was seen" in err
+    assert "nobody else is here\n  no other peer was seen\n" in err
     assert "ringfort doctor" in err
 
 

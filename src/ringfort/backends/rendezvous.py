@@ -284,10 +284,12 @@ def _incomplete(
 ) -> RendezvousTimeoutError:
     present = set(have)
     missing = [rank for rank in wanted if rank not in present]
-    state = f"missing: rank {', '.join(map(str, missing))}. Start them with the same address and world size"
-    if door.turned_away:
-        state += f". Turned away: {'; '.join(door.turned_away)}"
-    return RendezvousTimeoutError(what, terms.timeout, missing=missing, state=state)
+    lines = [
+        f"missing: rank {', '.join(map(str, missing))}",
+        *(f"turned away: {who}" for who in door.turned_away),
+        "to try: start the missing ranks with the same address and world size",
+    ]
+    return RendezvousTimeoutError(what, terms.timeout, missing=missing, state="\n".join(lines))
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ringfort.cli.run import run
 app = typer.Typer(
     name="ringfort",
     help="Train one model across the machines you already own.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -40,14 +40,30 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+FIRST_STEPS = """Train one model across the machines you already own.
+The first five commands, in order:
+
+  ringfort demo                     does it work here? three local peers train
+  ringfort key show                 on the first machine: prints a join code
+  ringfort key join                 on each other machine: asks for the code
+  ringfort run --nodes 2 train.py   on each machine: your program, on all
+  ringfort doctor                   when they do not find each other: why
+
+Also: peers (who is there), bench (how fast). `ringfort --help` and
+`ringfort COMMAND --help` say more."""
+
+
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Train one model across the machines you already own."""
     del version  # its callback has done the work
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_STEPS)
 
 
 def main() -> None:

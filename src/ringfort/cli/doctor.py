@@ -23,7 +23,7 @@ def doctor(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Check interfaces, multicast, ports, peers, firewall, MTU, key, version and clock, and say how to mend them."""
+    """Check this machine and the way to its cluster, and say how to mend what is wrong."""
     with errors_as_lines():
         import asyncio
 
@@ -55,11 +55,18 @@ def _print_json(checks: list[Check]) -> None:
 
 
 def _print_table(checks: list[Check]) -> None:
+    """Aligned and coloured in a terminal; elsewhere a line for each, however long, for `grep` and mail."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    colours = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+    console = Console()
+    if not console.is_terminal:
+        for check in checks:
+            fix = f" (fix: {check.fix})" if check.fix else ""
+            typer.echo(f"{check.name:<11} {check.outcome.value:<8} {check.what}{fix}")
+        return
+    colours = {"pass": "green", "warn": "yellow", "fail": "bold red", "unknown": "cyan"}
     table = Table(box=None, pad_edge=False, show_header=False)
     before = ""
     for check in checks:
@@ -69,4 +76,4 @@ def _print_table(checks: list[Check]) -> None:
             what.append(f"\nfix: {check.fix}", style="bold")
         table.add_row(Text(check.name if check.name != before else ""), Text(outcome, style=colours[outcome]), what)
         before = check.name
-    Console().print(table)
+    console.print(table)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ringfort.cli.columns import Column, clean, fit
 from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
+from ringfort.cluster.versions import differ, upgrade_advice
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
     from ringfort.cluster.health import HealthSummary
     from ringfort.cluster.node import ClusterNode
@@ -56,7 +59,7 @@ def peers(
             why = node.why_alone()
         _print(seen, json_=json_)
         if not seen.views:
-            typer.echo(f"nobody else is here: {why}", err=True)
+            typer.echo("nobody else is here\n" + indent(why, "  "), err=True)
             raise typer.Exit(EXIT_FAILED)
 
 
@@ -66,12 +69,18 @@ class Seen(NamedTuple):
     views: Sequence[PeerView]
     health: HealthSummary
     topology: ClusterTopology
+    here: str = ""
+    """The machine that looks, as `PeerView.host` has it."""
+    version: str = ""
+    """Its Ringfort."""
 
     @classmethod
     def by(cls, node: ClusterNode) -> Seen:
         """By this process, which is not among them."""
-        views = [view for view in node.snapshot() if not view.is_self]
-        return cls(views, node.health_summary(), node.topology())
+        everybody = node.snapshot()
+        own = next(view for view in everybody if view.is_self)
+        others = [view for view in everybody if not view.is_self]
+        return cls(others, node.health_summary(), node.topology(), own.host, own.version)
 
 
 def _print(seen: Seen, *, json_: bool) -> None:
@@ -83,8 +92,10 @@ def _print(seen: Seen, *, json_: bool) -> None:
         from rich.console import Console
 
         console = Console()
-        console.print(table(seen.views))
-        console.print(summary(seen.health), style="dim", highlight=False)
+        if console.is_terminal:
+            console.print(drawn(seen, console.width))
+        else:
+            typer.echo("\n".join(lines(seen, None)))
 
 
 def _watch(node: ClusterNode, *, json_: bool) -> None:
@@ -98,7 +109,7 @@ def _watch(node: ClusterNode, *, json_: bool) -> None:
 @contextmanager
 def _shown(*, json_: bool) -> Generator[Callable[[Seen], None], None, None]:
     """A table that is drawn over itself; where there is no terminal, a new one after the other."""
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
@@ -109,10 +120,21 @@ def _shown(*, json_: bool) -> Generator[Callable[[Seen], None], None, None]:
     with Live(console=console, auto_refresh=False, transient=False) as live:
 
         def show(seen: Seen) -> None:
-            rows = Group(table(seen.views), Text(summary(seen.health), style="dim")) if seen.views else Text(NOBODY)
-            live.update(rows, refresh=True)
+            live.update(drawn(seen, console.width) if seen.views else Text(NOBODY), refresh=True)
 
         yield show
+
+
+def drawn(seen: Seen, width: int) -> Text:
+    """The lines with colours that are legible on a light and on a dark ground."""
+    from rich.text import Text
+
+    text = Text("\n".join(lines(seen, width)), no_wrap=True, overflow="ignore", end="\n")
+    heading, _, _ = text.plain.partition("\n")
+    text.stylize("bold", 0, len(heading))
+    for health, colour in {"healthy": "green", "degraded": "yellow", "unhealthy": "bold red"}.items():
+        text.highlight_regex(rf"(?<=\s){health}(?=\s)", colour)
+    return text
 
 
 def document(seen: Seen) -> dict[str, Any]:
@@ -160,38 +182,68 @@ def as_dict(view: PeerView) -> dict[str, Any]:
         "kind": view.kind.value,
         "round_trip_seconds": view.round_trip,
         "bandwidth_bytes_per_second": view.bandwidth,
+        "bandwidth_range_bytes_per_second": view.bandwidth_range,
         "health": view.health.value,
         "role": view.role,
         "slots": view.slots,
         "ranks": list(view.ranks),
         "version": view.version,
+        "program": view.program,
+        "uptime_seconds": view.uptime,
+        "accelerators": list(view.accelerators),
     }
 
 
-def table(views: Sequence[PeerView]) -> Table:
-    """For people."""
-    from rich.table import Table
-    from rich.text import Text
+COLUMNS = (
+    Column("host"),
+    Column("role"),
+    Column("ranks", "ranks"),
+    Column("health"),
+    Column("program"),
+    Column("up", "up"),
+    Column("round trip", "round trip"),
+    Column("bandwidth"),
+    Column("address"),
+    Column("gpu"),
+    Column("interface"),
+    Column("version", "Ringfort"),
+    Column("peer", "peer"),
+)
+"""In the order of importance."""
 
-    colours = {"healthy": "green", "degraded": "yellow", "unhealthy": "red", "unknown": "dim"}
-    columns = ("host", "peer", "role", "ranks", "address", "interface", "round trip", "bandwidth", "health", "version")
-    found = Table(*columns, box=None, pad_edge=False)
-    for view in views:
-        health = view.health.value
-        # Text, not str: rich would read what another machine calls itself as instructions.
-        found.add_row(
-            Text(view.name),
-            Text(short_id(view.peer)),
-            view.role,
-            ranks(view.ranks),
-            Text(view.address),
-            Text(f"{view.interface} ({view.kind.value})" if view.interface else view.kind.value),
-            round_trip(view.round_trip),
-            bandwidth(view.bandwidth),
-            Text(health, style=colours[health]),
-            Text(view.version),
-        )
-    return found
+
+def row(view: PeerView, here: str) -> dict[str, str]:
+    """What is shown of a peer. `here` is the machine that looks."""
+    found = {
+        "host": f"{view.name or short_id(view.peer)}{' (here)' if here and view.host == here else ''}",
+        "role": view.role,
+        "ranks": ranks(view.ranks),
+        "health": view.health.value,
+        "program": view.program,
+        "up": uptime(view.uptime),
+        "round trip": round_trip(view.round_trip),
+        "bandwidth": bandwidth(view.bandwidth, view.bandwidth_range),
+        "address": view.address,
+        "gpu": gpus(view.accelerators),
+        "interface": f"{view.interface} ({view.kind.value})" if view.interface else "",
+        "version": view.version,
+        "peer": short_id(view.peer),
+    }
+    return {name: clean(text) for name, text in found.items()}
+
+
+def lines(seen: Seen, width: int | None) -> list[str]:
+    """All that is shown, for a terminal of `width` columns; None for a file."""
+    different = [view for view in seen.views if differ(seen.version, view.version)]
+    told = dict.fromkeys(
+        "; ".join(upgrade_advice(seen.version, clean(view.name), clean(view.version))) for view in different
+    )
+    return [
+        *fit(COLUMNS, [row(view, seen.here) for view in seen.views], width),
+        "",
+        summary(seen.health),
+        *told,
+    ]
 
 
 def short_id(peer: str) -> str:
@@ -212,9 +264,33 @@ def round_trip(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1000:.3g} ms"
 
 
-def bandwidth(bytes_per_second: float | None) -> str:
-    """In bits, as networks are sold."""
+def bandwidth(bytes_per_second: float | None, limits: tuple[float, float] | None = None) -> str:
+    """In bits, as networks are sold; a range where measurements differ by more than a quarter."""
     if bytes_per_second is None:
         return ""
+    if limits is not None and limits[1] > limits[0] * 1.25:
+        unit, name = (1e9, "Gbit/s") if limits[1] * 8 >= 1e9 else (1e6, "Mbit/s")
+        return f"{two_digits(limits[0] * 8 / unit)}-{two_digits(limits[1] * 8 / unit)} {name}"
     bits = bytes_per_second * 8
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
+
+
+def two_digits(value: float) -> str:
+    """Such as 0.94, 4.2, 42 or 420."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def uptime(seconds: float | None) -> str:
+    """In the largest unit that gives at least two of it."""
+    if seconds is None:
+        return ""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def gpus(names: Sequence[str]) -> str:
+    """Such as `2 x NVIDIA H200`."""
+    counted = {name: list(names).count(name) for name in names}
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counted.items())

@@ -13,19 +13,24 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final, TypeVar, cast
 
 from ringfort.cluster.contacts import node_of
 from ringfort.cluster.discovery.interfaces import Choice
+from ringfort.cluster.discovery.mdns import THIS_MACHINE
 from ringfort.cluster.entrance import Entrance
 from ringfort.cluster.events import (
     CloneFound,
     ClusterEvent,
     DiskTrouble,
     EpochEnded,
+    EpochStarted,
     Misbehaved,
     Noted,
+    OtherClusters,
+    PeerJoined,
     PeerLost,
     Waiting,
 )
@@ -41,6 +46,7 @@ from ringfort.cluster.profile import this_machine
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.speeds import Speeds
 from ringfort.cluster.standings import StandingStore
+from ringfort.cluster.strangers import ALONE_SECONDS, StrangerWatch
 from ringfort.cluster.talk import About, Note, Ways, about, decode, encode
 from ringfort.cluster.wire import ControlLink
 from ringfort.config import format_address, parse_address
@@ -64,6 +70,8 @@ STOP_WITHIN: Final = 2.0
 """Seconds that a goodbye may take. A link's last words have one."""
 MAX_EVENTS: Final = 8
 """Of those that are remembered for the error when nobody comes."""
+_LOOK_FOR_STRANGERS: Final = 1.0
+"""Seconds between two looks while this peer waits for others."""
 
 
 class Control:
@@ -97,6 +105,11 @@ class Control:
         self.speeds = Speeds(setup, self.core, self.finder)
         self.events: deque[str] = deque(maxlen=MAX_EVENTS)
         """What was reported of peers that were refused, in words."""
+        self.waiting_for = ""
+        """Why there is no epoch, as the core last said."""
+        self.gone: dict[str, str] = {}
+        """Peers that were here and are not any more: the name of each and why, in words."""
+        self._names: dict[str, str] = {}
         self.disk_trouble: DiskTrouble | None = None
         """Why promises cannot be written, if they cannot."""
         self._to_write: deque[Standing] = deque()
@@ -125,9 +138,8 @@ class Control:
             recalled = await _in_thread(self._store.recalled)
             self._do(self.core.recall(clock(), recalled))
             self.entrance.open(choice.addresses, config.port)
-            self.speeds.describe(
-                this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
-            )
+            own = this_machine(self.setup.peer, self.core.me.host, self.setup.accelerators, self.setup.version)
+            self.speeds.describe(replace(own, program=config.program, started=clock()))
             self._tell_addresses()
             await self._vouch()
             await self.finder.start(self.entrance.port)
@@ -136,6 +148,7 @@ class Control:
             await self.stop()
             raise
         self._do(self.core.tick(clock()))
+        self._begin(self._watch_strangers())
 
     async def stop(self, why: str = "", *, died: bool = False) -> None:
         """Says goodbye, and closes everything, within about two seconds. `died`: the program did not want to go. May be
@@ -172,6 +185,20 @@ class Control:
     async def _vouch(self) -> None:
         for peer, standing in await _in_thread(self._store.dead):
             self._do(self.core.vouch(clock(), peer, standing))
+
+    async def _watch_strangers(self) -> None:
+        watch = StrangerWatch()
+        pause = ALONE_SECONDS
+        watch.look(clock(), (), is_waiting=True)
+        while True:
+            await asyncio.sleep(pause)
+            pause = _LOOK_FOR_STRANGERS
+            epoch = self.core.epoch
+            is_waiting = epoch is None or len(epoch.members) == 1
+            # Not this machine: a demo or a test beside this program is nobody that it waits for.
+            machines = tuple(one for one in self.finder.strangers() if one != THIS_MACHINE) if is_waiting else ()
+            if watch.look(clock(), machines, is_waiting=is_waiting):
+                self._happened(OtherClusters(machines))
 
     # --- what the program wants -------------------------------------------------------------------------------------
 
@@ -241,7 +268,7 @@ class Control:
             self.finder.failed(address, str(exc))
             return
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
-        link.send(encode(about(self.speeds.own)))
+        link.send(encode(about(self.speeds.own, clock())))
 
     async def _answer_probe(self, sock: socket.socket, opening: Opening, where: str) -> None:
         self._probes += 1
@@ -290,6 +317,8 @@ class Control:
         self.finder.learn(line.peer, message.member.addresses, line.peer)
         if line.address:
             self._begin(self.speeds.measure(line.peer, line.address))
+        if self.setup.slots == 0:
+            self._begin(self.speeds.measure_again(line.peer))
 
     def _follow(self, peer: str) -> None:
         """Tells the directory which way the link with `peer` goes now, if there is one."""
@@ -392,14 +421,24 @@ class Control:
 
     def _happened(self, event: ClusterEvent) -> None:
         match event:
-            case PeerLost(peer=peer):
+            case PeerJoined(peer=peer, name=name):
+                self._names[peer] = name
+                self.gone.pop(peer, None)
+            case PeerLost(peer=peer, why=why):
+                self.gone[peer] = f"{self._names.pop(peer, '') or peer} ({why})"
+                while len(self.gone) > MAX_EVENTS:
+                    del self.gone[next(iter(self.gone))]
                 self._follow(peer)
                 self.speeds.forget(peer)
                 if node_of(peer) == node_of(self.setup.peer) and not self.core.is_over:
                     self._begin(self._vouch())
+            case EpochStarted():
+                self.waiting_for = ""
             case EpochEnded(epoch=epoch, why=why):
                 self.forming.ended(epoch, why)
-            case CloneFound() | Misbehaved() | Waiting() if str(event) not in self.events:
+            case Waiting(why=why):
+                self.waiting_for = why
+            case CloneFound() | Misbehaved() if str(event) not in self.events:
                 self.events.append(str(event))
             case _:
                 pass

@@ -12,8 +12,10 @@ from enum import Enum
 from typing import Final
 
 from ringfort.cluster.discovery.interfaces import Choice
-from ringfort.cluster.discovery.mdns import interface_troubles
+from ringfort.cluster.discovery.mdns import THIS_MACHINE, interface_troubles
 from ringfort.cluster.kinds import LinkKind
+from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
+from ringfort.cluster.versions import differ, numbers_of, upgrade_advice
 
 MDNS_PORT: Final = 5353
 SMALLEST_MTU: Final = 1280
@@ -22,6 +24,7 @@ USUAL_MTU: Final = 1500
 """Bytes that every Ethernet and Wi-Fi carries."""
 _TCP_OVERHEAD: Final = 72
 """Bytes at most between a packet's size and the data in it that TCP agrees on: IPv6, TCP and time stamps."""
+OLDEST_TORCH: Final = "2.7"
 FIRST_RELEASE: Final = 1735689600.0
 """The start of 2025: a clock that says less was never set."""
 
@@ -32,6 +35,8 @@ class Outcome(Enum):
     PASS = "pass"
     WARN = "warn"
     FAIL = "fail"
+    UNKNOWN = "unknown"
+    """It could not be looked at."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,21 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Torch:
+    """The torch that is installed beside Ringfort."""
+
+    version: str
+    cuda: str = ""
+    """The version of CUDA that it was built for; empty for none."""
+    knows_ringfort: bool = True
+    """Whether it finds the backend `ringfort`."""
+    devices: tuple[str, ...] | None = None
+    """The GPUs that it can use; None where it was not asked."""
+    error: str = ""
+    """Why it could not be asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Symptoms:
     """What was found on a machine. Texts of errors are empty where there was none."""
 
@@ -54,10 +74,10 @@ class Symptoms:
     """Why no interface could be chosen."""
     multicast: Mapping[str, str] = field(default_factory=dict[str, str])
     """For each interface why its own multicast was not heard on it."""
-    announced: int = 0
-    """Peers of this cluster that announce themselves."""
-    strangers: int = 0
-    """Peers of other clusters that do."""
+    announced: tuple[str, ...] = ()
+    """An address of each machine on which peers of this cluster announce themselves."""
+    strangers: tuple[str, ...] = ()
+    """An address of each machine on which peers of other clusters do."""
     mdns_error: tuple[str, str] | None = None
     """What and fix, where mDNS could not be started."""
     ports: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -68,6 +88,8 @@ class Symptoms:
     """For each such address that answered the bytes of data in a packet that both sides agreed on; 0 if not known."""
     firewall: Mapping[str, str] = field(default_factory=dict[str, str])
     """What each firewall tool printed."""
+    firewall_hidden: tuple[str, ...] = ()
+    """Those tools that are here and answer root alone."""
     clock: float = FIRST_RELEASE
     """Seconds since 1970, as this machine has it."""
     key: str = ""
@@ -81,6 +103,11 @@ class Symptoms:
     """The version of each peer that was met: found, connected and proved to be of this cluster."""
     refusals: tuple[str, ...] = ()
     """Who was found and not met, and why."""
+    torch: Torch | None = None
+    """None where it is not installed."""
+    accelerators: tuple[str, ...] = ()
+    platform: str = "linux"
+    """As `sys.platform` has it."""
 
 
 def examine(found: Symptoms) -> list[Check]:
@@ -94,6 +121,9 @@ def examine(found: Symptoms) -> list[Check]:
         *check_mtu(found),
         *check_key(found),
         *check_version(found),
+        *check_torch(found),
+        *check_gpu(found),
+        *check_permission(found),
         *check_clock(found),
     ]
 
@@ -138,9 +168,9 @@ def check_multicast(found: Symptoms) -> Iterable[Check]:
             yield Check(name, Outcome.FAIL, f"{interface}: {why}", f"{_open_mdns()}, or name a peer with --peer")
         else:
             yield Check(name, Outcome.PASS, f"{interface}: sent, and heard by this machine itself")
-    if found.announced or found.strangers:
-        others = f", and {found.strangers} of other clusters" if found.strangers else ""
-        yield Check(name, Outcome.PASS, f"{found.announced} other peers of this cluster are heard{others}")
+    heard = _elsewhere((*found.announced, *found.strangers))
+    if heard:
+        yield Check(name, Outcome.PASS, f"{', '.join(heard)} {_are(len(heard))} heard: the network carries it")
     elif found.met:
         yield Check(
             name,
@@ -152,9 +182,9 @@ def check_multicast(found: Symptoms) -> Iterable[Check]:
     else:
         yield Check(
             name,
-            Outcome.PASS,
-            "nobody else is heard, so it is not known whether the network carries it; run this again while Ringfort "
-            "runs on another machine",
+            Outcome.UNKNOWN,
+            "nobody else is heard, so it is not known whether the network carries it",
+            "run this again while Ringfort runs on another machine",
         )
 
 
@@ -162,14 +192,26 @@ def check_peers(found: Symptoms) -> Iterable[Check]:
     """Who of the cluster is there, as far as this machine can tell?"""
     name = "peers"
     for refusal in found.refusals:
-        fix = "`ringfort key show` on one machine and `ringfort key join` on the other, if both are yours"
-        yield Check(name, Outcome.WARN, f"not met: {refusal}", fix)
+        why, _, fix = refusal.partition("; ")
+        yield Check(name, Outcome.WARN, f"not met: {why}", fix or "`ringfort doctor` there says more")
+    others = _elsewhere(found.met)
     if found.met:
         yield Check(name, Outcome.PASS, f"met: {', '.join(found.met)}")
     elif not (found.key and found.cluster):
-        yield Check(name, Outcome.PASS, "none was looked for: this machine is in no cluster yet")
-    else:
-        yield Check(name, Outcome.PASS, "none is there now; they are there while a program runs (`ringfort run`, join)")
+        yield Check(
+            name, Outcome.UNKNOWN, "nobody was looked for: this machine is in no cluster yet", "see `key` below"
+        )
+    elif not found.strangers:
+        yield Check(
+            name,
+            Outcome.UNKNOWN,
+            "nobody is there now: machines are there while a program runs (`ringfort run`, join)",
+            "run this again while Ringfort runs on another machine",
+        )
+    if found.strangers:
+        alone = "" if others else ", and none of this one"
+        what = f"{other_clusters(found.strangers)}{alone}"
+        yield Check(name, Outcome.PASS if others else Outcome.WARN, what, "" if others else HOW_TO_JOIN)
 
 
 def check_ports(found: Symptoms) -> Iterable[Check]:
@@ -182,7 +224,7 @@ def check_ports(found: Symptoms) -> Iterable[Check]:
             )
     good = [address for address, why in found.ports.items() if not why]
     if good:
-        yield Check(name, Outcome.PASS, f"listened on and connected to: {', '.join(good)}")
+        yield Check(name, Outcome.PASS, f"this machine can connect to itself at {', '.join(good)}")
     for address, why in found.peers.items():
         if why:
             yield Check(
@@ -201,11 +243,15 @@ def check_firewall(found: Symptoms) -> Iterable[Check]:
     closed = [tool for tool, text in found.firewall.items() if _is_closed(tool, text)]
     for tool in closed:
         yield Check(name, Outcome.WARN, f"{tool} is on and may keep peers out", _FIREWALL_FIX[tool])
-    if not closed:
-        what = (
-            "none that keeps others out was found" if found.firewall else "none was found, or it may not be looked at"
-        )
-        yield Check(name, Outcome.PASS, what)
+    if found.firewall_hidden:
+        commands = "; ".join(_FIREWALL_LOOK[tool] for tool in found.firewall_hidden if tool in _FIREWALL_LOOK)
+        what = f"{', '.join(found.firewall_hidden)} may only be looked at by root"
+        yield Check(name, Outcome.UNKNOWN, what, f"look at it: {commands}" if commands else "look at it as root")
+    elif not found.firewall:
+        what = f"none of {', '.join(_FIREWALL_FIX)} is here to ask, so it is not known whether one is on"
+        yield Check(name, Outcome.UNKNOWN, what, "if others cannot connect to this machine, look for a firewall")
+    elif not closed:
+        yield Check(name, Outcome.PASS, f"{', '.join(found.firewall)}: nothing that keeps others out")
 
 
 def check_mtu(found: Symptoms) -> Iterable[Check]:
@@ -253,19 +299,74 @@ def check_key(found: Symptoms) -> Iterable[Check]:
 
 
 def check_version(found: Symptoms) -> Iterable[Check]:
-    """Do all speak the same?"""
+    """Do all have the same Ringfort?"""
     name = "version"
-    others = {peer: version for peer, version in found.met.items() if version != found.version}
+    others = {peer: version for peer, version in found.met.items() if differ(found.version, version)}
     for peer, version in others.items():
+        yield Check(name, Outcome.WARN, *upgrade_advice(found.version, peer, version))
+    if not others:
+        with_whom = "; so has every peer that was met" if found.met else ""
+        yield Check(name, Outcome.PASS, f"this machine has Ringfort {found.version or 'from a folder'}{with_whom}")
+
+
+def check_torch(found: Symptoms) -> Iterable[Check]:
+    """Does torch know the backend?"""
+    name, torch = "torch", found.torch
+    if torch is None:
+        yield Check(
+            name, Outcome.PASS, "not installed; only programs that use it need it (pip install 'ringfort[torch]')"
+        )
+        return
+    if numbers_of(torch.version) < numbers_of(OLDEST_TORCH):
+        what = f"torch {torch.version} is older than {OLDEST_TORCH}, the oldest that the backend works with"
+        yield Check(name, Outcome.WARN, what, "pip install --upgrade torch")
+    elif not torch.knows_ringfort:
+        what = f"torch {torch.version} does not find the backend `ringfort`"
+        yield Check(name, Outcome.WARN, what, "pip install ringfort, in the environment that has torch")
+    else:
+        built = f"for CUDA {torch.cuda}" if torch.cuda else "for the CPU"
+        yield Check(name, Outcome.PASS, f"torch {torch.version}, built {built}, knows the backend `ringfort`")
+
+
+def check_gpu(found: Symptoms) -> Iterable[Check]:
+    """Can torch use the GPU that is there?"""
+    name, torch = "gpu", found.torch
+    if not found.accelerators:
+        yield Check(name, Outcome.PASS, "no GPU of NVIDIA or Apple was found: programs run on the CPU")
+        return
+    here = ", ".join(found.accelerators)
+    if torch is None or found.platform == "darwin":
+        yield Check(name, Outcome.PASS, here)
+    elif not torch.cuda:
+        what = f"{here}, and torch {torch.version} cannot use it: it is built for the CPU"
+        yield Check(name, Outcome.WARN, what, "install a torch built for CUDA: https://pytorch.org/get-started/locally")
+    elif torch.devices is None:
+        what = f"{here}; torch could not be asked whether it can use it ({torch.error})"
+        yield Check(name, Outcome.UNKNOWN, what, "python -c 'import torch; print(torch.cuda.get_device_name())'")
+    elif not torch.devices:
+        what = f"{here}, and torch, built for CUDA {torch.cuda}, cannot use it"
+        yield Check(
+            name, Outcome.WARN, what, "compare with the driver's CUDA version in `nvidia-smi`: it must be as new"
+        )
+    else:
+        yield Check(name, Outcome.PASS, f"torch can use {', '.join(torch.devices)}")
+
+
+def check_permission(found: Symptoms) -> Iterable[Check]:
+    """Does macOS let programs speak with the local network? It says nothing when it does not."""
+    name = "permission"
+    if found.platform != "darwin":
+        return
+    if _elsewhere((*found.announced, *found.strangers, *found.met)):
+        yield Check(name, Outcome.PASS, "macOS lets this program use the local network: others are heard")
+    else:
         yield Check(
             name,
-            Outcome.WARN,
-            f"{peer} has Ringfort {version}, this machine {found.version}",
-            "pip install --upgrade ringfort, on both",
+            Outcome.UNKNOWN,
+            "macOS 15 and later keep a program from the local network, without a word, until a person allows it",
+            "System Settings, Privacy & Security, Local Network: switch on the app that starts Python (terminal, "
+            "editor), then start that app again",
         )
-    if not others:
-        with_whom = f", as {len(found.met)} others have" if found.met else ""
-        yield Check(name, Outcome.PASS, f"Ringfort {found.version or 'from a folder'}{with_whom}")
 
 
 def check_clock(found: Symptoms) -> Iterable[Check]:
@@ -285,6 +386,12 @@ _FIREWALL_FIX: Final[Mapping[str, str]] = {
     "nft": f"accept udp dport {MDNS_PORT}, and tcp from your network, in the chain with `hook input`",
     "macOS": "System Settings, Network, Firewall, Options: let python3 receive incoming connections",
 }
+_FIREWALL_LOOK: Final[Mapping[str, str]] = {
+    "ufw": "sudo ufw status",
+    "firewalld": "sudo firewall-cmd --state",
+    "iptables": "sudo iptables -S INPUT",
+    "nft": "sudo nft list ruleset",
+}
 _CLOSED: Final[Mapping[str, re.Pattern[str]]] = {
     "ufw": re.compile(r"^Status: active|^ENABLED=yes", re.MULTILINE),
     "firewalld": re.compile(r"^running", re.MULTILINE),
@@ -296,6 +403,15 @@ _CLOSED: Final[Mapping[str, re.Pattern[str]]] = {
 
 def _is_closed(tool: str, text: str) -> bool:
     return tool in _CLOSED and _CLOSED[tool].search(text) is not None
+
+
+def _elsewhere(machines: Iterable[str]) -> list[str]:
+    """Those that are not this machine."""
+    return [one for one in machines if not one.startswith(THIS_MACHINE)]
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _open_mdns() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringfort.cluster.messages import Epoch
+from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class PeerJoined(ClusterEvent):
 
     peer: str
     name: str = ""
+    version: str = ""
+    """Of its Ringfort."""
 
     def __str__(self) -> str:
         return f"{self.name or self.peer} is here"
@@ -96,6 +99,17 @@ class Misbehaved(ClusterEvent):
 
     def __str__(self) -> str:
         return f"{self.peer} was refused: {self.why}"
+
+
+@dataclass(frozen=True)
+class OtherClusters(ClusterEvent):
+    """This peer waits for others, and machines of other clusters announce themselves on its network."""
+
+    machines: tuple[str, ...]
+    """An address for each."""
+
+    def __str__(self) -> str:
+        return f"{other_clusters(self.machines)}.\n  If they should be one cluster: {HOW_TO_JOIN}"
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from ringfort.cluster.control import Control
+from ringfort.cluster.host import clock
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Hello
+from ringfort.cluster.proposing import TOO_FEW
+from ringfort.cluster.strangers import HOW_TO_JOIN, other_clusters
 from ringfort.cluster.view import PeerView
 from ringfort.config import parse_address
 from ringfort.errors import ConfigError
+
+MAX_LISTED: Final = 6
+"""Of those who were refused, or gave no answer."""
 
 
 def view_peers(control: Control) -> tuple[PeerView, ...]:
@@ -27,7 +36,8 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
     line = None if contact is None else control.lines.get(contact.link)
-    best = control.speeds.best(peer)
+    best, speed = control.speeds.best(peer), control.speeds.bandwidths(peer)
+    machine = control.speeds.node(peer)
     where = best[0] if best else line.where if line else ""
     address = next(iter(control.entrance.addresses), "") if is_self else _door(where, hello) if where else ""
     interface = control.finder.interface_of(address if is_self else where)
@@ -39,7 +49,8 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         interface="" if interface is None else interface.name,
         kind=LinkKind.UNKNOWN if interface is None else interface.kind,
         round_trip=core.health.round_trip(peer),
-        bandwidth=best[1] if best else None,
+        bandwidth=speed[1] if speed else None,
+        bandwidth_range=(speed[0], speed[2]) if speed else None,
         health=core.health.status(peer),
         is_busy=core.health.is_busy(peer),
         is_self=is_self,
@@ -49,6 +60,9 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         run=hello.run,
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
+        program=machine.program,
+        uptime=None if machine.started is None else clock() - machine.started,
+        accelerators=tuple(one.name for one in machine.accelerators),
     )
 
 
@@ -75,40 +89,79 @@ def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:
 
 def why_alone(control: Control) -> str:
     """Who was seen, who was refused and why, and what to try."""
-    parts = [_seen(control)]
-    unanswered = [f"{address} ({why})" for address, why in control.finder.directory.troubles()]
-    if unanswered:
-        parts.append(f"no answer from {'; '.join(unanswered[:8])}")
-    if control.finder.refusals:
-        parts.append(f"refused: {'; '.join(control.finder.refusals)}")
-    if control.disk_trouble is not None:
-        parts.append(str(control.disk_trouble))
-    if control.events:
-        parts.append(f"reported: {'; '.join(control.events)}")
-    others = control.finder.others()
-    if others:
-        parts.append(
-            f"{others} peer{'s' if others > 1 else ''} of other clusters announce themselves here; if they should be "
-            "in this one, run `ringfort key show` on one machine and `ringfort key join` on the others"
-        )
-    parts += [f"{trouble.what}: {trouble.fix}" for trouble in control.finder.troubles.values()]
-    parts.append(_advice(control))
-    return ". ".join(parts)
-
-
-def _seen(control: Control) -> str:
+    finder = control.finder
+    interfaces = [f"{one.name} ({one.addresses[0]})" for one in finder.choice.interfaces]
+    run = control.setup.config.run
     views = [view for view in view_peers(control) if not view.is_self]
-    if not views:
-        return "no other peer was seen"
-    return "seen: " + ", ".join(
-        f"{view.name or view.peer} at {view.address} ({view.role}, {view.health.value})" for view in views
+    return in_words(
+        seen=[_seen(view, run) for view in views],
+        is_running=control.core.epoch is None and any(view.is_member and view.run == run for view in views),
+        gone=list(control.gone.values()),
+        refused=[*finder.refusals, *control.events],
+        no_answer=[f"{address} ({why})" for address, why in finder.directory.troubles()],
+        strangers=finder.strangers(),
+        waiting_for=control.waiting_for,
+        disk="" if control.disk_trouble is None else str(control.disk_trouble),
+        troubles=[f"{trouble.what}: {trouble.fix}" for trouble in finder.troubles.values()],
+        listening=f"{', '.join(interfaces) or 'no interface'}, port {control.entrance.port}",
     )
 
 
-def _advice(control: Control) -> str:
-    where = ", ".join(f"{one.name} ({one.addresses[0]})" for one in control.finder.choice.interfaces) or "no interface"
-    port = control.entrance.port
-    return (
-        f"This peer listens on {where}, port {port}. To try: start the same program on the other machines; `ringfort "
-        "doctor`; name a peer by address (--peer, peers=, RINGFORT_PEERS); choose the interface (RINGFORT_INTERFACES)"
+def _seen(view: PeerView, run: str) -> str:
+    """One that is in sight; `run` is this peer's own."""
+    other = (
+        "" if view.run == run or view.role == "observer" else f" of the run {view.run!r}" if view.run else " of no run"
     )
+    return f"{view.name or view.peer} at {view.address} ({view.role}{other}, {view.health.value})"
+
+
+def in_words(
+    *,
+    seen: Sequence[str],
+    gone: Sequence[str],
+    refused: Sequence[str],
+    no_answer: Sequence[str],
+    strangers: Sequence[str],
+    waiting_for: str,
+    troubles: Sequence[str],
+    listening: str,
+    disk: str = "",
+    is_running: bool = False,
+) -> str:
+    """A line for each thing that is known, and last what to try. `disk`: why promises cannot be written. `is_running`:
+    those who were seen are a group without this peer. Pure."""
+    if not seen and waiting_for.endswith(TOO_FEW):
+        waiting_for = ""  # nobody is here, as the first line says
+    lines = [
+        *_listed("seen", seen),
+        *_listed("was here and is gone", gone),
+        *([] if seen or gone else ["no other peer was seen"]),
+        *_listed("refused", refused),
+        *_listed("no answer from", no_answer),
+        *([other_clusters(strangers), f"  if they should be one cluster: {HOW_TO_JOIN}"] if strangers else []),
+        *(_sentences(f"no group yet: {waiting_for}") if waiting_for else []),
+        *(_sentences(disk) if disk else []),
+        *troubles,
+        f"this machine listens on {listening}",
+    ]
+    if is_running:
+        lines.append("to try: wait; they are a group already, and let others in when their run is over")
+    else:
+        where = "on more machines" if seen else "on the other machines"
+        lines.append(f"to try: start the same program {where}; `ringfort doctor` here and there;")
+        lines.append("        --peer HOST (or RINGFORT_PEERS) where the network blocks multicast")
+    return "\n".join(lines)
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    """One item stands beside the title; several have a line each."""
+    if len(items) <= 1:
+        return [f"{title}: {item}" for item in items]
+    more = [f"  and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
+    return [f"{title}:", *(f"  {item}" for item in items[:MAX_LISTED]), *more]
+
+
+def _sentences(text: str) -> list[str]:
+    """A line for each sentence."""
+    first, *rest = text.split(". ")
+    return [first, *(f"  {sentence}" for sentence in rest)]

@@ -119,9 +119,9 @@ class Finder:
         """`introducer` says that `peer` is to be found at `addresses`."""
         self._learn(key_of(peer), self._usable(addresses), Source.EXCHANGE, introducer)
 
-    def others(self) -> int:
-        """How many peers of other clusters announce themselves here."""
-        return 0 if self._mdns is None else len(self._mdns.others)
+    def strangers(self) -> tuple[str, ...]:
+        """The machines from which peers of other clusters announce themselves, an address for each."""
+        return () if self._mdns is None else self._mdns.strangers()
 
     def interface_of(self, address: str) -> Interface | None:
         """The interface that leads to `address`, which is `host:port`."""
@@ -267,7 +267,7 @@ class Finder:
         """Measures an address of `peer` on each interface that leads to it: the others there go the same way."""
         token = key_of(peer)
         for address in self.directory.addresses(token):
-            if not self._is_known_way(token, address) and address not in dict(self.directory.troubles()):
+            if not self._is_known_way(token, address) and not self.directory.has_failed(address):
                 await self.measure(address)
 
     def _is_known_way(self, token: str, address: str) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from ringfort.cluster import ipc
 from ringfort.cluster.client import ControlClient
 from ringfort.cluster.election import ElectionState
-from ringfort.cluster.events import ClusterEvent, ControlLost
+from ringfort.cluster.events import ClusterEvent, ControlLost, OtherClusters
 from ringfort.cluster.health import HealthSummary
 from ringfort.cluster.hosting import ProcessHost, ThreadHost
 from ringfort.cluster.messages import Epoch
@@ -93,6 +93,8 @@ class ClusterNode:
         self._host: ProcessHost | ThreadHost | None = None
         self._client: ControlClient | None = None
         self._state = ipc.State()
+        self._to_warn: OtherClusters | None = None
+        """What a program that waits for peers is to be told."""
         self._work = [0]
         """In a list, which outlives the node: the client tells the service, and must not keep the node alive."""
         self._farewell: Farewell | None = None
@@ -237,6 +239,9 @@ class ClusterNode:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
+                if self._to_warn is not None:
+                    _log.warning("%s: %s", what, self._to_warn)
+                    self._to_warn = None
                 self._changed.wait(left)
         raise RendezvousTimeoutError(what, timeout, state=self.why_alone())
 
@@ -302,6 +307,8 @@ class ClusterNode:
                 self._state = ipc.State()
             self._publish(change)
         with self._changed:
+            if isinstance(change, OtherClusters):
+                self._to_warn = change
             self._changed.notify_all()
 
     def _publish(self, event: ClusterEvent) -> None:

@@ -19,6 +19,8 @@ ANSWER: Final = 1.5
 its promise is on its disk, which takes milliseconds, or seconds where the disk is slow."""
 MAX_LATE: Final = 4
 """Times that this is doubled at most."""
+TOO_FEW: Final = "other peers are here"
+"""The end of what a leader says that waits for more peers and for nothing else."""
 MAX_FAILURES: Final = 4
 """Proposals in a row that came to nothing, after which they are made no more slowly, and people are told why."""
 NEWS: Final = 1.0
@@ -88,7 +90,7 @@ class Proposer:
             self.is_stuck = True
             return None
         if len(group) - 1 < self._config.min_peers:
-            self.why = f"{len(group) - 1} of at least {self._config.min_peers} other peers are here"
+            self.why = f"{len(group) - 1} of at least {self._config.min_peers} {TOO_FEW}"
             return None
         if self._failures == MAX_FAILURES:  # most objections are gone by the next try
             self.why = self._why_failed

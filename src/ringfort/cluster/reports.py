@@ -47,7 +47,7 @@ class Reports:
     def _welcome(self, contact: Contact) -> None:
         state = self._state
         assert contact.hello is not None
-        state.notify(PeerJoined(contact.peer, contact.hello.name))
+        state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
         self._links.introduce_all(contact)
         self._links.brief(contact)
 

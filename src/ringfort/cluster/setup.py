@@ -78,7 +78,7 @@ class Setup:
             raise InvalidArgumentError("slots", slots, f"must be a whole number from 0 to {MAX_SLOTS}")
         told = Environment.from_mapping()
         return cls(
-            _completed(config or AutoDiscoveryConfig(), told, encryption),
+            _completed(config or AutoDiscoveryConfig(), told, encryption, is_observer=slots == 0),
             credentials or Credentials.load(told),
             secrets.token_hex(TOKEN_BYTES),
             slots,
@@ -151,7 +151,11 @@ class Setup:
         return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
 
 
-def _completed(config: AutoDiscoveryConfig, told: Environment, encryption: str | None) -> AutoDiscoveryConfig:
+def _completed(
+    config: AutoDiscoveryConfig, told: Environment, encryption: str | None, *, is_observer: bool
+) -> AutoDiscoveryConfig:
+    if not config.program and not is_observer:
+        config = replace(config, program=Path(sys.argv[0] if sys.argv else "").name)
     if not config.interfaces and told.interfaces:
         config = replace(config, interfaces=_listed(told.interfaces))
     if not config.peers and told.peers:

@@ -4,10 +4,12 @@ order of the ring. Keeps the topology; owned by the control service."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
-from ringfort.cluster.finder import Finder
+from ringfort.cluster.finder import Finder, key_of
 from ringfort.cluster.host import clock
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Hello, Member
@@ -19,6 +21,12 @@ from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodePr
 
 MEASURE_AFTER: Final = 0.2
 """Seconds after a link is up before it is measured: agreeing comes first."""
+LOOKS: Final = 3
+"""Times that an observer measures: it has nothing else to do, and people compare what it shows."""
+LOOK_AGAIN: Final = 0.4
+"""Seconds between two of them."""
+KEPT: Final = 5
+"""Measurements of a way that make up its range."""
 
 
 class Speeds:
@@ -32,6 +40,8 @@ class Speeds:
         self._me = setup.peer
         self._found: dict[str, tuple[Measurement, str]] = {}
         """Of each peer the fastest way, and the address it goes to."""
+        self._seen: dict[str, deque[float]] = {}
+        """Of each such way the latest bandwidths."""
 
     def describe(self, own: NodeProfile) -> None:
         """What this machine is."""
@@ -46,11 +56,22 @@ class Speeds:
         if self._core.contacts.get(peer) is not None:
             await self._finder.measure_ways(peer)
 
+    async def measure_again(self, peer: str) -> None:
+        """Measures the way to a peer that is in use a few times more, for a range."""
+        for _ in range(LOOKS):
+            await asyncio.sleep(LOOK_AGAIN)
+            known = self._finder.directory.addresses(key_of(peer))
+            if self._core.contacts.get(peer) is not None and known:
+                await self._finder.measure(known[0])
+
     def measured(self, found: Measurement, address: str) -> bool:
         """What a probe of a way to a peer found. False if a faster one is known."""
         known = self._found.get(found.peer)
-        if known is not None and known[1] != address and known[0].bandwidth >= found.bandwidth:
-            return False
+        if known is not None and self._finder.interface_of(known[1]) != self._finder.interface_of(address):
+            if known[0].bandwidth >= found.bandwidth:
+                return False
+            self._seen.pop(found.peer, None)
+        self._seen.setdefault(found.peer, deque(maxlen=KEPT)).append(found.bandwidth)
         self._found[found.peer] = (found, address)
         if found.peer in self.topology:
             self.topology.connect(self._me, found.peer, self._profile(found.peer))
@@ -60,13 +81,24 @@ class Speeds:
         """The ways to `peer`, or all ways, may be others from now on."""
         if peer is None:
             self._found.clear()
+            self._seen.clear()
         else:
             self._found.pop(peer, None)
+            self._seen.pop(peer, None)
 
     def best(self, peer: str) -> tuple[str, float] | None:
         """The address of the fastest way to `peer`, and its bytes a second in the slower direction."""
         found = self._found.get(peer)
         return None if found is None else (found[1], found[0].bandwidth)
+
+    def bandwidths(self, peer: str) -> tuple[float, float, float] | None:
+        """The least, the middle and the greatest of what was measured lately of the way to `peer`."""
+        seen = self._seen.get(peer)
+        return (min(seen), median(seen), max(seen)) if seen else None
+
+    def node(self, peer: str) -> NodeProfile:
+        """What the machine of `peer` is, as far as it has told."""
+        return self.topology.nodes.get(peer, NodeProfile(peer=peer))
 
     def ways(self) -> Ways:
         """All links of this peer that were measured and are there."""
@@ -80,7 +112,7 @@ class Speeds:
     def heard_about(self, hello: Hello, said: About, now: float) -> None:
         """A peer says what its machine is."""
         member = hello.member
-        self.topology.add(profile(member.peer, member.host, hello.name, hello.version, said), now)
+        self.topology.add(profile(member.peer, member.host, hello.name, hello.version, said, now), now)
         self._refresh(now)
 
     def heard_ways(self, peer: str, said: Ways) -> None:

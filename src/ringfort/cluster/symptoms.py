@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
+import re
 import secrets
 import shutil
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
-from ringfort.cluster.discovery.mdns import browse, interface_troubles, trouble_of
+from ringfort.cluster.discovery.mdns import THIS_MACHINE, Heard, browse, interface_troubles, machines_of, trouble_of
 from ringfort.cluster.discovery.static import parse_peers
 from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.cluster.doctor import MDNS_PORT, Symptoms
+from ringfort.cluster.doctor import MDNS_PORT, Symptoms, Torch
 from ringfort.cluster.node import ClusterNode
-from ringfort.cluster.profile import own_version
+from ringfort.cluster.profile import find_accelerators, own_version
 from ringfort.cluster.waiting import within
 from ringfort.config import AutoDiscoveryConfig, Environment, format_address
 from ringfort.errors import ConfigError, DistributedError, IdentityError
@@ -35,6 +40,8 @@ _ANSWER_SECONDS: Final = 2.0
 """For one connection, or for our own multicast: at home both take milliseconds."""
 _TOOL_TIMEOUT: Final = 5.0
 """Seconds for a firewall's tool."""
+_TORCH_TIMEOUT: Final = 30.0
+"""Seconds to import torch and to ask for its GPUs: two to ten on a cold disk."""
 _MDNS_GROUP: Final = "224.0.0.251"
 _QUESTION: Final = b"\x09_ringfort\x04_tcp\x05local\x00\x00\x0c\x00\x01"
 """Who offers `_ringfort._tcp.local`? An ordinary mDNS question, so that nobody wonders about it."""
@@ -66,19 +73,25 @@ async def look(wanted: Sequence[str] = (), peers: Sequence[str] = ()) -> Symptom
         asyncio.to_thread(_meet, wanted, peers if may_meet else None),
     )
     announced, mdns_error = heard
-    announced = {(found, token) for found, token in announced if token != own_token}
+    announced = {one for one in announced if one.token != own_token}
+    firewall, hidden = await asyncio.to_thread(_firewall)
+    accelerators = await asyncio.to_thread(_accelerators)
     addresses = [format_address(host, port) for host, port in named]
     return Symptoms(
         choice=choice,
         choice_error=choice_error,
         multicast=multicast,
-        announced=sum(found == network for found, _ in announced),
-        strangers=sum(found != network for found, _ in announced),
+        announced=machines_of((one.addresses for one in announced if one.network == network), usable),
+        strangers=machines_of((one.addresses for one in announced if one.network != network), usable),
         mdns_error=mdns_error,
         ports=ports,
         peers={address: why for address, (why, _) in zip(addresses, answers, strict=True)},
         segments={address: size for address, (why, size) in zip(addresses, answers, strict=True) if not why},
-        firewall=await asyncio.get_running_loop().run_in_executor(None, _firewall),
+        firewall=firewall,
+        firewall_hidden=hidden,
+        torch=await asyncio.to_thread(_torch, is_to_be_asked=bool(accelerators)),
+        accelerators=accelerators,
+        platform=sys.platform,
         clock=time.time(),
         key=key,
         key_error=key_error,
@@ -96,7 +109,7 @@ def _choice(wanted: Sequence[str]) -> tuple[Choice | None, str]:
         return None, str(exc)
 
 
-async def _browse(choice: Choice) -> tuple[set[tuple[str, str]], tuple[str, str] | None]:
+async def _browse(choice: Choice) -> tuple[set[Heard], tuple[str, str] | None]:
     try:
         return (await browse(choice, LISTEN_SECONDS) if choice.interfaces else set()), None
     except OSError as exc:
@@ -111,8 +124,13 @@ def _meet(wanted: Sequence[str], peers: Sequence[str] | None) -> tuple[str, dict
     try:
         with ClusterNode(AutoDiscoveryConfig(interfaces=tuple(wanted), peers=tuple(peers)), slots=0) as node:
             time.sleep(LISTEN_SECONDS)
-            views = [view for view in node.snapshot() if not view.is_self]
-            met = {f"{view.name or view.peer} ({view.address})": view.version for view in views}
+            views = node.snapshot()
+            here = next(view.host for view in views if view.is_self)
+            met = {
+                f"{THIS_MACHINE if view.host == here else view.name or view.peer} ({view.address})": view.version
+                for view in views
+                if not view.is_self
+            }
             return node.peer_id.rpartition(".")[2], met, node.refusals()
     except DistributedError:  # what keeps it from starting has a check of its own
         return "", {}, ()
@@ -207,19 +225,70 @@ def _in_words(exc: Exception) -> str:
     return os.strerror(number)
 
 
-def _firewall() -> dict[str, str]:
-    """What those tools print that are here and answer this user."""
+def _firewall() -> tuple[dict[str, str], tuple[str, ...]]:
+    """What those tools print that are here and answer this user, and those that are here and do not."""
     found: dict[str, str] = {}
+    hidden: list[str] = []
     for name, command in FIREWALL_TOOLS.items():
         if shutil.which(command[0]) is None:
             continue
+        done = None
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
-            if done.returncode == 0:
-                found[name] = done.stdout
+        if done is not None and (done.returncode == 0 or "not running" in done.stdout + done.stderr):
+            found[name] = done.stdout or done.stderr
+        else:
+            hidden.append(name)
     with suppress(OSError, UnicodeDecodeError):
         found.setdefault("ufw", _UFW_SETTINGS.read_text(encoding="utf-8"))
-    return found
+    return found, tuple(name for name in hidden if name not in found)
+
+
+def _accelerators() -> tuple[str, ...]:
+    import psutil
+
+    found = find_accelerators(psutil.virtual_memory().total)
+    return tuple(f"{one.name} ({one.memory / 2**30:.0f} GiB)" if one.memory else one.name for one in found)
+
+
+def _torch(*, is_to_be_asked: bool) -> Torch | None:
+    """What is installed, read from its files: importing it takes seconds. Where there is a GPU, a process of its own
+    asks torch whether it can use it."""
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    try:
+        text = Path(spec.submodule_search_locations[0], "version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    version, cuda = parse_torch_version(text)
+    knows = any(point.name == "ringfort" for point in entry_points(group="torch.backends"))
+    devices, error = _ask_torch() if is_to_be_asked and cuda else (None, "")
+    return Torch(version=version, cuda=cuda, knows_ringfort=knows, devices=devices, error=error)
+
+
+def parse_torch_version(text: str) -> tuple[str, str]:
+    """The versions of torch and of its CUDA, from torch/version.py, which assigns strings or None."""
+    found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    return found.get("__version__", ""), found.get("cuda", "")
+
+
+def _ask_torch() -> tuple[tuple[str, ...] | None, str]:
+    """The GPUs that torch can use, and why it could not be asked."""
+    code = (
+        "import json, torch; "
+        "print(json.dumps([torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]))"
+    )
+    command = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None, f"no answer in {_TORCH_TIMEOUT:g} s"
+    lines = done.stdout.splitlines() or [""]
+    try:
+        return tuple(str(name) for name in json.loads(lines[-1])), ""
+    except ValueError:
+        return None, (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _identity(environment: Environment) -> tuple[str, str, str, tuple[str, str] | None]:

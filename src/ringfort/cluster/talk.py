@@ -33,6 +33,9 @@ class About(Message, frozen=True, forbid_unknown_fields=True, tag="about"):
     cores: Count = 1
     memory: Count = 0
     gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(max_length=64)] = ()
+    program: Text = ""
+    uptime: Annotated[float, msgspec.Meta(ge=0, lt=1e10)] | None = None
+    """Seconds for which the sender has been in the cluster."""
 
 
 class Way(Part, frozen=True, forbid_unknown_fields=True):
@@ -77,14 +80,15 @@ def decode(data: bytes) -> AnyMessage | NodeMessage:
         raise ProtocolError(f"a control message cannot be read: {exc}") from exc
 
 
-def about(profile: NodeProfile) -> About:
-    """A profile as it is told."""
+def about(profile: NodeProfile, now: float) -> About:
+    """A profile as it is told at `now`."""
     gpus = tuple(Gpu(one.name[:256], one.memory) for one in profile.accelerators[:64])
-    return About(profile.platform[:256], profile.cores, profile.memory, gpus)
+    uptime = None if profile.started is None else max(0.0, now - profile.started)
+    return About(profile.platform[:256], profile.cores, profile.memory, gpus, profile.program[:256], uptime)
 
 
-def profile(peer: str, host: str, name: str, version: str, said: About) -> NodeProfile:
-    """A profile as it was told."""
+def profile(peer: str, host: str, name: str, version: str, said: About, now: float) -> NodeProfile:
+    """A profile as it was told at `now`."""
     return NodeProfile(
         peer=peer,
         host=host,
@@ -94,6 +98,8 @@ def profile(peer: str, host: str, name: str, version: str, said: About) -> NodeP
         memory=said.memory,
         accelerators=tuple(Accelerator(gpu.name, gpu.memory) for gpu in said.gpus),
         version=version,
+        program=said.program,
+        started=None if said.uptime is None else now - said.uptime,
     )
 
 

@@ -48,6 +48,10 @@ class NodeProfile:
     accelerators: tuple[Accelerator, ...] = ()
     version: str = ""
     """Ringfort's."""
+    program: str = ""
+    """What the peer runs."""
+    started: float | None = None
+    """When, by this process's clock."""
 
     @property
     def accelerator_memory(self) -> int:

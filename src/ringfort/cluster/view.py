@@ -26,7 +26,9 @@ class PeerView:
     round_trip: float | None = None
     """Seconds, smoothed; None before the first answer."""
     bandwidth: float | None = None
-    """Bytes a second of the slower direction; None until it has been measured."""
+    """Bytes a second of the slower direction; None until it has been measured. The middle of what was measured."""
+    bandwidth_range: tuple[float, float] | None = None
+    """The least and the greatest of what was measured lately."""
     health: HealthStatus = HealthStatus.UNKNOWN
     is_busy: bool = False
     """Its program runs but does not respond, so that `health` is degraded."""
@@ -40,6 +42,11 @@ class PeerView:
     slots: int = 1
     ranks: tuple[int, ...] = ()
     """In its epoch; empty where it is in none."""
+    program: str = ""
+    """What it runs, as it tells; empty before it has."""
+    uptime: float | None = None
+    """Seconds for which it has been in the cluster."""
+    accelerators: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:

@@ -23,12 +23,14 @@ def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
     show = Show(console, settings, live=live)
     peers = group_name(settings.ranks)
     batch = f"{settings.batch} samples a step"
-    title = f"{peers} on this machine find each other and train {MODELS[settings.framework]}, {batch}"
+    title = f"{peers} on this machine find each other and train\n{MODELS[settings.framework]}, {batch}"
     group = _train(settings, settings.ranks, show, title)
     show.after_training(group)
     reference = _train(settings, 1, show, f"The same by one process, {batch}")
     outcome = Outcome(settings, group, reference)
     show.proof(outcome)
+    if outcome.passed:
+        show.next_steps()
     return outcome
 
 

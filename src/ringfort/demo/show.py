@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ringfort.demo.curve import curve
 from ringfort.demo.proof import Outcome, Training, relative_differences
 from ringfort.demo.settings import TOLERANCE, Settings
 
@@ -19,6 +21,16 @@ LINE_SECONDS = 2.0
 """Between two progress lines where there is no terminal: enough to see it move, few enough for a log."""
 CURVE_ROWS = 6
 """How many steps of the two loss curves to print side by side."""
+CURVE_HEIGHT = 6
+"""Lines of the curve that is drawn: with the table and 3 ranks it fits into 24 lines."""
+WIDTH = 72
+"""Characters of tables and curves."""
+NEXT = (
+    ("ringfort key show", "on this machine: prints a join code"),
+    ("ringfort key join", "on the other machine: asks for the code"),
+    ("ringfort run --nodes 2 train.py", "on both: your program, one rank on each"),
+)
+"""What to do after the demo."""
 
 
 class Show:
@@ -30,25 +42,29 @@ class Show:
         self._draws = live
         self._live: Live | None = None
         self._latest: dict[int, dict[str, Any]] = {}
+        self._points: list[tuple[int, float]] = []
         self._title = ""
         self._next_line = 0.0
 
     def phase(self, title: str) -> AbstractContextManager[object]:
         """Within it, `progress` shows one group of ranks at work."""
         self._latest = {}
+        self._points = []
         self._title = title
         self._next_line = time.monotonic() + LINE_SECONDS
         if not self._draws:
             self._print(title, style="bold")
             return nullcontext()
-        self._live = Live(self._table(), console=self._console, refresh_per_second=8)
+        self._live = Live(self._picture(), console=self._console, refresh_per_second=8)
         return self._live
 
     def progress(self, rank: int, message: dict[str, Any]) -> None:
         """A rank said how far it is."""
         self._latest[rank] = message
+        if rank == 0:
+            self._points.append((message["step"], message["loss"]))
         if self._live is not None:
-            self._live.update(self._table())
+            self._live.update(self._picture())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             self._print(self._line())
@@ -60,8 +76,17 @@ class Show:
         total = self._settings.steps
         return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {size(moved)} moved"
 
+    def _picture(self) -> Group:
+        return Group(Text(self._title, style="bold"), self._table(), Text("\n".join(self._curve(self._points))))
+
+    def _curve(self, points: Sequence[tuple[int, float]]) -> list[str]:
+        """Of the loss, as wide as the table."""
+        width = min(WIDTH, self._console.width)
+        is_unicode = self._console.encoding.lower().startswith("utf")
+        return curve(points, self._settings.steps, width=width, height=CURVE_HEIGHT, blocks=is_unicode)
+
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left", title_style="bold", min_width=72)
+        table = Table(min_width=min(WIDTH, self._console.width))
         for name in ("rank", "process", "step", "loss", "samples/s", "sent", "received"):
             table.add_column(name, justify="right")
         for rank, message in sorted(self._latest.items()):
@@ -78,6 +103,8 @@ class Show:
 
     def after_training(self, training: Training) -> None:
         """What was learned."""
+        if not self._draws:
+            self._print("\n".join(self._curve(list(enumerate(training.losses, 1)))))
         before, after = training.validation
         rate = self._settings.batch * self._settings.steps / training.seconds
         self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in all")
@@ -108,13 +135,20 @@ class Show:
             f"largest relative difference {outcome.largest_difference:.1e}, allowed {TOLERANCE:.0e}",
         )
 
+    def next_steps(self) -> None:
+        """What a newcomer does now."""
+        self._print("\nNext, with a second machine on the same network:", style="bold")
+        for command, what in NEXT:
+            self._print(f"  {command:<{max(len(one) for one, _ in NEXT)}}   {what}")
+        self._print("`ringfort` alone lists the commands; `ringfort doctor` finds what is in the way.")
+
     def _digests(self, outcome: Outcome) -> str:
         digests = outcome.group.digests
         return f"SHA-256 {digests[0][:16]}..." if outcome.weights_identical else "SHA-256 " + ", ".join(digests)
 
     def _claim(self, holds: bool, claim: str, evidence: str) -> None:
-        verdict = Text(" PASS  " if holds else " FAIL  ", style="bold green" if holds else "bold red")
-        self._console.print(verdict + Text.assemble((claim, "bold"), f"\n       {evidence}"), soft_wrap=True)
+        verdict = (" PASS  " if holds else " FAIL  ", "bold green" if holds else "bold red")
+        self._console.print(Text.assemble(verdict, (claim, "bold"), f"\n       {evidence}"), soft_wrap=True)
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(Text(text, style=style or ""), soft_wrap=True)

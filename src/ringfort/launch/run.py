@@ -22,11 +22,14 @@ from ringfort.cluster.events import (
     EpochStarted,
     Misbehaved,
     Noted,
+    OtherClusters,
     PeerJoined,
     PeerLost,
     Waiting,
 )
 from ringfort.cluster.messages import Epoch, Member
+from ringfort.cluster.profile import own_version
+from ringfort.cluster.versions import differ, upgrade_advice
 from ringfort.config import AutoDiscoveryConfig, HealthConfig
 from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
@@ -66,6 +69,7 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 min_peers=fewest - 1,
                 max_peers=most - 1,
                 timeout=options.timeout,
+                program=options.title,
                 peers=options.peers,
                 interfaces=options.interfaces,
                 run=options.run_name,
@@ -208,11 +212,13 @@ class _Launcher:
             case PeerJoined(peer=peer, name=name):
                 if not agreement.has_started and peer not in self._names:  # a second link with it is no news
                     self._say(str(item))
+                    if differ(own_version(), item.version):
+                        self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
                 self._names[peer] = name or peer
                 self._do(agreement.joined(time.monotonic(), peer))
             case CloneFound() | Misbehaved():
                 self._say(str(item))
-            case Waiting() if not agreement.has_started and not agreement.failures:
+            case OtherClusters() | Waiting() if not agreement.has_started and not agreement.failures:
                 self._say(str(item))
             case _:
                 pass

@@ -189,7 +189,8 @@ class Opening:
             raise _not_ringfort(theirs)
         if version != our_version:
             raise VersionMismatchError(
-                f"it speaks protocol version {version}, this side {our_version}; install the same ringfort on both"
+                f"it speaks protocol version {version}, this side {our_version}; "
+                f"`pip install --upgrade ringfort` on {'this side' if version > our_version else 'the other side'}"
             )
         if mode != our_mode:
             raise EncryptionMismatchError(

@@ -261,7 +261,7 @@ def test_a_missing_rank_is_named_at_every_rank_with_who_was_turned_away(failing:
         failing.host()
     assert caught.value.missing == (2,)
     assert isinstance(caught.value, TimeoutError)
-    assert "Turned away: 127.0.0.1:" in str(caught.value)
+    assert "turned away: 127.0.0.1:" in str(caught.value)
     assert "not Ringfort: it began with b'GET / HT" in str(caught.value)
     with pytest.raises(RefusedError, match="missing: rank 2"):
         waiting.result()

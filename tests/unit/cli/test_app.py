@@ -65,9 +65,18 @@ def test_the_version_is_the_packages() -> None:
     assert invoke("--version") == (0, f"ringfort {version('ringfort')}\n", "")
 
 
-def test_without_a_verb_the_help_names_all_of_them() -> None:
-    _, out, err = invoke()
-    assert all(verb in out + err for verb in COMMANDS)
+def test_alone_it_prints_the_five_commands_that_a_newcomer_needs_in_order() -> None:
+    code, out, err = invoke()
+    assert (code, err) == (0, "")
+    steps = [line.split("  ")[1] for line in out.splitlines() if line.startswith("  ringfort")]
+    first_words = [" ".join(step.split()[1:]) for step in steps]
+    assert first_words == ["demo", "key show", "key join", "run --nodes 2 train.py", "doctor"]
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_the_help_names_all_verbs() -> None:
+    _, out, _ = invoke("--help")
+    assert all(verb in out for verb in COMMANDS)
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

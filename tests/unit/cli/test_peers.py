@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import io
+from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from ringfort.cli.peers import Seen, as_dict, bandwidth, document, ranks, round_trip, summary, table
+from ringfort.cli.peers import (
+    Seen,
+    as_dict,
+    bandwidth,
+    document,
+    drawn,
+    lines,
+    ranks,
+    round_trip,
+    row,
+    summary,
+    uptime,
+)
 from ringfort.cluster.health import HealthStatus, HealthSummary
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
@@ -28,18 +39,22 @@ VIEW = PeerView(
     version="0.1.0",
     slots=2,
     ranks=(4, 5),
+    program="train.py",
+    uptime=12 * 60.0,
+    accelerators=("RTX 4090", "RTX 4090"),
 )
 NEW = PeerView(peer="rfab-1.2", slots=1)
 
 
-def drawn(*views: PeerView) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table(views))
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+def seen(*views: PeerView) -> Seen:
+    health = HealthSummary(
+        total=len(views), healthy=len(views), degraded=0, unhealthy=0, unknown=0, round_trip=None, uptime=1.0
+    )
+    return Seen(views, health, ClusterTopology(), here="b44e", version="0.1.0")
 
 
 def test_a_row_says_who_where_how_far_and_how_well() -> None:
-    words = drawn(VIEW).splitlines()[1]
+    words = lines(seen(VIEW), None)[1]
     for word in (
         "rffd-337.9d3f",
         "leader",
@@ -49,16 +64,45 @@ def test_a_row_says_who_where_how_far_and_how_well() -> None:
         "2.16 ms",
         "250 Mbit/s",
         "0.1.0",
+        "train.py",
+        "12 min",
+        "2 x RTX 4090",
+        "(here)",
     ):
         assert word in words
 
 
+def test_eighty_columns_hold_every_value_whole_and_what_matters_most_comes_first() -> None:
+    far = replace(VIEW, name="a-machine-with-a-long-name", address="[fe80::b4a7:3dff:fec7:d97f]:52415")
+    narrow = lines(seen(VIEW, far), 80)
+    assert all(len(line) <= 80 for line in narrow)
+    assert narrow[0].startswith("host")
+    text = "\n".join(narrow)
+    for value in (*row(VIEW, "").values(), *row(far, "").values()):
+        assert value in text
+    assert [line[:4] for line in narrow[2:4]] == ["    ", "    "]
+
+
+def test_in_a_file_each_peer_is_one_line() -> None:
+    assert len(lines(seen(VIEW, NEW), None)) == 5  # heading, two peers, a space, the summary
+
+
 def test_what_another_machine_calls_itself_is_shown_and_not_obeyed() -> None:
-    assert "[red]mac[/red]" in drawn(VIEW)
+    assert "[red]mac[/red]" in lines(seen(VIEW), None)[1]
+    assert "[red]mac[/red]" in drawn(seen(VIEW), 200).plain
+    assert lines(seen(replace(VIEW, name="a\x1b[2J\nb")), None)[1].startswith("a?[2J?b")
 
 
-def test_what_is_not_known_yet_is_left_empty() -> None:
-    assert drawn(NEW).splitlines()[1].split() == ["rfab-1.2", "waiting", "unknown", "unknown"]
+def test_what_is_not_known_yet_is_left_out() -> None:
+    assert lines(seen(NEW), None)[:2] == [
+        "host      role     health   peer",
+        "rfab-1.2  waiting  unknown  rfab-1.2",
+    ]
+
+
+def test_different_versions_are_told_with_the_command_that_upgrades() -> None:
+    last = lines(seen(replace(VIEW, name="attic", version="0.2.0")), None)[-1]
+    assert last == ("attic has Ringfort 0.2.0, this machine has 0.1.0; pip install --upgrade ringfort, on this machine")
 
 
 def test_json_has_plain_units() -> None:
@@ -95,6 +139,12 @@ def test_an_observer_is_called_one() -> None:
         (round_trip(12e-6), "0.012 ms"),
         (bandwidth(None), ""),
         (bandwidth(1.25e9), "10 Gbit/s"),
+        (bandwidth(117e6, (115e6, 118e6)), "936 Mbit/s"),
+        (bandwidth(300e6, (92.75e6, 518.75e6)), "0.74-4.2 Gbit/s"),
+        (bandwidth(5e6, (4e6, 8e6)), "32-64 Mbit/s"),
+        (uptime(None), ""),
+        (uptime(90), "90 s"),
+        (uptime(7500), "2 h"),
         (ranks(()), ""),
         (ranks((7,)), "7"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringfort import errors
 from ringfort.cluster import ipc
 from ringfort.cluster.election import ElectionEvent, ElectionEventKind
-from ringfort.cluster.events import ClusterEvent, EpochStarted, Noted, PeerLost
+from ringfort.cluster.events import ClusterEvent, EpochStarted, Noted, OtherClusters, PeerJoined, PeerLost
 from ringfort.cluster.health import HealthEvent, HealthStatus
 from ringfort.cluster.kinds import LinkKind
 from ringfort.cluster.messages import Epoch, Member, Term
@@ -42,7 +42,9 @@ def test_a_length_that_no_message_has_is_refused() -> None:
 @pytest.mark.parametrize(
     "event",
     [
+        PeerJoined("a.1", "study", "0.2.0"),
         PeerLost("a.1", "silent", died=False),
+        OtherClusters(("10.0.0.2", "10.0.0.3")),
         EpochStarted(EPOCH),
         Noted("a.1", "topic", b"\x00\xff"),
         ElectionEvent(ElectionEventKind.NEW_MASTER, Term(3, "a.1"), "a.1"),

@@ -21,7 +21,7 @@ def test_only_tools_that_are_here_and_answer_this_user_are_heard(
     monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", tools)
     monkeypatch.setattr(symptoms, "_TOOL_TIMEOUT", 0.5)
     monkeypatch.setattr(symptoms, "_UFW_SETTINGS", tmp_path / "ufw.conf")
-    assert symptoms._firewall() == {"answers": "all is open\n"}
+    assert symptoms._firewall() == ({"answers": "all is open\n"}, ("refuses", "hangs"))
 
 
 def test_ufw_is_asked_by_its_settings_where_it_answers_root_alone(
@@ -31,6 +31,19 @@ def test_ufw_is_asked_by_its_settings_where_it_answers_root_alone(
     settings.write_text("ENABLED=yes\n", encoding="utf-8")
     monkeypatch.setattr(symptoms, "_UFW_SETTINGS", settings)
     monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", {"ufw": ("false",)})
-    assert symptoms._firewall() == {"ufw": "ENABLED=yes\n"}
+    assert symptoms._firewall() == ({"ufw": "ENABLED=yes\n"}, ())
     monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", {"ufw": ("echo", "Status: active")})
-    assert symptoms._firewall() == {"ufw": "Status: active\n"}
+    assert symptoms._firewall() == ({"ufw": "Status: active\n"}, ())
+
+
+def test_a_firewall_that_says_it_is_off_was_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(symptoms, "FIREWALL_TOOLS", {"firewalld": ("sh", "-c", "echo not running; exit 252")})
+    monkeypatch.setattr(symptoms, "_UFW_SETTINGS", tmp_path / "ufw.conf")
+    assert symptoms._firewall() == ({"firewalld": "not running\n"}, ())
+
+
+def test_torch_is_known_from_its_own_file() -> None:
+    text = "from typing import Optional\n__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n"
+    assert symptoms.parse_torch_version(text) == ("2.13.0+cpu", "")
+    assert symptoms.parse_torch_version(text.replace("None", "'12.6'")) == ("2.13.0+cpu", "12.6")
+    assert symptoms.parse_torch_version("") == ("", "")

@@ -66,6 +66,8 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
 def test_a_profile_is_told_and_read_back() -> None:
     own = NodeProfile(
         peer="n.1", host="h", name="mac", platform="Darwin arm64", cores=8, memory=2**34,
-        accelerators=(Accelerator("GPU", 2**33),), version="1",
+        accelerators=(Accelerator("GPU", 2**33),), version="1", program="train.py", started=4.0,
     )  # fmt: skip
-    assert talk.profile("n.1", "h", "mac", "1", talk.about(own)) == own
+    assert talk.profile("n.1", "h", "mac", "1", talk.about(own, 10.0), 10.0) == own
+    later = talk.profile("n.1", "h", "mac", "1", talk.about(own, 10.0), 1000.0)
+    assert later.started == 994.0  # by the clock of who reads it

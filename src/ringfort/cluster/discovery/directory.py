@@ -105,6 +105,8 @@ class AddressDirectory:
     _own: set[str] = field(default_factory=set[str])
     _linked: dict[str, str] = field(default_factory=dict[str, str])
     """The peers with a link, each with the address that its link goes to; empty where it came in."""
+    _met: dict[str, None] = field(default_factory=dict[str, None])
+    """The peers that have or had a link, the oldest first."""
 
     # --- what is heard -----------------------------------------------------------------------------------------------
 
@@ -216,6 +218,9 @@ class AddressDirectory:
     def linked(self, peer: str, address: str = "") -> None:
         """There is a link with `peer`, to `address` if this side dialled: it need not be dialled now."""
         self._linked[peer] = address
+        self._met[peer] = None
+        while len(self._met) > MAX_ADDRESSES:
+            del self._met[next(iter(self._met))]
 
     def unlinked(self, peer: str, now: float) -> None:
         """The link has ended: the peer's addresses are tried at once, the one that failed a little later."""
@@ -247,9 +252,15 @@ class AddressDirectory:
         entry = self._entries.get(address)
         return entry is not None and entry.bandwidth is not None
 
+    def has_failed(self, address: str) -> bool:
+        """Whether the last try of `address` failed."""
+        entry = self._entries.get(address)
+        return entry is not None and bool(entry.why)
+
     def troubles(self) -> list[tuple[str, str]]:
-        """Addresses without an answer, and why: for people who ask where the others are."""
-        return [(entry.address, entry.why) for entry in self._entries.values() if entry.why]
+        """Addresses that have never led to a peer, and why: for people who ask where the others are. A peer that was
+        here and has ended does not answer either, and nobody looks for it."""
+        return [(one.address, one.why) for one in self._entries.values() if one.why and one.peer not in self._met]
 
     def forget(self, now: float) -> None:
         """Drop what nobody mentions any more. What a person named stays."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -29,6 +29,7 @@ MAX_HEARD: Final = 256
 """Announcements of our network that are followed at once: more than a home has, and a bound for whoever floods."""
 MAX_ADDRESSES: Final = 16
 """Of one announcement that are used."""
+THIS_MACHINE: Final = "this machine"
 RETRY: Final = 5.0
 """Seconds until mDNS is tried again where the system refused it: another program may have let go of the port."""
 _RESOLVE_MS: Final = 3000
@@ -85,7 +86,7 @@ class MdnsDiscovery:
         self._choice = Choice(())
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
-        self.others: set[str] = set()
+        self._others: set[str] = set()
         """The names of peers of other clusters that announce themselves here, at most `MAX_HEARD`."""
         self.off_link = 0
         """Addresses that were announced and are on no network of this machine. They are not tried."""
@@ -146,6 +147,7 @@ class MdnsDiscovery:
             with suppress(OSError):  # an interface that has gone cannot be said goodbye on
                 await zeroconf.async_close()
         self._heard.clear()
+        self._others.clear()
         self._said.clear()
 
     def _say(self, trouble: Trouble) -> None:
@@ -174,9 +176,16 @@ class MdnsDiscovery:
 
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         """Called by zeroconf, in the loop."""
-        token = self._token_of(name)
-        if token is None:
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] == self._token:
             return
+        if match[1] != self._network:
+            if state_change is ServiceStateChange.Removed:
+                self._others.discard(name)
+            elif len(self._others) < MAX_HEARD:
+                self._others.add(name)
+            return
+        token = match[2]
         if state_change is ServiceStateChange.Removed:
             if token in self._heard:
                 self._heard.discard(token)
@@ -192,16 +201,12 @@ class MdnsDiscovery:
                 )
             )
 
-    def _token_of(self, name: str) -> str | None:
-        """The token of an announcement of our network by somebody else."""
-        match = _NAME.fullmatch(name)
-        if match is None or match[2] == self._token:
-            return None
-        if match[1] != self._network:
-            if len(self.others) < MAX_HEARD:
-                self.others.add(name)
-            return None
-        return match[2]
+    def strangers(self) -> tuple[str, ...]:
+        """The machines from which peers of other clusters announce themselves, an address for each; `this machine` for
+        the own one. Asks nobody: what zeroconf has heard is enough."""
+        if self._zeroconf is None:
+            return ()
+        return machines_of((_cached_addresses(self._zeroconf.zeroconf, name) for name in self._others), self._choice)
 
     async def _resolve(self, zeroconf: Zeroconf, name: str, token: str) -> None:
         info = AsyncServiceInfo(SERVICE, name)
@@ -225,12 +230,23 @@ class MdnsDiscovery:
         task.add_done_callback(self._tasks.discard)
 
 
-async def browse(choice: Choice, seconds: float) -> set[tuple[str, str]]:
-    """Who is announced, as network id and token, without announcing oneself. Raises `OSError` if mDNS is refused."""
+@dataclass(frozen=True)
+class Heard:
+    """Somebody who announces itself, of whichever network."""
+
+    network: str
+    token: str
+    addresses: tuple[str, ...]
+
+
+async def browse(choice: Choice, seconds: float) -> set[Heard]:
+    """Who is announced, without announcing oneself. Raises `OSError` if mDNS is refused."""
     names: set[str] = set()
 
     def add(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        if len(names) < MAX_HEARD:
+        if state_change is ServiceStateChange.Removed:
+            names.discard(name)
+        elif len(names) < MAX_HEARD:
             names.add(name)
 
     try:
@@ -240,10 +256,33 @@ async def browse(choice: Choice, seconds: float) -> set[tuple[str, str]]:
     browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[add])
     try:
         await asyncio.sleep(seconds)
+        return {
+            Heard(match[1], match[2], _cached_addresses(zeroconf.zeroconf, name))
+            for name in names
+            if (match := _NAME.fullmatch(name)) is not None
+        }
     finally:
         await browser.async_cancel()
         await zeroconf.async_close()
-    return {(match[1], match[2]) for match in map(_NAME.fullmatch, names) if match is not None}
+
+
+def _cached_addresses(zeroconf: Zeroconf, name: str) -> tuple[str, ...]:
+    """Those that came with the announcement, IPv4 first."""
+    info = ServiceInfo(SERVICE, name)
+    info.load_from_cache(zeroconf)
+    return tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])
+
+
+def machines_of(announced: Iterable[Sequence[str]], choice: Choice) -> tuple[str, ...]:
+    """One address for each machine among the announcements with these addresses; `this machine` for the one whose
+    interfaces are `choice`."""
+    own = {address.partition("%")[0] for address in choice.addresses}
+    found = {
+        THIS_MACHINE if any(one.partition("%")[0] in own for one in addresses) else addresses[0]
+        for addresses in announced
+        if addresses
+    }
+    return tuple(sorted(found))
 
 
 def interface_troubles(choice: Choice) -> list[Trouble]:

@@ -146,6 +146,21 @@ def test_a_peer_that_dialled_us_is_not_dialled() -> None:
     assert len(book.due(5.0)) == 1
 
 
+def test_a_peer_that_was_here_and_has_ended_is_not_one_without_an_answer() -> None:
+    book = AddressDirectory()
+    book.learn([ETHER, RADIO], Source.MDNS, 0.0, claim="peer")
+    book.answered(ETHER, "peer", 0.0)
+    book.linked("peer", ETHER)
+    book.unlinked("peer", 1.0)
+    for address in (ETHER, RADIO):
+        book.failed(address, 2.0, "Connection refused")
+        assert book.has_failed(address)
+    assert book.troubles() == []
+    book.learn(["10.0.0.9:1"], Source.STATIC, 2.0, claim="other")
+    book.failed("10.0.0.9:1", 3.0, "no route")
+    assert book.troubles() == [("10.0.0.9:1", "no route")]
+
+
 def test_proof_at_one_address_of_an_announcement_names_the_others() -> None:
     book = heard(ETHER, RADIO, claim="token")
     book.answered(ETHER, "b", 0.0)

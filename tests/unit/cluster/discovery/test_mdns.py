@@ -44,6 +44,20 @@ def name(token: str, network: bytes = NETWORK) -> str:
     return f"{network.hex()}-{token}.{SERVICE}"
 
 
+def test_machines_are_counted_and_not_their_programs() -> None:
+    choice = choose([Interface(name="e", addresses=("10.0.0.1", "fe80::1%e"), prefixes=(24, 64), hardware=True)])
+    announced = [("10.0.0.2", "fe80::2"), ("10.0.0.2", "fe80::2"), ("10.0.0.3",), ("fe80::1",), ()]
+    assert mdns.machines_of(announced, choice) == ("10.0.0.2", "10.0.0.3", "this machine")
+
+
+def test_who_says_goodbye_is_no_stranger_any_more() -> None:
+    recorder = Recorder()
+    recorder.tell(name("1" * 16, bytes(16)))
+    assert len(recorder._others) == 1
+    recorder.tell(name("1" * 16, bytes(16)), ServiceStateChange.Removed)
+    assert not recorder._others
+
+
 def test_two_of_one_network_hear_each_other_on_loopback_and_say_goodbye() -> None:
     async def scene() -> None:
         network = secrets.token_bytes(16)
@@ -52,6 +66,7 @@ def test_two_of_one_network_hear_each_other_on_loopback_and_say_goodbye() -> Non
         await asyncio.gather(*(each.start(LOOPBACK) for each in (one, two, stranger)))
         assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("2" * 16, ("127.0.0.1",), 1002)
         assert await asyncio.wait_for(two.heard.get(), 10) == Announcement("1" * 16, ("127.0.0.1",), 1001)
+        assert "this machine" in one.strangers()
         await two.close()
         assert await asyncio.wait_for(one.gone.get(), 10) == "2" * 16
         await asyncio.gather(one.close(), stranger.close(), two.close())

@@ -1,0 +1,60 @@
+"""One of two ranks that run every code block of the documents, one after the other: `python -m tests.documents_worker`.
+
+Each block finds what a launcher would have told it, with a port of its own, and begins with nothing defined.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from tests.documents import Block, blocks
+
+FIRST_PORT = 29600
+"""The tests give these processes a network of their own, so no port is anybody else's."""
+
+
+def has(need: str) -> bool:
+    """Whether this machine has what a block needs."""
+    if need == "cuda":
+        import torch
+
+        return torch.cuda.is_available()
+    return find_spec(need) is not None
+
+
+def run(number: int, block: Block) -> None:
+    """Runs a block, and ends what it leaves open."""
+    os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    try:
+        exec(compile(block.code, block.where, "exec"), names)
+    finally:
+        for name in ("agent", "ctx", "backend"):
+            with suppress(AttributeError, KeyError):
+                names[name].close()
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def main() -> None:
+    for number, block in enumerate(blocks()):
+        if not all(has(need) for need in block.needs):
+            print(f"left out {block.where}", flush=True)
+            continue
+        try:
+            run(number, block)
+        except BaseException:
+            print(f"failed {block.where}", flush=True)
+            traceback.print_exc()
+            os._exit(1)  # whatever the block has begun
+        print(f"ran {block.where}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
