@@ -31,7 +31,8 @@ with Children() as children:
     children.start(0, [sys.executable, "-c", sys.argv[1]], {})
     while True:
         for output in children.poll():
-            print(output.child.process.pid, output.data.decode().split()[0], flush=True)
+            for line in output.lines():
+                print(output.child.process.pid, line.decode(), flush=True)
 """
 
 
@@ -101,10 +102,10 @@ def test_what_a_child_started_ends_with_it(end: str) -> None:
 def test_closing_ends_what_the_children_started_too() -> None:
     with Children() as children:
         children.start(0, python(HOLDS_A_CHILD), {})
-        outputs = []
-        while not outputs:
-            outputs = children.poll()
-    wait_until(lambda: is_gone(int(outputs[0].data)))
+        lines: list[bytes] = []
+        while not lines:
+            lines = [line for output in children.poll() for line in output.lines()]
+    wait_until(lambda: is_gone(int(lines[0])))
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_grace() -> None:
