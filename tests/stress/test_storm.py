@@ -9,6 +9,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -111,7 +112,10 @@ def control_descriptors(node: Trainer) -> int:
 
 def what_is_open(node: Trainer) -> str:
     """For the message of a failure."""
-    return node.host.run("ss", "-tanp")
+    controls = psutil.Process(node.process.pid).children()
+    folders = [Path(f"/proc/{control.pid}/fd") for control in controls]
+    files = [f"{path} {path.readlink()}" for folder in folders for path in sorted(folder.iterdir())]
+    return "\n".join((node.host.run("ss", "-tanp"), *files))
 
 
 @pytest.mark.timeout(int(SECONDS) + 240)
