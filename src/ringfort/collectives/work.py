@@ -234,12 +234,22 @@ class Runner:
         return work
 
     def _help_out(self, work: Work) -> None:
-        """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it."""
+        """In the thread of a caller that waits for `work`: runs it, and what is before it, unless somebody is at it.
+
+        The main thread leaves what has callbacks to the others: Ctrl-C would keep them from being called, and who waits
+        for a future that one of them completes, inside C++, would wait for ever."""
+        is_main = threading.current_thread() is threading.main_thread()
         while not work.is_completed() and not self.turn.locked():
             with self.turn:
+                if is_main and self.queue and self.queue[0][0].has_callbacks:
+                    break
                 ended = self._run_next()
             if ended is not None:
                 ended.call_back()
+        if not work.is_completed():
+            with self._lock:
+                if self._is_deserted():
+                    self._find_server()
 
     def close(self, *, wait: bool) -> None:
         """Lets the threads end once the queue is empty. With `wait`, until they have: when the backend is closed, so

@@ -46,6 +46,16 @@ def test_an_error_of_one_that_was_run_on_the_way_belongs_to_who_waits_for_that()
         bad.wait()
 
 
+@pytest.mark.usefixtures("threadless")
+def test_the_main_thread_runs_nothing_with_callbacks_for_an_interrupt_would_lose_them() -> None:
+    runner, ran = Runner("test"), list[str]()
+    runner.submit("a", lambda: ran.append("a"))
+    last = runner.submit("b", lambda: ran.append("b"))
+    last.add_done_callback(lambda _: ran.append("called"))
+    runner._help_out(last)
+    assert ran == ["a"]
+
+
 def test_nobody_overtakes_what_is_running(runner: Runner) -> None:
     begun, go = threading.Event(), threading.Event()
     ran: list[str] = []
