@@ -19,7 +19,7 @@ from ringfort.cluster.discovery.static import parse_peers, resolve
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.cluster.discovery.watch import watch_interfaces
 from ringfort.cluster.host import clock
-from ringfort.cluster.probing import Measurement, probe
+from ringfort.cluster.probing import MAX_PROBES, Measurement, probe
 from ringfort.cluster.setup import Setup
 from ringfort.cluster.waiting import within
 from ringfort.cluster.wire import dial
@@ -75,6 +75,7 @@ class Finder:
         self._announced: dict[str, tuple[str, ...]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._measuring = asyncio.Lock()
+        self._probing = asyncio.Semaphore(MAX_PROBES - 1)  # as many as the other side answers at once, and room for it
         self._wake: asyncio.TimerHandle | None = None
         self._is_over = False
 
@@ -240,9 +241,9 @@ class Finder:
     async def measure(self, address: str) -> Measurement | None:
         """How fast an address is; one at a time, so that they do not measure each other."""
         host, port = parse_address(address)
-        async with self._measuring:
+        async with self._probing:
             try:
-                found = await probe(host, port, self._setup.wall, self._setup.peer)
+                found = await probe(host, port, self._setup.wall, self._setup.peer, self._measuring)
             except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
                 self.directory.failed(address, clock(), str(exc) or "it did not answer a probe in time")
                 if isinstance(exc, RefusedError):

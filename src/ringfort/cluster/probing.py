@@ -77,9 +77,9 @@ class Measurement:
     """Seconds to connect and open: about two round trips and the arithmetic of a handshake. None at the responder."""
 
 
-async def probe(host: str, port: int, credentials: Credentials | None, me: str) -> Measurement:
-    """Measures the way to an address. Raises as `dial` does, and `ProtocolError` or `TimeoutError` for what answers
-    something else or too late."""
+async def probe(host: str, port: int, credentials: Credentials | None, me: str, turn: asyncio.Lock) -> Measurement:
+    """Measures the way to an address, in its `turn` once it is connected: who does not answer keeps nobody waiting.
+    Raises as `dial` does, and `ProtocolError` or `TimeoutError` for what answers something else or too late."""
     begun = time.perf_counter()
     sock, opening = await dial(host, port, credentials, Probe())
     round_trip = time.perf_counter() - begun
@@ -93,7 +93,8 @@ async def probe(host: str, port: int, credentials: Credentials | None, me: str) 
         return Measurement(said.peer, said.speed, speed, round_trip)
 
     with sock:
-        return await within(PROBE_TIMEOUT, measure())
+        async with turn:
+            return await within(PROBE_TIMEOUT, measure())
 
 
 async def answer_probe(sock: socket.socket, opening: Opening, me: str) -> Measurement:

@@ -191,7 +191,7 @@ async def test_a_probe_tells_both_sides_the_same_of_both_ways() -> None:
         return await answer_probe(sock, opening, f"{there.identity.peer_id}.1")
 
     port, served = await _serve(there, answer)
-    found = await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1")
+    found = await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1", asyncio.Lock())
     told = await served
     assert found.peer == f"{there.identity.peer_id}.1"
     assert told.peer == f"{here.identity.peer_id}.1"
@@ -211,7 +211,7 @@ async def test_who_answers_a_probe_speaks_for_no_other_peer() -> None:
 
     port, served = await _serve(member(), answer)
     with pytest.raises(ProtocolError, match=f"says that it is of {victim} and proved to be"):
-        await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1")
+        await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1", asyncio.Lock())
     await served
 
 
