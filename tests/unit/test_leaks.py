@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import leaks
@@ -92,6 +93,24 @@ def test_shared_memory_of_a_process_that_the_tests_did_not_start_is_not_theirs(o
         finally:
             segment.unlink()
     assert len(found) == is_ours
+
+
+@pytest.mark.skipif(not leaks.SHARED_MEMORY.is_dir(), reason="shared memory has no folder here")
+def test_an_old_file_is_not_reported_when_a_process_that_had_its_number_by_chance_ends() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        stranger = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()  # the other is nobody's child now
+        parent.wait()
+        segment = leaks.SHARED_MEMORY / f"ringfort-leak-check-{stranger.pid}-x{os.getpid()}"
+        segment.touch()
+        try:
+            before = leaks.snapshot()
+            stranger.kill()
+            stranger.wait()
+            assert leaks.left_behind(before, grace=0) == []
+        finally:
+            segment.unlink()
 
 
 def test_what_was_there_before_is_not_reported() -> None:
