@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
-from ringfort.cluster import epochs, membership
+from ringfort.cluster import membership
 from ringfort.cluster.election import ElectionManager
 from ringfort.cluster.links import Links
 from ringfort.cluster.membership import Ledger
@@ -100,8 +100,8 @@ def _votes_again(original: Callable[..., Any]) -> Callable[..., Any]:
 BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
     "accepts any number": [(Ledger, "objection", _any_number)],
     "commits on a majority": [(Proposer, "accepted", _commit_on_majority)],
-    "any group goes on": [(module, "is_lawful", lambda _: lambda *_: True) for module in (membership, epochs)],
-    "half goes on": [(module, "is_lawful", _half_is_enough) for module in (membership, epochs)],
+    "any group goes on": [(membership, "is_lawful", lambda _: lambda *_: True)],
+    "half goes on": [(membership, "is_lawful", _half_is_enough)],
     "ignores doubts": [
         (membership, "basis_of", _blind_to_doubts),
         (Ledger, "_is_known", lambda _: lambda *_: True),

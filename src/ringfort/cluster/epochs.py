@@ -14,7 +14,7 @@ from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import EpochStarted, Waiting
 from ringfort.cluster.instructions import Remember
 from ringfort.cluster.links import Links
-from ringfort.cluster.membership import is_lawful, records_of
+from ringfort.cluster.membership import unlawful
 from ringfort.cluster.messages import Accept, Commit, Epoch, Propose, Reject, Standing
 from ringfort.cluster.proposing import Proposer, RingOrder, Situation
 from ringfort.cluster.state import PeerState
@@ -164,9 +164,8 @@ class Epochs:
 
     def _unlawful(self, known: set[str]) -> list[Epoch]:
         """What this peer must not go on without the majority of, and has not."""
-        state, policy = self._state, self._state.config.on_partition
-        dead = state.dead
-        return [r for r in records_of(state.ledger.standing) if not is_lawful(known, r, dead, policy)]
+        state = self._state
+        return unlawful(known, state.ledger.standing, state.departed, state.without, state.config.on_partition)
 
     def _why_stuck(self) -> str:
         """For whom this peer waits, in words."""

@@ -248,27 +248,39 @@ def largest_lawful(
     dead = {*departed, *without}
     while True:
         # Not `without`: what those promised is not known, so they answer for nothing.
-        basis = basis_of(_all_standings(peers, standings, departed), {*peers, *departed})
+        basis = basis_of(_with_the_departed((standings[p] for p in peers), departed), {*peers, *departed})
         broken = {r.key for r in basis.records if not is_lawful(peers, r, dead, policy)}
         if not broken:
             return peers, basis
-        held = [p for p in peers if broken.isdisjoint(r.key for r in _known_to(p, standings, departed))]
+        held = [p for p in peers if broken.isdisjoint(r.key for r in known_to(standings[p], departed))]
         if len(held) == len(peers):
             return [], basis
         peers = held
 
 
-def _known_to(peer: str, standings: Mapping[str, Standing], departed: Mapping[str, Standing]) -> list[Epoch]:
-    return [r for s in _all_standings([peer], standings, departed) for r in records_of(s)]
+def unlawful(
+    group: Collection[str],
+    standing: Standing,
+    departed: Mapping[str, Standing],
+    without: Collection[str],
+    policy: Policy,
+) -> list[Epoch]:
+    """What a peer with this standing must not go on without the majority of, and what `group` has no majority of."""
+    basis = basis_of(_with_the_departed([standing], departed), {*group, *departed})
+    dead = {*departed, *without}
+    return [record for record in basis.records if not is_lawful(group, record, dead, policy)]
 
 
-def _all_standings(
-    peers: Iterable[str], standings: Mapping[str, Standing], departed: Mapping[str, Standing]
-) -> list[Standing]:
-    """Those of `peers`, and the last ones of the dead that they were in an epoch with, to the end of the chain."""
+def known_to(standing: Standing, departed: Mapping[str, Standing]) -> list[Epoch]:
+    """What a peer with this standing was in or may be in, and what the departed that were in it with it said last."""
+    return [record for one in _with_the_departed([standing], departed) for record in records_of(one)]
+
+
+def _with_the_departed(standings: Iterable[Standing], departed: Mapping[str, Standing]) -> list[Standing]:
+    """`standings`, and the last ones of the dead that they were in an epoch with, to the end of the chain."""
     found: list[Standing] = []
     asked: set[str] = set()
-    to_ask = [standings[peer] for peer in peers]
+    to_ask = list(standings)
     while to_ask:
         standing = to_ask.pop()
         found.append(standing)

@@ -60,7 +60,7 @@ from ringfort.cluster.health import HealthMonitor, HealthSummary
 from ringfort.cluster.heartbeats import Heartbeats
 from ringfort.cluster.instructions import Close, Instruction, Remember
 from ringfort.cluster.links import Links
-from ringfort.cluster.membership import Ledger, records_of
+from ringfort.cluster.membership import Ledger
 from ringfort.cluster.messages import (
     Accept,
     AnyMessage,
@@ -283,11 +283,7 @@ class PeerCore:
         what they were in, this peer does not found a new group beside. To be called before anything else happens."""
         if self._begin(now) and self.me.slots:
             state = self._state
-            state.ledger.recall(standings)
-            members = {m for record in records_of(state.ledger.standing) for m in record.members}
-            named = set(state.config.restart_without)
-            gone = {m.peer for m in members if named & {m.name, m.peer, node_of(m.peer)}}
-            state.restart_without = tuple(sorted(gone))
+            state.recall(standings)
             if state.ledger.standing != Standing():
                 state.out.append(Remember(state.ledger.standing))
             self._refresh()

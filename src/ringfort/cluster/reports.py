@@ -78,6 +78,7 @@ class Reports:
         state.departed[about] = said.standing
         while len(state.departed) > MAX_DEPARTED:
             del state.departed[next(iter(state.departed))]
+        state.find_restart_without()
         gone = state.contacts.get(about)
         if gone is not None:
             gone.has_left = not said.died

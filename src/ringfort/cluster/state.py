@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from ringfort.cluster.contacts import Contact, Contacts
+from ringfort.cluster.contacts import Contact, Contacts, node_of
 from ringfort.cluster.election import Claim, ElectionManager
 from ringfort.cluster.events import ClusterEvent, EpochEnded
 from ringfort.cluster.health import HealthMonitor
 from ringfort.cluster.instructions import Instruction, Notify, Send
-from ringfort.cluster.membership import Ledger
+from ringfort.cluster.membership import Ledger, known_to
 from ringfort.cluster.messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Standing
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
@@ -47,6 +47,7 @@ class PeerState:
         """Those of this node, for whom this peer vouches."""
         self.restart_without: tuple[str, ...] = ()
         """Members of earlier epochs that do not count because a person at this machine said so."""
+        self._recalled = Standing()
         self.work = 0
         """The work done when the last epoch ended."""
         self.holds = False
@@ -78,6 +79,22 @@ class PeerState:
         not vote here, and nobody waits for them or misses them."""
         assert contact.hello is not None
         return self.me.slots > 0 and contact.hello.member.slots > 0 and contact.hello.run == self.config.run
+
+    def recall(self, standings: Iterable[Standing]) -> None:
+        """Takes over what earlier processes of this machine promised."""
+        self.ledger.recall(standings)
+        self._recalled = self.ledger.standing
+        self.find_restart_without()
+
+    def find_restart_without(self) -> None:
+        """Finds those whom a person at this machine said not to count: who was in an epoch with earlier processes of
+        it, or later with others who were. Not any more when this process has promised something itself: a machine of
+        that name may be in it."""
+        named = set(self.config.restart_without)
+        if named and self.ledger.standing is self._recalled:
+            members = {member for record in known_to(self._recalled, self.departed) for member in record.members}
+            gone = {m.peer for m in members if named & {m.name, m.peer, node_of(m.peer)}}
+            self.restart_without = tuple(sorted(gone))
 
     @property
     def without(self) -> set[str]:

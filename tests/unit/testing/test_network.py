@@ -303,6 +303,37 @@ def test_it_goes_on_where_a_person_says_who_is_gone_on_one_machine_at_least(told
     assert waits_of(network, told[0]) == []
 
 
+def replaced_and_gone() -> SimulatedNetwork:
+    """Host 0 was given a new disk while host 2 was off, worked with host 1, and is gone for good."""
+    network = agreed_cluster(3)
+    network.power_off(2)
+    network.kill(0)
+    network.wipe(0)
+    network.start(0)
+    until(network, lambda: network.agreed, 3.0)
+    for host in (0, 1):
+        network.power_off(host)
+    network.wipe(0)
+    return network
+
+
+def test_a_name_stands_for_its_later_processes_too() -> None:
+    network = replaced_and_gone()
+    network.start(1)
+    network.start(2, without=["host0"])
+    until(network, lambda: are_agreed(network.alive), 3.0)
+
+
+def test_who_waits_for_a_process_that_it_knows_from_the_departed_alone_says_so() -> None:
+    network = replaced_and_gone()
+    first = network.ended[1].id
+    network.start(1)
+    network.start(2, without=[first])
+    network.run_until(network.now + 6.0)
+    assert [network.peers[host].core.epoch for host in (1, 2)] == [None, None]
+    assert waits_of(network, 2)[-1] == "host0"
+
+
 def test_who_is_not_named_is_waited_for() -> None:
     network = agreed_cluster(4)
     for host in range(4):
