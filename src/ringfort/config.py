@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from ringfort.errors import ConfigError, InvalidRankError
 
@@ -452,6 +452,15 @@ def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
 def is_set(variable: str) -> bool:
     """Whether the person has set an environment variable, to anything but nothing: a launcher does not change it."""
     return bool(os.environ.get(variable))
+
+
+STEP_FILE: Final = "RINGFORT_STEP_FILE"
+"""Names the file in which a launcher's ranks write how many steps they have done."""
+
+
+def step_file() -> str | None:
+    """The one of this process's launcher, if it has one."""
+    return os.environ.get(STEP_FILE) or None
 
 
 def is_dumb_terminal() -> bool:

@@ -63,6 +63,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
+from ringfort.observe.steps import own_steps
 from ringfort.transport.greeting import Control, Join, Meet, Probe
 from ringfort.transport.opening import Opening, sealed
 from tests.agents import until
@@ -218,6 +219,15 @@ def test_of_two_nodes_that_came_together_the_one_that_did_more_leads_next(cluste
     assert busy.election_state is ElectionState.MASTER
     with pytest.raises(InvalidArgumentError, match="amount=-1"):
         busy.record_work(-1)
+
+
+def test_others_see_how_far_a_program_is(cluster: Cluster) -> None:
+    one, _ = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    wanted = own_steps().done + 3
+    for _ in range(wanted):
+        own_steps().mark(cluster)
+    until(lambda: [view.step for view in one.snapshot() if not view.is_self] == [wanted], "it is not told")
 
 
 def test_a_leader_can_step_down_and_another_peer_stand(cluster: Cluster) -> None:

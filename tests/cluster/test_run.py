@@ -422,6 +422,7 @@ def test_peers_shows_a_run_and_does_not_disturb_it(tmp_path: Path) -> None:
         found = json.loads(out)["peers"]
         assert [peer["ranks"] for peer in found] == [[0], [1]]
         assert sorted(peer["role"] for peer in found) == ["leader", "member"]
+        assert [peer["step"] for peer in found] == [3, 3]
         assert {peer["interface"] for peer in found} == {"lo"}
         assert all(0 < peer["round_trip_seconds"] < 10 for peer in found)
         fifo.write_text("go")

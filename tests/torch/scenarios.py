@@ -692,6 +692,25 @@ def fsdp_curve(rank: int, world_size: int, backend: str, steps: int) -> list[flo
         return _curve(model, rank, steps)
 
 
+def steps(rank: int, world_size: int) -> int:
+    """Each step of an optimizer counts; one that is compiled works."""
+    from ringfort.observe.steps import own_steps
+
+    with group(rank, world_size):
+        before = own_steps().done
+        weight = torch.nn.Parameter(torch.ones(3))
+        weight.grad = torch.ones(3)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        for _ in range(before + 2):
+            optimizer.step()
+        counted = own_steps().done - before
+        other = torch.nn.Parameter(torch.ones(3))
+        other.grad = torch.ones(3)
+        torch.compile(torch.optim.SGD([other], lr=0.5).step, backend="eager")()
+        assert other[0].item() == 0.5
+        return counted
+
+
 # --- rendezvous -------------------------------------------------------------------------------------------------------
 
 

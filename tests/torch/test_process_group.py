@@ -94,6 +94,10 @@ def test_a_sharded_tensor_is_gathered_where_torch_has_no_gpu(zygote: Zygote) -> 
     assert zygote.run("torch.model_scenarios.sharded_tensor", 2) == [50.0, None]
 
 
+def test_steps_of_optimizers_are_counted(zygote: Zygote) -> None:
+    assert zygote.run("steps", 2) == [2, 2]
+
+
 def test_a_default_group_can_follow_another(zygote: Zygote) -> None:
     zygote.run("again", 2)
 

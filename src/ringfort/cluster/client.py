@@ -55,13 +55,15 @@ class ControlClient:
         on_change: Callable[[ipc.State | ClusterEvent], None],
         on_end: Callable[[], DistributedError],
         work_done: Callable[[], int],
+        steps_done: Callable[[], int],
     ) -> None:
         """`on_change` is called in a thread of its own with every change of state and every event, in order. `on_end`
-        is called when the service has closed the connection, and says why."""
+        is called when the service has closed the connection, and says why. `work_done` and `steps_done` are asked
+        several times a second."""
         self._sock = sock
         self._on_change = on_change
         self._on_end = on_end
-        self._work_done = work_done
+        self._work_done, self._steps_done = work_done, steps_done
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._frames = ipc.Frames()
@@ -191,7 +193,7 @@ class ControlClient:
     def _take(self, message: ipc.ToNode) -> None:
         match message:
             case ipc.Ping():
-                self._outgoing.append(memoryview(ipc.frame(ipc.Pong(self._work_done()))))
+                self._outgoing.append(memoryview(ipc.frame(ipc.Pong(self._work_done(), self._steps_done()))))
                 self._write()
             case ipc.Answer(number=number, value=value):
                 self._settle(number, lambda future: future.set_result(value))

@@ -36,6 +36,8 @@ class Contact:
     """Its time in its latest heartbeat, which we echo."""
     their_time_came: float = 0.0
     """Our time then."""
+    step: int = 0
+    """How many steps of training its program has done, as its latest heartbeat says."""
     hung_up: str = ""
     """Why the other side closes this link, if it said so."""
     has_left: bool = False

@@ -218,6 +218,10 @@ class Control:
         """See `PeerCore.set_busy`."""
         self._do(self.core.set_busy(clock(), busy))
 
+    def set_step(self, step: int) -> None:
+        """See `PeerCore.set_step`."""
+        self.core.set_step(step)
+
     def tell(self, topic: str, body: bytes, peer: str | None) -> None:
         """Sends a note to one peer or to all."""
         for contact in self.core.contacts:

@@ -34,7 +34,7 @@ class Heartbeats:
             return False
         if state.contacts.get(contact.peer) is not contact:
             return True
-        contact.their_time, contact.their_time_came = beat.sent, state.now
+        contact.their_time, contact.their_time_came, contact.step = beat.sent, state.now, beat.step
         was_busy = state.health.is_busy(contact.peer)
         state.health.heard(contact.peer, state.time, busy=beat.busy)
         if beat.echo > contact.asked:
@@ -65,4 +65,4 @@ class Heartbeats:
         """One heartbeat, which answers the other's latest."""
         now = self._state.now
         held = now - contact.their_time_came if contact.their_time else 0.0
-        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy))
+        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))

@@ -126,9 +126,10 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """The answer to `Ping`: the program's interpreter runs."""
+    """The answer to `Ping`: the program's interpreter runs, and how far it is."""
 
     work: int = 0
+    step: int = 0
 
 
 ToService = Ask | Cancel | Pong

@@ -126,6 +126,8 @@ class Beat(Message, frozen=True, forbid_unknown_fields=True, tag="beat"):
     """Seconds between hearing what is echoed and this message: the round trip is without them."""
     busy: bool = False
     """The sender's program runs but does not respond: it holds its interpreter lock, swaps or computes."""
+    step: Number = 0
+    """How many steps of training the sender's program has done; 0 where it is not known."""
 
 
 class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):

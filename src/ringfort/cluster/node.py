@@ -37,6 +37,7 @@ from ringfort.errors import (
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
+from ringfort.observe.steps import own_steps
 from ringfort.transport.channel import Channel
 from ringfort.transport.finalisers import Farewell, when_gone
 from ringfort.transport.locks import Condition
@@ -76,10 +77,13 @@ class ClusterNode:
         credentials: Credentials | None = None,
         encryption: str | None = None,
         control: Literal["process", "thread"] | None = None,
+        steps_done: Callable[[], int] | None = None,
     ) -> None:
         """`slots` are the ranks that this process brings. `credentials` are this user's own unless given. `encryption`
         decides where it is given; otherwise `config` and the environment do (see `choose_encryption`). `control` is
         where the control service runs: by default in a process of its own, for an observer (no `slots`) in a thread.
+        `steps_done` says how many steps of training the program has done, for `ringfort peers`; by default those that
+        this process's optimizers and `average_gradients` have done.
 
         Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` where `config` and the environment
         contradict each other, and `IdentityError` if the key or secret cannot be read.
@@ -97,6 +101,7 @@ class ClusterNode:
         """What a program that waits for peers is to be told."""
         self._work = [0]
         """In a list, which outlives the node: the client tells the service, and must not keep the node alive."""
+        self._steps_done = steps_done or _own_steps
         self._farewell: Farewell | None = None
         self._is_over = False
         self._lost: ControlLostError | None = None
@@ -137,7 +142,9 @@ class ClusterNode:
             self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
             node: weakref.ref[ClusterNode] = weakref.ref(self)
             work = self._work
-            self._client = ControlClient(ours, partial(_take, node), partial(_ended, node), lambda: work[0])
+            self._client = ControlClient(
+                ours, partial(_take, node), partial(_ended, node), lambda: work[0], self._steps_done
+            )
             # One that is dropped leaves as if it had been closed.
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
             level = logging.getLogger("ringfort").getEffectiveLevel()
@@ -350,6 +357,10 @@ class ClusterNode:
     def _ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float = _ANSWER) -> T:
         """The service's answer. Raises as `_check`, and what the service raises."""
         return self._check().ask(request, kind, timeout)
+
+
+def _own_steps() -> int:
+    return own_steps().done
 
 
 def _close(reference: weakref.ref[ClusterNode]) -> None:

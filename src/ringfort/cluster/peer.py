@@ -62,6 +62,7 @@ from ringfort.cluster.instructions import Close, Instruction, Remember
 from ringfort.cluster.links import Links
 from ringfort.cluster.membership import Ledger
 from ringfort.cluster.messages import (
+    MAX_NUMBER,
     Accept,
     AnyMessage,
     Beat,
@@ -265,6 +266,10 @@ class PeerCore:
         if self._state.busy != busy and self._begin(now):
             self._state.busy = busy
         return self._end()
+
+    def set_step(self, step: int) -> None:
+        """The program of this peer has done so many steps of training. The next heartbeats say so."""
+        self._state.step = min(step, MAX_NUMBER - 1)
 
     def vouch(self, now: float, peer: str, standing: Standing) -> list[Instruction]:
         """`peer`, an earlier process of this node, has ended, and `standing` is the last it wrote down."""

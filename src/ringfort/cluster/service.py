@@ -124,10 +124,11 @@ class ControlService:
                 case ipc.Cancel(number=number):
                     if number in self._tasks:
                         self._tasks[number].cancel()
-                case ipc.Pong(work=work):
+                case ipc.Pong(work=work, step=step):
                     self._work, self._asked_at = work, None
                     if self.control is not None:
                         self.control.set_busy(False)
+                        self.control.set_step(step)
 
     def _asked(self, number: int, request: ipc.AnyRequest) -> None:
         if isinstance(request, ipc.Stop):

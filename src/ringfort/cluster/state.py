@@ -53,6 +53,8 @@ class PeerState:
         self.holds = False
         self.busy = False
         """The program of this peer runs but does not respond."""
+        self.step = 0
+        """How many steps of training it has done."""
         self.is_stuck = False
         """It may not go on: too many of its last epoch are out of sight."""
         self.yields = False

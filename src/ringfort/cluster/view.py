@@ -44,6 +44,8 @@ class PeerView:
     """In its epoch; empty where it is in none."""
     program: str = ""
     """What it runs, as it tells; empty before it has."""
+    step: int = 0
+    """How many steps of training it has done, as it tells; 0 where that is not known."""
     uptime: float | None = None
     """Seconds for which it has been in the cluster."""
     accelerators: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from math import inf
 from typing import IO, Final
 
 from ringfort.children import Child, Children
-from ringfort.config import DEFAULT_PATIENCE, Environment, format_address, is_set
+from ringfort.config import DEFAULT_PATIENCE, STEP_FILE, Environment, format_address, is_set
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.blame import Failure
 from ringfort.launch.drawing import Drawing
@@ -38,6 +38,8 @@ class Program:
     run: str = "ringfort"
     patience: float = DEFAULT_PATIENCE
     max_restarts: int = 0
+    step_file: str | None = None
+    """Where they write how far they are."""
 
 
 def rank_variables(assignment: Assignment, local_rank: int, program: Program, interface: str = "") -> dict[str, str]:
@@ -67,6 +69,8 @@ def rank_variables(assignment: Assignment, local_rank: int, program: Program, in
         "TORCHELASTIC_MAX_RESTARTS": program.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
+    if program.step_file is not None:
+        variables[STEP_FILE] = program.step_file
     wishes = {"PYTHONUNBUFFERED": "1"}  # else lines wait in the rank until there are kilobytes of them
     if assignment.local_world_size > 1:
         wishes["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down

@@ -41,6 +41,7 @@ from ringfort.launch.place import interface_towards, open_place
 from ringfort.launch.ranks import MachineRanks, Program
 from ringfort.launch.show import Printer, summary
 from ringfort.launch.ticket import ticket_of
+from ringfort.observe.steps import StepFile
 
 if TYPE_CHECKING:
     from ringfort.cluster.node import ClusterNode
@@ -61,6 +62,7 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
         inbox = stack.enter_context(closing(Inbox()))
         stack.enter_context(signals_to(inbox))
         node: ClusterNode | None = None
+        step_file: StepFile | None = None
         if not options.is_alone:
             from ringfort.cluster.node import ClusterNode
 
@@ -76,22 +78,37 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 health=HealthConfig(patience=options.patience_seconds),
                 restart_without=options.restart_without,
             )
-            node = ClusterNode(config, slots=options.local)
+            step_file = stack.enter_context(closing(StepFile()))
+            node = ClusterNode(config, slots=options.local, steps_done=step_file.read)
             stack.callback(node.subscribe(inbox.put))
             stack.enter_context(node)
-        return _Launcher(options, printer, inbox, node).run()
+        return _Launcher(options, printer, inbox, node, step_file).run()
 
 
 class _Launcher:
     """The loop, and what it knows."""
 
-    def __init__(self, options: RunOptions, printer: Printer, inbox: Inbox, node: ClusterNode | None) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        printer: Printer,
+        inbox: Inbox,
+        node: ClusterNode | None,
+        step_file: StepFile | None = None,
+    ) -> None:
         self._options = options
         self._printer = printer
         self._inbox = inbox
         self._node = node
+        self._step_file = step_file
         self._host = platform.node()
-        self._program = Program(options.command, options.run_name, options.patience_seconds, options.max_restarts)
+        self._program = Program(
+            options.command,
+            options.run_name,
+            options.patience_seconds,
+            options.max_restarts,
+            None if step_file is None else step_file.path,
+        )
         self._agreement = Agreement(
             ALONE if node is None else node.peer_id,
             ticket_of(options),
@@ -113,6 +130,8 @@ class _Launcher:
         self._ranks = MachineRanks(self._children, self._host)
         self._is_done = False
         self._stopped = 0
+        if self._step_file is not None:
+            self._step_file.clear()
         self._deadline = time.monotonic() + self._options.timeout
 
     def run(self) -> int:

@@ -37,6 +37,7 @@ from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rendezvous import forget
 from ringfort.torch.sparse import is_sparse
+from ringfort.torch.steps import count_steps
 from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds
 from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
@@ -66,6 +67,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
         self._messages = Messages(context)
         self._coalesced: list[RingfortWork] | None = None
         self._engines: dict[str, Any] = {}
+        count_steps()
 
     # --- collectives ----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from ringfort.compression.compressor import GradientCompressor, check_floats
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import MIB
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError
+from ringfort.observe.steps import own_steps
 from ringfort.transport.fold import Array
 
 if TYPE_CHECKING:
@@ -83,10 +84,11 @@ def average_gradients(
         settings = (f"bucket_bytes={bucket_bytes}", "no weight" if weight is None else "a weight", way)
         _agree(ctx, (*settings, *(f"{path}: {shapes.get(path)}" for path, _ in found)))
     op = _operation(ctx, weight)
-    if ctx.world_size == 1 and (compressor is None or not compressor.names):
-        return tree
-    results = iter(_reduce_all(ctx, leaves, bucket_bytes, op, compressor))
-    return _rebuild(tree, (None if array is None else next(results) for _, array in found))
+    if ctx.world_size > 1 or (compressor is not None and compressor.names):
+        results = iter(_reduce_all(ctx, leaves, bucket_bytes, op, compressor))
+        tree = _rebuild(tree, (None if array is None else next(results) for _, array in found))
+    own_steps().mark(ctx)
+    return tree
 
 
 def _check_arguments(weight: object, bucket_bytes: object) -> None:

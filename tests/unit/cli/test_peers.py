@@ -39,7 +39,9 @@ VIEW = PeerView(
     version="0.1.0",
     slots=2,
     ranks=(4, 5),
+    run="train.py",
     program="train.py",
+    step=1240,
     uptime=12 * 60.0,
     accelerators=("RTX 4090", "RTX 4090"),
 )
@@ -65,6 +67,7 @@ def test_a_row_says_who_where_how_far_and_how_well() -> None:
         "250 Mbit/s",
         "0.1.0",
         "train.py",
+        "1,240",
         "12 min",
         "2 x RTX 4090",
         "(here)",
@@ -81,6 +84,14 @@ def test_eighty_columns_hold_every_value_whole_and_what_matters_most_comes_first
     for value in (*row(VIEW, "").values(), *row(far, "").values()):
         assert value in text
     assert [line[:4] for line in narrow[2:4]] == ["    ", "    "]
+
+
+def test_the_name_of_a_run_is_shown_where_it_is_not_its_programs() -> None:
+    assert "run" not in lines(seen(VIEW), None)[0].split()
+    heading, words = lines(seen(replace(VIEW, run="night")), None)[:2]
+    assert "run" in heading.split()
+    assert "night" in words.split()
+    assert (as_dict(VIEW)["run"], as_dict(VIEW)["step"], as_dict(NEW)["step"]) == ("train.py", 1240, None)
 
 
 def test_in_a_file_each_peer_is_one_line() -> None:
