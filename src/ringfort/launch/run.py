@@ -29,6 +29,7 @@ from ringfort.cluster.events import (
 )
 from ringfort.cluster.messages import Epoch, Member
 from ringfort.cluster.profile import own_version
+from ringfort.cluster.proposing import TOO_FEW
 from ringfort.cluster.versions import differ, upgrade_advice
 from ringfort.config import AutoDiscoveryConfig, HealthConfig
 from ringfort.errors import ProtocolError, RendezvousTimeoutError
@@ -237,6 +238,8 @@ class _Launcher:
                 self._do(agreement.joined(time.monotonic(), peer))
             case CloneFound() | Misbehaved():
                 self._say(str(item))
+            case Waiting(why=why) if why.endswith(TOO_FEW):
+                pass  # as was said at the start
             case OtherClusters() | Waiting() if not agreement.has_started and not agreement.failures:
                 self._say(str(item))
             case _:
