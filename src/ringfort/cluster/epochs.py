@@ -150,6 +150,7 @@ class Epochs:
             self._started(epoch)
 
     def _started(self, epoch: Epoch) -> None:
+        self._proposer.started(epoch)
         self._state.notify(EpochStarted(epoch))
         self.judge()  # somebody may have been lost since it was accepted
 

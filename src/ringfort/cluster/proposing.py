@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -13,7 +14,7 @@ from ringfort.config import AutoDiscoveryConfig
 
 QUICK: Final = 0.1
 """Seconds that the group must not have changed before an epoch that was broken is followed: who died together is left
-out together."""
+out together. Also where nobody else is to be waited for."""
 ANSWER: Final = 1.5
 """Seconds that members have to accept at first; twice as long after each time that they did not. A member accepts when
 its promise is on its disk, which takes milliseconds, or seconds where the disk is slow."""
@@ -65,6 +66,13 @@ class Proposer:
         self._late = 0
         self._committed_at = -inf
         self._last_number = 0
+        self._largest: Counter[str] = Counter()
+        """The hosts of the largest epoch that this peer was in."""
+
+    def started(self, epoch: Epoch) -> None:
+        """This peer is in `epoch`, whoever proposed it."""
+        if len(epoch.members) >= self._largest.total():
+            self._largest = Counter(member.host for member in epoch.members)
 
     def rest(self) -> None:
         """This peer does not lead: what it proposed is given up, and never committed."""
@@ -160,8 +168,13 @@ class Proposer:
         if self._first is None:
             self._first = now
         is_broken = current is None and situation.standing.formed is not None
-        settle = QUICK if is_broken else self._config.settle
+        settle = QUICK if is_broken or self._are_all(wanted, situation) else self._config.settle
         return max(min(self._since + settle, self._first + 3 * settle), self._backoff())
+
+    def _are_all(self, wanted: frozenset[str], situation: Situation) -> bool:
+        """Whether nobody else is to be waited for: there may be no more, or all machines are here again."""
+        hosts = Counter(situation.members[peer].host for peer in wanted)
+        return len(wanted) - 1 == self._config.max_peers or hosts == self._largest
 
     def _backoff(self) -> float:
         """Proposals that fail again and again are made ever more slowly, up to 0.8 s."""

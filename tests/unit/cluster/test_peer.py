@@ -487,7 +487,7 @@ def test_more_than_the_most_wait(most: int | None, members: int) -> None:
     bench.meet(1, "n2.c")
     bench.wait(0.4, 1)
     bench.say(1, Vote(bench.core.election.term, True), Report(Standing(), 0, ("n1.b",)))
-    bench.wait(2.0, 1)
+    bench.wait(1.2, 1)
     [epoch] = {m.epoch for m in sent(bench.out, 1) if isinstance(m, Propose)} or {bench.core.epoch}
     assert len(epoch.members) == members
 

@@ -303,6 +303,30 @@ def test_it_goes_on_where_a_person_says_who_is_gone_on_one_machine_at_least(told
     assert waits_of(network, told[0]) == []
 
 
+def test_when_all_machines_are_here_again_nobody_waits_for_more() -> None:
+    network = agreed_cluster(4)
+    for host in (2, 3):
+        network.kill(host)
+    network.run_until(network.now + 3.0)
+    for host in (2, 3):
+        network.start(host)
+    until(network, lambda: network.agreed, 0.5)  # which is how long newcomers that nobody knew are waited for
+    network.kill(3)
+    network.run_until(network.now + 3.0)
+    network.start(3)
+    network.run_until(network.now + 0.5)
+    assert network.agreed
+
+
+@pytest.mark.parametrize(("most", "soon"), [(2, True), (3, False)])
+def test_as_many_as_there_may_be_begin_at_once(most: int, soon: bool) -> None:
+    network = SimulatedNetwork(1, 3, AutoDiscoveryConfig(min_peers=2, max_peers=most, settle=5.0))
+    for host in range(3):
+        network.start(host)
+    network.run_until(3.0)
+    assert network.agreed == soon
+
+
 def replaced_and_gone() -> SimulatedNetwork:
     """Host 0 was given a new disk while host 2 was off, worked with host 1, and is gone for good."""
     network = agreed_cluster(3)
