@@ -23,7 +23,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
                   (streams), board (what ranks of one host share), opening, records (pure: the wall), door; locks,
                   finalisers and forks (what Ctrl-C, a dropped group and a forked child must not break)
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
-    observe/      metrics
+    observe/      metrics; steps: how far a program is
     config.py     settings; the only reader of the environment
     errors.py     every exception
 
