@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.leaks import no_leaks
+from tests.helpers.leaks import no_leaks
 
 STRESS = Path(__file__).parent / "stress"
 CONFORMANCE = Path(__file__).parent / "conformance"

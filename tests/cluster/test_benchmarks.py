@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import why_not
-from tests.source import ROOT
+from tests.helpers.source import ROOT
 
 pytest.importorskip("matplotlib")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.namespaces import lan, needs_namespaces
+from tests.helpers.namespaces import lan, needs_namespaces
 
-WORKER = (sys.executable, "-m", "tests.compression_worker")
+WORKER = (sys.executable, "-m", "tests.workers.compressed")
 
 
 def variables(rank: int, address: str, home: Path, port: int = 29_555) -> dict[str, str]:

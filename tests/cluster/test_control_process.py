@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from ringfort.identity.namespace import NetworkNamespace
-from tests.agents import until
-from tests.namespaces import ROOT
-from tests.nodes import Node, agree
+from tests.helpers.agents import until
+from tests.helpers.namespaces import ROOT
+from tests.helpers.nodes import Node, agree
 
 PROMPT = 0.5
 """Seconds within which a death is known. It takes 5 ms; silence would take one to two seconds."""

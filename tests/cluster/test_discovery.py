@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.namespaces import Host, lan, needs_namespaces
+from tests.helpers.namespaces import Host, lan, needs_namespaces
 
 pytestmark = needs_namespaces
 
@@ -22,12 +22,12 @@ PATIENCE = 20.0
 
 
 class Listener:
-    """A process of `tests.discovery_worker` and what it has printed."""
+    """A process of `tests.workers.discovery` and what it has printed."""
 
     def __init__(self, host: Host, network_id: str, port: int, *interfaces: str) -> None:
         self.host = host
         self.process = host.start(
-            sys.executable, "-m", "tests.discovery_worker", network_id, str(port), *interfaces,
+            sys.executable, "-m", "tests.workers.discovery", network_id, str(port), *interfaces,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.lines: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -12,8 +12,8 @@ import pytest
 from ringfort.cluster.strangers import HOW_TO_JOIN
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from tests.namespaces import Host, lan, needs_namespaces
-from tests.nodes import nodes_on
+from tests.helpers.namespaces import Host, lan, needs_namespaces
+from tests.helpers.nodes import nodes_on
 
 pytestmark = needs_namespaces
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ringfort.identity.namespace import NetworkNamespace
-from tests.documents import PAGES, blocks
-from tests.namespaces import Host, lan, needs_namespaces
+from tests.helpers.documents import PAGES, blocks
+from tests.helpers.namespaces import Host, lan, needs_namespaces
 
 ADDRESSES = ("192.168.1.20", "192.168.1.21")
 """Those of the machines in the documents."""
@@ -54,7 +54,7 @@ def test_two_ranks_run_every_block(tmp_path: Path) -> None:
 def _rank(host: Host, rank: int, folder: Path) -> subprocess.Popen[str]:
     (folder / str(rank)).mkdir()
     return host.start(
-        sys.executable, "-m", "tests.documents_worker",
+        sys.executable, "-m", "tests.workers.documents",
         cwd=folder / str(rank), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         variables={
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",

@@ -11,7 +11,7 @@ import pytest
 
 from ringfort.bench.engines.mpi import OpenMpiShmEngine
 from ringfort.testing.groups import reserved_addresses
-from tests import mpi
+from tests.helpers import mpi
 
 ROOT = Path(__file__).parents[2]
 LOST = re.compile(r"rank (\d) lost (\d) after ([\d.]+) s")
@@ -28,7 +28,7 @@ def check(said: str) -> None:
 def test_a_killed_rank_over_gloo_is_named_by_the_others() -> None:
     pytest.importorskip("torch")
     with reserved_addresses(1) as (master,):
-        command = [sys.executable, "-m", "tests.engine_worker", "gloo"]
+        command = [sys.executable, "-m", "tests.workers.engine", "gloo"]
         ranks = [
             subprocess.Popen(
                 [*command, str(rank), "3", master],
@@ -44,5 +44,5 @@ def test_a_killed_rank_over_gloo_is_named_by_the_others() -> None:
 
 def test_a_killed_rank_over_an_mpi_that_goes_on_is_named_by_the_others() -> None:
     """Most MPIs end all ranks when one dies. Open MPI, if told to, does not."""
-    run = mpi.launch(OpenMpiShmEngine, 3, "-m", "tests.engine_worker", "mpi", flags=("--with-ft", "ulfm"))
+    run = mpi.launch(OpenMpiShmEngine, 3, "-m", "tests.workers.engine", "mpi", flags=("--with-ft", "ulfm"))
     check(run.stdout)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringfort.identity.namespace import NetworkNamespace
-from tests.namespaces import lan, needs_namespaces
-from tests.nodes import Node, agree
+from tests.helpers.namespaces import lan, needs_namespaces
+from tests.helpers.nodes import Node, agree
 
 pytestmark = needs_namespaces
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.interrupts import KINDS, run
+from tests.helpers.interrupts import KINDS, run
 
 
 def test_an_interrupt_reaches_its_rank_and_ends_the_other() -> None:

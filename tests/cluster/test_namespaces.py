@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.namespaces import Host, Lan, lan, needs_namespaces
+from tests.helpers.namespaces import Host, Lan, lan, needs_namespaces
 
 pytestmark = needs_namespaces
 

@@ -6,8 +6,8 @@ import random
 import signal
 import time
 
-from tests.namespaces import lan, needs_namespaces
-from tests.nodes import Node, agree, nodes_on
+from tests.helpers.namespaces import lan, needs_namespaces
+from tests.helpers.nodes import Node, agree, nodes_on
 
 pytestmark = needs_namespaces
 

@@ -66,7 +66,7 @@ from ringfort.identity.namespace import NetworkNamespace
 from ringfort.observe.steps import own_steps
 from ringfort.transport.greeting import Control, Join, Meet, Probe
 from ringfort.transport.opening import Opening, sealed
-from tests.agents import until
+from tests.helpers.agents import until
 
 PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""

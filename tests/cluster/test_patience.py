@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.namespaces import Lan, lan, needs_namespaces
+from tests.helpers.namespaces import Lan, lan, needs_namespaces
 
 pytestmark = needs_namespaces
 
@@ -37,7 +37,7 @@ def ranks(home: Path, *what: str) -> Iterator[tuple[Lan, list[subprocess.Popen[A
             net,
             [
                 host.start(
-                    *(sys.executable, "-m", "tests.patience_worker", *what),
+                    *(sys.executable, "-m", "tests.workers.patience", *what),
                     variables={**told, "RANK": str(rank)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

@@ -35,7 +35,7 @@ unclosed = pytest.mark.parametrize(("shared_memory", "stripes"), [("on", "1"), (
 def test_who_has_done_its_part_may_end_without_closing(shared_memory: str, stripes: str) -> None:
     """Those who go on with the same collective do not take it for a crash."""
     arguments = ["forget_to_close", shared_memory, stripes, "ends"]
-    with LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
+    with LocalRanks("tests.workers.ranks", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
         assert dict(ranks.messages()) == {rank: {"total": 0.0} for rank in range(3)}
 
 
@@ -43,7 +43,7 @@ def test_who_has_done_its_part_may_end_without_closing(shared_memory: str, strip
 @unclosed
 def test_who_ended_without_closing_is_lost_to_those_who_need_it(shared_memory: str, stripes: str) -> None:
     arguments = ["forget_to_close", shared_memory, stripes, "is missed"]
-    with LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
+    with LocalRanks("tests.workers.ranks", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
         heard = dict(ranks.messages())  # the last word of each
     assert heard[1] == heard[2] == {"error": "PeerLostError", "peer": 0}
 
@@ -54,7 +54,7 @@ def test_who_failed_is_lost_to_those_who_need_it(shared_memory: str, stripes: st
     heard: dict[int, dict[str, object]] = {}
     arguments = ["forget_to_close", shared_memory, stripes, "fails"]
     with (
-        LocalRanks("tests.workers", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks,
+        LocalRanks("tests.workers.ranks", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks,
         pytest.raises(RankFailedError, match="a mistake in the program") as caught,
     ):
         heard.update(ranks.messages(patience=60))
@@ -63,7 +63,7 @@ def test_who_failed_is_lost_to_those_who_need_it(shared_memory: str, stripes: st
 
 
 def test_a_forked_child_says_no_goodbye_for_its_parent() -> None:
-    with LocalRanks("tests.workers", 2, ["fork"], variables={"PYTHONPATH": ROOT}) as ranks:
+    with LocalRanks("tests.workers.ranks", 2, ["fork"], variables={"PYTHONPATH": ROOT}) as ranks:
         assert dict(ranks.messages()) == {0: {"total": 2.0}, 1: {"total": 2.0}}
 
 
@@ -94,7 +94,7 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", stripes: in
     steps = 0
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
     arguments = ["reduce_until_killed", str(nbytes), str(stripes)]
-    with LocalRanks("tests.workers", 4, arguments, variables=variables) as ranks:
+    with LocalRanks("tests.workers.ranks", 4, arguments, variables=variables) as ranks:
         reports = ranks.messages(patience=60)
         while True:
             rank, message = next(reports)
@@ -123,12 +123,14 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", stripes: in
 def memory_of(world_size: int, nbytes: int, *, shared_memory: str = "on", stripes: int = 1) -> int:
     """Bytes by which an all-reduce of `nbytes` raised the peak memory of the worst rank."""
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
-    with LocalRanks("tests.workers", world_size, ["memory", str(nbytes), str(stripes)], variables=variables) as ranks:
+    with LocalRanks(
+        "tests.workers.ranks", world_size, ["memory", str(nbytes), str(stripes)], variables=variables
+    ) as ranks:
         return max(message["grown_kib"] * 1024 for _, message in ranks.messages())
 
 
 def connect_time(world_size: int) -> float:
     """Seconds from when the last rank began to connect until all were connected."""
-    with LocalRanks("tests.workers", world_size, ["connect"], variables={"PYTHONPATH": ROOT}) as ranks:
+    with LocalRanks("tests.workers.ranks", world_size, ["connect"], variables={"PYTHONPATH": ROOT}) as ranks:
         times = [message for _, message in ranks.messages()]
     return max(message["end"] for message in times) - max(message["start"] for message in times)

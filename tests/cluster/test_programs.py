@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringfort import Backend, DistributedConfig, DistributedContext, SimulatedBackend
 from ringfort.testing.groups import GroupFactory, closing_all, tcp_group
 from ringfort.testing.ranks import results, run_ranks
-from tests.programs import programs, run_program
+from tests.helpers.programs import programs, run_program
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])

@@ -21,7 +21,7 @@ def quit_by(how: str, what: str, *, shared_memory: str = "on") -> tuple[dict[str
     """What rank 0 said as it went, and what rank 1 was told."""
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
     said: dict[int, dict[str, Any]] = {}
-    with LocalRanks("tests.quitters", 2, [how, what], variables=variables) as ranks:
+    with LocalRanks("tests.workers.quitters", 2, [how, what], variables=variables) as ranks:
         for rank, message in ranks.messages(patience=60):
             said[rank] = message
             if len(said) == 2:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from ringfort.config import MIB
-from tests.namespaces import lan, needs_namespaces
-from tests.storms import ROOT, storm
+from tests.helpers.namespaces import lan, needs_namespaces
+from tests.helpers.storms import ROOT, storm
 
 
 def test_every_call_ends_once_and_nothing_is_left_behind() -> None:
@@ -25,7 +25,7 @@ def test_agents_on_several_hosts_take_the_way_of_their_group() -> None:
         master = {"WORLD_SIZE": "3", "MASTER_ADDR": net.hosts[0].address(), "MASTER_PORT": "29500"}
         ranks = [
             host.start(
-                *(sys.executable, "-m", "tests.rpc_worker", "90", "65536", "3"),
+                *(sys.executable, "-m", "tests.workers.rpc", "90", "65536", "3"),
                 variables={**master, "RANK": str(rank)},
                 cwd=ROOT,
                 stdout=subprocess.PIPE,

@@ -21,12 +21,12 @@ import psutil
 import pytest
 
 from ringfort.identity.namespace import NetworkNamespace
-from tests.namespaces import Host, Lan, lan, needs_namespaces
-from tests.terminal import Screen
+from tests.helpers.namespaces import Host, Lan, lan, needs_namespaces
+from tests.helpers.terminal import Screen
 
 ROOT = Path(__file__).parents[2]
-WORKER = str(ROOT / "tests" / "run_worker.py")
-TORCH_WORKER = str(ROOT / "tests" / "torch_worker.py")
+WORKER = str(ROOT / "tests" / "workers" / "run.py")
+TORCH_WORKER = str(ROOT / "tests" / "workers" / "torch_program.py")
 EMPTY: Mapping[str, str] = MappingProxyType({})
 PATIENCE = 60.0
 """Seconds for a launcher to do what takes one or two; the machines that run this are shared."""
@@ -119,7 +119,7 @@ def test_three_ranks_of_one_machine_meet_twice_and_each_line_names_its_rank() ->
 
 
 def test_a_module_can_be_run_too() -> None:
-    code, out, _ = run("-n", "2", "-m", "tests.run_worker", "tell")
+    code, out, _ = run("-n", "2", "-m", "tests.workers.run", "tell")
     assert code == 0
     assert len(out.splitlines()) == 2
 
@@ -344,7 +344,7 @@ def test_a_second_run_is_told_of_the_first_and_one_of_another_name_goes_on_besid
         with launched(second, third, fourth):
             late, *beside = ends(second, third, fourth)
         assert late[0] == 1
-        assert "the run 'run_worker.py' has been going on since" in late[2]
+        assert "the run 'run.py' has been going on since" in late[2]
         assert "start another run with --name" in late[2]
         assert [code for code, _, _ in beside] == [0, 0], beside
         fifo.write_text("go")

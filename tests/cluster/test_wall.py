@@ -32,9 +32,9 @@ from ringfort.testing.groups import closing_all, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.transport.admission import MAX_WAITING
 from ringfort.transport.channel import Channel
-from tests.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle, SlowMiddle
-from tests.openings import PURPOSE, impostor, member
-from tests.strangers import ROOT, Count, crowd
+from tests.helpers.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle, SlowMiddle
+from tests.helpers.openings import PURPOSE, impostor, member
+from tests.workers.strangers import ROOT, Count, crowd
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off")
 OPEN = DistributedConfig(timeout=20, encryption="off", shared_memory="off")
@@ -373,7 +373,7 @@ def test_a_rank_far_away_gets_in_while_a_crowd_comes_faster_than_its_answers() -
 @pytest.mark.parametrize("kind", ["door", "entrance"])
 def test_a_listener_without_descriptors_does_not_spin_and_lets_members_in_when_it_has_some(kind: str) -> None:
     cluster = NetworkNamespace.generate()
-    command = [sys.executable, "-m", "tests.full_worker", kind]
+    command = [sys.executable, "-m", "tests.workers.full", kind]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             child.stdin.write(cluster.join_code() + "\n")

@@ -13,7 +13,7 @@ from ringfort.bench.engines.mpi import OpenMpiShmEngine
 from ringfort.testing import ALL_CHECKS, Check
 from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results, run_ranks
-from tests import mpi
+from tests.helpers import mpi
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from ringfort.testing.groups import (
     without_encryption,
 )
 from ringfort.testing.ranks import results, run_ranks
-from tests.agents import agents, until
+from tests.helpers.agents import agents, until
 
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,

@@ -6,7 +6,7 @@ import pytest
 
 from ringfort.bench.engines.mpi import MpichShmEngine
 from ringfort.testing import ALL_CHECKS
-from tests import mpi
+from tests.helpers import mpi
 
 
 @pytest.mark.parametrize("name", ALL_CHECKS)

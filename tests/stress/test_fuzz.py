@@ -6,7 +6,7 @@ import resource
 import time
 
 from ringfort.config import MIB
-from tests.fuzz import TARGETS, fuzz
+from tests.helpers.fuzz import TARGETS, fuzz
 
 COUNT = 1_000_000
 

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from tests.growth_worker import SIZES
-from tests.namespaces import lan, needs_namespaces
-from tests.nodes import Node, nodes_on
+from tests.helpers.namespaces import lan, needs_namespaces
+from tests.helpers.nodes import Node, nodes_on
+from tests.workers.growth import SIZES
 
 pytestmark = needs_namespaces
 
@@ -22,9 +22,9 @@ WORK = 60.0
 
 
 class Grower(Node):
-    """Does what `tests.growth_worker` can."""
+    """Does what `tests.workers.growth` can."""
 
-    module = "tests.growth_worker"
+    module = "tests.workers.growth"
 
 
 def together(nodes: list[Grower], step: int, *, largest: int, stripes: int | str) -> list[float]:

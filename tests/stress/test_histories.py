@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from tests.histories import BROKEN_LAWS, broken_law, first_violation, violations
+from tests.helpers.histories import BROKEN_LAWS, broken_law, first_violation, violations
 
 THOUSANDS = int(os.environ.get("THOUSANDS", "5"))
 # This needs a schedule that chance hardly finds; it is refused in tests/unit/cluster/test_membership.py.

@@ -20,7 +20,7 @@ WAYS = {
 @pytest.mark.skipif(psutil.virtual_memory().available < 7 * NBYTES, reason="two ranks need 6 such arrays")
 @pytest.mark.parametrize("variables", WAYS.values(), ids=WAYS)
 def test_more_than_2_gib_arrives_whole_in_memory_that_does_not_grow(variables: dict[str, str]) -> None:
-    with LocalRanks("tests.huge_worker", 2, [str(NBYTES)], variables=variables) as group:
+    with LocalRanks("tests.workers.huge", 2, [str(NBYTES)], variables=variables) as group:
         found = [message for _, message in group.messages()]
     assert len(found) == 2
     for name, seconds in found[0]["seconds"].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interrupts import KINDS, run
+from tests.helpers.interrupts import KINDS, run
 
 
 @pytest.mark.parametrize("kind", KINDS)

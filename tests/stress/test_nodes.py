@@ -8,8 +8,8 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from tests.namespaces import Lan, lan, needs_namespaces
-from tests.nodes import Node, agree, nodes_on
+from tests.helpers.namespaces import Lan, lan, needs_namespaces
+from tests.helpers.nodes import Node, agree, nodes_on
 
 pytestmark = needs_namespaces
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringfort.identity.namespace import NetworkNamespace
-from tests.namespaces import Lan, lan, needs_namespaces, needs_resets
-from tests.nodes import Node, agree, nodes_on
+from tests.helpers.namespaces import Lan, lan, needs_namespaces, needs_resets
+from tests.helpers.nodes import Node, agree, nodes_on
 from tests.stress.test_nodes import check_history
 
 pytestmark = needs_namespaces

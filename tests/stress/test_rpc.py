@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ringfort.config import MIB
-from tests.storms import storm
+from tests.helpers.storms import storm
 
 
 def test_a_hundred_thousand_calls_end_once_each_under_random_kills() -> None:

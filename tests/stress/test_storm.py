@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.namespaces import Lan, lan, needs_namespaces, why_no_resets
-from tests.nodes import Node, nodes_on
+from tests.helpers.namespaces import Lan, lan, needs_namespaces, why_no_resets
+from tests.helpers.nodes import Node, nodes_on
 from tests.stress.test_nodes import check_history
 
 pytestmark = needs_namespaces
@@ -33,9 +33,9 @@ FAULTS = ("kill", "die", "freeze", "cut", *(() if why_no_resets() else ("reset",
 
 
 class Trainer(Node):
-    """A process of `tests.storm_worker`."""
+    """A process of `tests.workers.storm`."""
 
-    module = "tests.storm_worker"
+    module = "tests.workers.storm"
 
     def begun(self) -> None:
         """Waits until it looks for others."""

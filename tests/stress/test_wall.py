@@ -13,10 +13,10 @@ from ringfort.identity.namespace import NetworkNamespace
 from ringfort.local import LocalRanks
 from ringfort.testing.groups import reserved_addresses
 from tests.cluster.test_wall import group_through, join_through
-from tests.middle import SlowMiddle
-from tests.openings import member
-from tests.strangers import Count, crowd
+from tests.helpers.middle import SlowMiddle
+from tests.helpers.openings import member
 from tests.unit.transport.test_opening import check_flip, overheard
+from tests.workers.strangers import Count, crowd
 
 ROOT = str(Path(__file__).parents[2])
 ROUNDS = 7
@@ -54,7 +54,7 @@ def speed(master: str, cluster: NetworkNamespace) -> float:
         "RINGFORT_LISTEN_FD": "",
         "RINGFORT_KEY": cluster.join_code(),
     }
-    with LocalRanks("tests.workers", 4, ["speed"], variables=variables) as ranks:
+    with LocalRanks("tests.workers.ranks", 4, ["speed"], variables=variables) as ranks:
         return min(message["gigabytes_per_second"] for _, message in ranks.messages())
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from tests.namespaces import lan, needs_namespaces
+from tests.helpers.namespaces import lan, needs_namespaces
 from tests.torch.zygote import Zygote
 
 pytestmark = needs_namespaces

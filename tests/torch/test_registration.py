@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source import PACKAGE
+from tests.helpers.source import PACKAGE
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 

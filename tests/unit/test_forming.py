@@ -9,7 +9,7 @@ from ringfort.cluster import backend as backend_module
 from ringfort.cluster.setup import Setup
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, choose_encryption
 from ringfort.errors import ConfigError
-from tests.openings import member
+from tests.helpers.openings import member
 
 CASES = [
     (None, None, None, "on"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source import PACKAGE, imports, module_name
+from tests.helpers.source import PACKAGE, imports, module_name
 
 # Bottom to top. The modules of one line do not know each other.
 # "ringfort" is the package's own __init__, which gathers the public names; what stands above it uses them.

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import leaks
+from tests.helpers import leaks
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 import ringfort
 from ringfort import errors
-from tests.source import PACKAGE, imports, parse
+from tests.helpers.source import PACKAGE, imports, parse
 
 # The public surface. A name that is added or removed here is a line in CHANGELOG.md.
 PUBLIC = [

@@ -1,4 +1,4 @@
-"""What people type does not change by accident: see tests/surface.py."""
+"""What people type does not change by accident: see tests/helpers/surface.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from importlib import import_module, util
 
 import pytest
 
-from tests.surface import KEPT, surface
+from tests.helpers.surface import KEPT, surface
 
 
 def test_what_people_type_is_what_they_typed_before() -> None:
     kept, now = KEPT.read_text().splitlines(), surface()
     changes = [f"- {line}" for line in kept if line not in now] + [f"+ {line}" for line in now if line not in kept]
-    advice = "If this is meant: say it in CHANGELOG.md, and run `python -m tests.surface`."
+    advice = "If this is meant: say it in CHANGELOG.md, and run `python -m tests.helpers.surface`."
     assert not changes, "\n".join((*changes, advice))
 
 

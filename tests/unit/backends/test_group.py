@@ -9,7 +9,7 @@ import pytest
 from ringfort import EpochEndedError, SimulatedBackend, SubBackend
 from ringfort.backends.group import Group
 from ringfort.testing import run_ranks
-from tests.source import PACKAGE
+from tests.helpers.source import PACKAGE
 
 
 class Plans:

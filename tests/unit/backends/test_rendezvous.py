@@ -38,7 +38,7 @@ from ringfort.transport.greeting import Greeting, Join, Meet, Ready, Welcome
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening
 from ringfort.transport.tcp import listen
-from tests.openings import impostor, member
+from tests.helpers.openings import impostor, member
 from tests.unit.transport.background import Background
 
 LONG = DistributedConfig(timeout=20)

@@ -20,7 +20,7 @@ from ringfort.transport import tcp
 from ringfort.transport.admission import MAX_WAITING
 from ringfort.transport.greeting import Control
 from ringfort.transport.opening import Opening
-from tests.openings import impostor, member
+from tests.helpers.openings import impostor, member
 
 PATIENCE = 20.0
 

@@ -15,7 +15,7 @@ from ringfort.cluster.finder import MAX_REFUSALS, Finder, FinderEvents
 from ringfort.cluster.setup import Setup
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import DistributedError, NamespaceMismatchError, NoConnectionError
-from tests.openings import member
+from tests.helpers.openings import member
 
 WIRE = Interface(name="eth0", index=2, addresses=("10.0.0.1",), prefixes=(24,))
 FIRST, LAST = "0" * 16, "z" * 16

@@ -22,7 +22,7 @@ from ringfort.identity.credentials import Credentials
 from ringfort.transport.greeting import Meet, Ready
 from ringfort.transport.machine import Machine
 from ringfort.transport.opening import Opening
-from tests.openings import member
+from tests.helpers.openings import member
 
 PATIENCE = 20.0
 HERE = Machine()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ringfort import IdentityError, NodeIdentity
 from ringfort.identity import files
 from ringfort.identity.keypair import peer_id_of
-from tests.identity_workers import all_at_once
+from tests.workers.identity import all_at_once
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from ringfort.identity.noise import (
     rekey,
 )
 from ringfort.identity.noise_states import PATTERNS, CipherState, HandshakeState
-from tests.source import ROOT
+from tests.helpers.source import ROOT
 
 VECTORS = ROOT.parent / "shared" / "vectors" / "noise.json"
 PSK = bytes(range(32))

@@ -11,7 +11,7 @@ import pytest
 from ringfort import ConfigError, IdentityError, InvalidArgumentError, InvalidKeyError, JoinCodeError, NetworkNamespace
 from ringfort.config import Environment
 from ringfort.identity.store import Added, ClusterStore, current_namespace
-from tests.identity_workers import all_at_once
+from tests.workers.identity import all_at_once
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from ringfort.launch.blame import Failure
 from ringfort.launch.drawing import Row
 from ringfort.launch.show import DRAW_SECONDS, THIN_SECONDS, Printer, Shown, summary
-from tests.terminal import Screen
+from tests.helpers.terminal import Screen
 
 
 class Stream(io.TextIOWrapper):

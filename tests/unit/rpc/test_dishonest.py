@@ -28,7 +28,7 @@ from ringfort.rpc.messages import (
 )
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.wire import Request, overloaded
-from tests.agents import PATIENCE, agents, until
+from tests.helpers.agents import PATIENCE, agents, until
 
 Buffers = Sequence[bytes | memoryview]
 

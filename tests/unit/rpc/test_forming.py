@@ -14,7 +14,7 @@ from ringfort.transport.door import Door
 from ringfort.transport.greeting import Calls
 from ringfort.transport.machine import Machine
 from ringfort.transport.tcp import connect, listen
-from tests.openings import member
+from tests.helpers.openings import member
 from tests.unit.transport.background import Background
 
 TOKEN = bytes(16)

@@ -18,7 +18,7 @@ from ringfort.rpc.link import Link
 from ringfort.rpc.messages import FIRST, HEADER, SIZE, Kind, Message, pack_cancel
 from ringfort.rpc.outbound import Outbound, Outgoing
 from ringfort.rpc.poller import Poller
-from tests.agents import PATIENCE, until
+from tests.helpers.agents import PATIENCE, until
 
 
 class Scripted:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ringfort.rpc.pool import Pool
-from tests.agents import until
+from tests.helpers.agents import until
 
 
 class Task:

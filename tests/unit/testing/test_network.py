@@ -11,7 +11,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.testing.histories import History, RuleBroken, Rules
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
-from tests.histories import broken_law, first_violation, violations
+from tests.helpers.histories import broken_law, first_violation, violations
 
 
 def cluster(hosts: int, seed: int = 1, config: AutoDiscoveryConfig | None = None) -> SimulatedNetwork:

@@ -31,7 +31,7 @@ from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Ready, Refu
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening
 from ringfort.transport.records import LENGTH
 from ringfort.transport.tcp import listen
-from tests.openings import CLUSTER, impostor, member
+from tests.helpers.openings import CLUSTER, impostor, member
 from tests.unit.transport.background import Background
 
 JOIN = Join(1, 2, "here", 5)

@@ -1,4 +1,4 @@
-"""A few thousand of the inputs of tests/fuzz.py; tests/stress has the million."""
+"""A few thousand of the inputs of tests/helpers/fuzz.py; tests/stress has the million."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from ringfort.config import MIB
-from tests.fuzz import TARGETS, Target, fuzz
+from tests.helpers.fuzz import TARGETS, Target, fuzz
 
 THOUSANDS = 8
 

@@ -27,7 +27,7 @@ from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.greeting import MAX_PURPOSE, Greeting, Join, Meet, Ready, Refused
 from ringfort.transport.opening import MAGIC, NOISE, PLAIN, PREAMBLE, Opening, sealed
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
-from tests.openings import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
+from tests.helpers.openings import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
 
 ALICE, BOB = member(), member()
 MOST_WANTED = MAX_PURPOSE + MAX_PROOF_BYTES + 200

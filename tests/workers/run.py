@@ -1,4 +1,4 @@
-"""What the ranks of tests/cluster/test_run.py do, by name: `ringfort run tests/run_worker.py NAME`."""
+"""What the ranks of tests/cluster/test_run.py do, by name: `ringfort run tests/workers/run.py NAME`."""
 
 from __future__ import annotations
 

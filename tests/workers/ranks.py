@@ -1,4 +1,4 @@
-"""What ranks do in tests with real processes: `python -m tests.workers NAME ARGUMENTS`, started by `LocalRanks`."""
+"""What ranks do in tests with real processes: `python -m tests.workers.ranks NAME ARGUMENTS`, by `LocalRanks`."""
 
 from __future__ import annotations
 

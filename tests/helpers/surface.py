@@ -1,5 +1,5 @@
 """What people type: names, members, keywords, fields, commands, options, variables, and the imports that the documents
-show. `python -m tests.surface` writes it to tests/surface.txt, which tests/unit/test_surface.py compares with."""
+show. `python -m tests.helpers.surface` writes it to surface.txt, which tests/unit/test_surface.py compares with."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import ringfort
 from ringfort.cluster.messages import Epoch
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.view import PeerView
-from tests.source import PACKAGE
+from tests.helpers.source import PACKAGE
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-KEPT: Final = ROOT / "tests" / "surface.txt"
+ROOT: Final = Path(__file__).resolve().parents[2]
+KEPT: Final = ROOT / "tests" / "helpers" / "surface.txt"
 BESIDE: Final = (ClusterNode, PeerView, Epoch)
 """Classes that people meet, and that have no name in `ringfort` itself."""
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, tuple)

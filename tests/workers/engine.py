@@ -1,5 +1,5 @@
-"""A rank over Gloo or MPI that sees another one die: `python -m tests.engine_worker gloo RANK WORLD_SIZE MASTER`, or
-`mpiexec ... python -m tests.engine_worker mpi`. Rank 1 kills itself in the middle; the others say what they were told.
+"""A rank over Gloo or MPI that sees another one die: `python -m tests.workers.engine gloo RANK WORLD_SIZE MASTER`, or
+`mpiexec ... python -m tests.workers.engine mpi`. Rank 1 kills itself in the middle; the others say what they were told.
 """
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import psutil
 
 from ringfort.identity.namespace import NetworkNamespace
-from tests.namespaces import Host
+from tests.helpers.namespaces import Host
 
 PATIENCE = 30.0
 """Seconds for something that takes one on an idle machine."""
 
 
 class Node:
-    """A process of `tests.node_worker`, or of another module that takes its commands."""
+    """A process of `tests.workers.node`, or of another module that takes its commands."""
 
-    module = "tests.node_worker"
+    module = "tests.workers.node"
 
     def __init__(self, host: Host, key: str, home: Path) -> None:
         self.host = host

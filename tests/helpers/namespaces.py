@@ -29,7 +29,7 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PREFIX = "rf"
 """Names are rf<process>x<number>...: two test runs never meet, and what a killed run left is known by its process."""
 KILL_GRACE = 5.0

@@ -26,7 +26,7 @@ from ringfort.transport.messages import Envelope, Receive, Scratch
 from ringfort.transport.opening import MAGIC, PREAMBLE, Opening
 from ringfort.transport.records import LENGTH, MAX_RECORD, Opener, Sealer
 from ringfort.transport.sealed import SealedStream
-from tests.openings import CLUSTER, PURPOSE, Side, converse, member
+from tests.helpers.openings import CLUSTER, PURPOSE, Side, converse, member
 
 ALICE, BOB = member(), member()
 KEY = bytes(range(32))

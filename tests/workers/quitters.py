@@ -1,4 +1,4 @@
-"""Two ranks, of which rank 0 goes without a word: `python -m tests.quitters HOW WHAT`, started by `LocalRanks`.
+"""Two ranks, of which rank 0 goes without a word: `python -m tests.workers.quitters HOW WHAT`, started by `LocalRanks`.
 
 With `fork` it forks a child, which lives on, and is killed. With `drop` it drops its last reference to the group and
 lives on. `WHAT` they use is `numpy` or `rpc`. Rank 1 says what it was told.

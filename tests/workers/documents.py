@@ -1,4 +1,4 @@
-"""One of two ranks that run every code block of the documents, one after the other: `python -m tests.documents_worker`.
+"""One of two ranks that run every code block of the documents, in turn: `python -m tests.workers.documents`.
 
 Each block finds what a launcher would have told it, with a port of its own, and begins with nothing defined.
 """
@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from tests.documents import Block, blocks
+from tests.helpers.documents import Block, blocks
 
 FIRST_PORT = 29600
 """The tests give these processes a network of their own, so no port is anybody else's."""

@@ -1,4 +1,4 @@
-"""`python -m tests.full_worker door|entrance` listens, uses up its file descriptors, and says how often it tries to
+"""`python -m tests.workers.full door|entrance` listens, uses up its file descriptors, and says how often it tries to
 accept a connection in half a second; and, once it has some again, who came. Its input is the cluster's join code."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ringfort.cluster.entrance import Entrance
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.door import Door
 from ringfort.transport.tcp import listen
-from tests.openings import member
+from tests.helpers.openings import member
 
 SECONDS = 0.5
 

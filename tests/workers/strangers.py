@@ -1,4 +1,4 @@
-"""A crowd at a door: `python -m tests.strangers HOST PORT NETWORK_ID RATE [silent]` makes bad connections.
+"""A crowd at a door: `python -m tests.workers.strangers HOST PORT NETWORK_ID RATE [silent]` makes bad connections.
 
 They take turns: no secret, another cluster, garbage, half an opening, silence, and a byte a second. Four lines a second
 on the standard output say how many there were so far, and how many of them found somebody who listens.
@@ -24,9 +24,9 @@ from ringfort.config import parse_address
 from ringfort.errors import DistributedError
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.opening import Opening
-from tests.openings import PURPOSE, impostor, member
+from tests.helpers.openings import PURPOSE, impostor, member
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MOST_OPEN = 500
 """Connections that the crowd holds at once; the oldest go first."""
 
@@ -160,7 +160,9 @@ def crowd(
     """
     host, port = parse_address(address)
     arguments = [host, str(port), cluster.network_id.hex(), str(rate), *(["silent"] if is_silent else [])]
-    process = subprocess.Popen([sys.executable, "-m", "tests.strangers", *arguments], cwd=ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.workers.strangers", *arguments], cwd=ROOT, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     lines: deque[bytes] = deque(maxlen=1)
     try:

@@ -1,6 +1,6 @@
 """A process that announces itself and prints whom it hears, one JSON line each, until its input ends.
 
-python -m tests.discovery_worker NETWORK_ID_HEX PORT [INTERFACE...]
+python -m tests.workers.discovery NETWORK_ID_HEX PORT [INTERFACE...]
 """
 
 from __future__ import annotations

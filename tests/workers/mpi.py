@@ -1,4 +1,4 @@
-"""One rank of the conformance checks over MPI: `mpiexec -n 4 python -m tests.mpi_worker FOLDER [CHECK...]`.
+"""One rank of the conformance checks over MPI: `mpiexec -n 4 python -m tests.workers.mpi FOLDER [CHECK...]`.
 
 All checks run under one launch, each on a group of its first ranks. A rank writes what went wrong to FOLDER/RANK.json.
 """

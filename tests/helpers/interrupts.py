@@ -1,5 +1,5 @@
 """Two ranks that work until a signal interrupts one of them, over and over: `run` starts them, `python -m
-tests.interrupts` is one of them.
+tests.helpers.interrupts` is one of them.
 
 In each round the ranks form a group and repeat the same operations. After a random time, microseconds to milliseconds,
 a signal raises `KeyboardInterrupt` in one of them, wherever it is. That rank must see the exception, and close; the
@@ -55,7 +55,7 @@ def run(rounds: int, kinds: list[str], seed: int = 0) -> list[dict[str, Any]]:
         with ours, theirs:
             ranks = [
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.interrupts", str(rank), str(end.fileno()), *arguments],
+                    [sys.executable, "-m", "tests.helpers.interrupts", str(rank), str(end.fileno()), *arguments],
                     stdout=files[rank][0],
                     stderr=files[rank][1],
                     pass_fds=(end.fileno(),),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringfort.local import LocalRanks
 
-ROOT = str(Path(__file__).parents[1])
+ROOT = str(Path(__file__).parents[2])
 RANKS = 4
 
 
@@ -26,7 +26,7 @@ def storm(calls: int, largest: int, seed: int, *, kill_after: float | None) -> i
     rest: dict[int, dict[str, Any]] = {}
     survivors = set(range(RANKS)) - {victim}
     with LocalRanks(
-        "tests.rpc_worker", RANKS, [str(calls), str(largest), str(seed)], variables={"PYTHONPATH": ROOT}
+        "tests.workers.rpc", RANKS, [str(calls), str(largest), str(seed)], variables={"PYTHONPATH": ROOT}
     ) as ranks:
         for rank, message in ranks.messages(patience=3600):
             if "pid" in message:

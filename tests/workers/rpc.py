@@ -1,4 +1,4 @@
-"""A rank that calls all others in every way at once, and says how each call ended: `python -m tests.rpc_worker`."""
+"""A rank that calls all others in every way at once, and says how each call ended: `python -m tests.workers.rpc`."""
 
 from __future__ import annotations
 

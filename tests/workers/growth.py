@@ -1,4 +1,4 @@
-"""A node of `tests.node_worker` whose program goes on through many groups with one context.
+"""A node of `tests.workers.node` whose program goes on through many groups with one context.
 
 {"do": "form", "n": n, "stripes": ...}   establishes the ring until it has n ranks. Says {"formed": seconds, "rank": r}
 {"do": "price", "size": bytes}   what AUTO makes of the links. Says {"mbit": ..., "strategy", "compression", "hosts"}
@@ -25,7 +25,7 @@ from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import AllReduceStrategy, CollectiveConfig, DistributedConfig, HealthConfig
 from ringfort.context import DistributedContext
 from ringfort.training.gradients import average_gradients
-from tests.node_worker import Worker, main, say
+from tests.workers.node import Worker, main, say
 
 SIZES = (8, 4096, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 28_000_000)
 """Bytes: those at which AUTO takes another way, and a bucket of gradients."""

@@ -1,4 +1,4 @@
-"""A rank that moves arrays of more than 2 GiB: `python -m tests.huge_worker NBYTES`, started by `LocalRanks`."""
+"""A rank that moves arrays of more than 2 GiB: `python -m tests.workers.huge NBYTES`, started by `LocalRanks`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ranks whose machine goes silent, or whose peer only computes: `python -m tests.patience_worker WHAT`. The environment
-has the rank. Says in JSON lines what happens; a rank that must not go on waits for a line on its input."""
+"""Ranks whose machine goes silent, or whose peer only computes: `python -m tests.workers.patience WHAT`. The
+environment has the rank. Says in JSON lines what happens; a rank that must not go on waits for a line on its input."""
 
 from __future__ import annotations
 

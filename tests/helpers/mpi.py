@@ -30,7 +30,7 @@ def launch(
     return subprocess.run(
         [str(installed(engine.starter)), *engine.flags, *flags, "-n", str(ranks), sys.executable, *arguments],
         env={**os.environ, "MPI4PY_LIBMPI": str(installed(*engine.libraries))},
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=LAUNCH_TIMEOUT,
@@ -42,7 +42,7 @@ def launch(
 def outcomes(engine: type[MpiEngine]) -> Sequence[Mapping[str, str | None]] | str:
     """What each rank said of each check, or the last words of a launch that failed."""
     with TemporaryDirectory() as folder:
-        run = launch(engine, RANKS, "-m", "tests.mpi_worker", folder)
+        run = launch(engine, RANKS, "-m", "tests.workers.mpi", folder)
         if run.returncode:
             return f"the launch ended with {run.returncode}:\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]

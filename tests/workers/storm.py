@@ -1,7 +1,7 @@
 """A process that trains with whoever is there, for as long as its input is open, and says in JSON lines how it goes.
 
 {"started": peer}                    it looks for others
-{"event": ..., "text": ..., ...}     every event of the cluster, as tests.node_worker says it
+{"event": ..., "text": ..., ...}     every event of the cluster, as tests.workers.node says it
 {"ok": n, "epoch": number, ...}      an all-reduce of n ranks ended with the right sum; with its descriptors and threads
 {"wrong": text}                      it ended with another sum
 {"failed": text}                     it raised; the group is formed anew
@@ -21,7 +21,7 @@ from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError
-from tests.node_worker import say, tell
+from tests.workers.node import say, tell
 
 SIZES = (2, 1024, 16384)
 """float32s of the all-reduces, in turn."""
