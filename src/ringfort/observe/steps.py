@@ -1,20 +1,22 @@
 """How many steps a training program has done, as far as that can be seen without asking it: each optimizer's steps and
-each context's `average_gradients` are counted, and the largest count is the program's."""
+each context's `average_gradients` are counted, and the largest count is the program's. Nothing here ever fails: it is
+only for people to look at."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
+from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from struct import Struct
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from ringfort.config import step_file
 
 _COUNT: Final = Struct("=Q")
+_MARK: Final = "_ringfort_steps"
+"""The attribute of a doer that has its count. Not a table of doers: they need not be hashable, and one with weak
+references would swallow a Ctrl-C."""
 
 
 class Steps:
@@ -23,25 +25,21 @@ class Steps:
     def __init__(self, path: str | None = None) -> None:
         """They are also written to the file `path`, a `StepFile`, if it can be."""
         self.done = 0
-        self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._memory = None if path is None else _memory_of(path)
+        self._file = -1
+        if path is not None:
+            with suppress(OSError):  # the launcher has gone and taken its file along: nobody would read it
+                self._file = os.open(path, os.O_WRONLY)
 
     def mark(self, doer: Any) -> None:
         """`doer`, such as an optimizer, has done one more step."""
-        count = self._counts[doer] = self._counts.get(doer, 0) + 1
+        count = getattr(doer, _MARK, 0) + 1
+        with suppress(AttributeError):  # it has room for its own alone
+            setattr(doer, _MARK, count)
         if count > self.done:
             self.done = count
-            if self._memory is not None:
-                _COUNT.pack_into(self._memory, 0, count)
-
-
-def _memory_of(path: str) -> mmap.mmap | None:
-    """None where the launcher has gone and taken its file along: nobody would read it."""
-    try:
-        with Path(path).open("r+b") as file:
-            return mmap.mmap(file.fileno(), _COUNT.size)
-    except (OSError, ValueError):
-        return None
+            if self._file >= 0:
+                with suppress(OSError):
+                    os.pwrite(self._file, _COUNT.pack(count), 0)
 
 
 class StepFile:
@@ -49,21 +47,32 @@ class StepFile:
     does for all."""
 
     def __init__(self) -> None:
-        self._file = tempfile.NamedTemporaryFile(prefix="ringfort-steps-")  # noqa: SIM115  # `close` closes it
-        self.path = self._file.name
-        self.clear()
+        self.path: str | None = None
+        """None where there is no room for it."""
+        self._file = -1
+        with suppress(OSError):
+            self._file, self.path = tempfile.mkstemp(prefix="ringfort-steps-")
 
     def clear(self) -> None:
         """Nothing is done yet."""
-        os.pwrite(self._file.fileno(), _COUNT.pack(0), 0)
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
 
     def read(self) -> int:
         """How many were done."""
-        return _COUNT.unpack(os.pread(self._file.fileno(), _COUNT.size, 0))[0]
+        with suppress(OSError):
+            written = os.pread(self._file, _COUNT.size, 0)
+            if len(written) == _COUNT.size:
+                return _COUNT.unpack(written)[0]
+        return 0
 
     def close(self) -> None:
         """Removes it."""
-        self._file.close()
+        if self.path is not None:
+            with suppress(OSError):
+                os.unlink(self.path)  # noqa: PTH108  # as it was made
+            os.close(self._file)
+            self.path, self._file = None, -1
 
 
 @cache
