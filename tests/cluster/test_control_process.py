@@ -83,6 +83,17 @@ def test_a_program_that_holds_its_interpreter_lock_is_degraded_and_nobody_gives_
         assert not told(other, "PeerLost") + told(other, "EpochEnded")
 
 
+def test_signals_to_all_processes_of_a_program_leave_the_control_process_alone() -> None:
+    with ring_of(2) as (one, other):
+        control = one.ask("control", "control")
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
+            os.kill(control, signal.Signals[name])
+        one.do("reduce")
+        other.do("reduce")
+        assert one.next("sum")["sum"] == other.next("sum")["sum"] == 3.0
+        assert one.ask("look", "peers")
+
+
 def test_whichever_process_of_a_node_is_killed_the_others_know_at_once_and_it_ends_in_words() -> None:
     with ring_of(3) as (first, second, third):
         controls = [node.ask("control", "control") for node in (first, second, third)]

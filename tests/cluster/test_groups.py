@@ -144,6 +144,7 @@ def test_only_the_group_of_now_can_be_used_and_what_was_made_before_is_refused_b
         lambda: one.send(np.ones(3), 1),
         backend_of(one).barrier,
         lambda: one.sub_group([0]),
+        lambda: average_gradients(one, [np.ones(3, np.float32)]),
     ):
         with pytest.raises(NotEstablishedError, match=r"epoch \d+ of 2.*establish_ring\(\)"):
             call()

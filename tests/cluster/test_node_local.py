@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -422,6 +423,30 @@ def test_a_context_goes_on_in_the_next_ring(cluster: Cluster, shared_memory: Any
                 node.wait_for_epoch(epoch.number, PATIENCE)
             with together(*(backend.establish_ring for backend in backends[: left - 1])):
                 pass
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def test_a_ring_that_is_dropped_is_left_at_once_and_its_node_lets_newcomers_in(cluster: Cluster) -> None:
+    nodes = [cluster.start() for _ in range(2)]
+    backends = form(cluster, nodes, DistributedConfig(timeout=PATIENCE))
+    contexts = [DistributedContext(backend) for backend in backends]
+    for backend in backends:
+        backend.node.hold()
+    try:
+        gone = weakref.ref(backends[0])
+        gc.disable()  # which might find it later: the peer must not wait for that
+        try:
+            del backends[0], contexts[0], backend
+            assert gone() is None
+        finally:
+            gc.enable()
+        with pytest.raises(PeerLostError, match="dropped the group"):
+            contexts[0].all_reduce(np.ones(4, np.float32))
+        backends[0].close()
+        cluster.start()
+        nodes[0].wait_for_peers(2, PATIENCE)
     finally:
         for backend in backends:
             backend.close()

@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import ref
 
 from ringfort.backends.base import Backend
 from ringfort.errors import OperationTimeoutError, TransportError
@@ -87,7 +88,7 @@ class Native(ABC):
 
     def __init__(self, group: Backend, engine: Engine, wake: Callable[[], None]) -> None:
         """`wake` has the engine of the links look again."""
-        self._group = group
+        self._group_ref = ref(group)  # which holds this: a cycle would keep its links open when nobody needs them
         self._engine = engine
         self._wake = wake
         self._failed: list[Pending] = []
@@ -145,6 +146,12 @@ class Native(ABC):
         words = f"{self.name} failed: {str(exc).strip() or type(exc).__name__}"
         self._engine.abort(words)
         return TransportError(words)
+
+    @property
+    def _group(self) -> Backend:
+        group = self._group_ref()
+        assert group is not None, "who calls holds it"
+        return group
 
     @abstractmethod
     def abandon(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
@@ -31,6 +32,7 @@ from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.board import Board
 from ringfort.transport.channel import Channel
+from ringfort.transport.finalisers import weakly, when_gone
 from ringfort.transport.fold import Fold
 from ringfort.transport.messages import Envelope
 
@@ -127,7 +129,9 @@ class AutoDiscoveryBackend(Backend):
         except BaseException:
             self._mesh.close()
             raise
-        self._unsubscribe = self.node.subscribe(self._on_event)
+        # The node must not hold this: a group that is dropped ends at once.
+        self._unsubscribe = self.node.subscribe(weakly(self._on_event))
+        self._farewell = None if node is None else when_gone(self, partial(_let_go, node, self._unsubscribe))
 
     @property
     def epoch(self) -> Epoch | None:
@@ -353,6 +357,8 @@ class AutoDiscoveryBackend(Backend):
     def close(self) -> None:
         """Leaves the group, and the cluster if the node is this backend's own."""
         self._is_closed = True
+        if self._farewell is not None:
+            self._farewell.call_off()
         self._unsubscribe()
         self._mesh.close()
         if self._owns_node:
@@ -360,6 +366,13 @@ class AutoDiscoveryBackend(Backend):
         else:
             with suppress(ChannelClosedError):
                 self.node.hold(False)
+
+
+def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:
+    """A backend that nobody holds any more leaves its node as closing it would."""
+    unsubscribe()
+    with suppress(ChannelClosedError):
+        node.hold(False)
 
 
 def _shut_down(channels: Iterable[Channel]) -> None:

@@ -84,6 +84,13 @@ class ControlClient:
         for thread in self._threads:
             thread.start()
 
+    def _steps(self) -> int:
+        try:
+            return self._steps_done()
+        except Exception:
+            _log.exception("the steps that were done cannot be told")
+            return 0
+
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
@@ -193,7 +200,7 @@ class ControlClient:
     def _take(self, message: ipc.ToNode) -> None:
         match message:
             case ipc.Ping():
-                self._outgoing.append(memoryview(ipc.frame(ipc.Pong(self._work_done(), self._steps_done()))))
+                self._outgoing.append(memoryview(ipc.frame(ipc.Pong(self._work_done(), self._steps()))))
                 self._write()
             case ipc.Answer(number=number, value=value):
                 self._settle(number, lambda future: future.set_result(value))

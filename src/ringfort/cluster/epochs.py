@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from ringfort.cluster.contacts import Contact
+from ringfort.cluster.contacts import Contact, node_of
 from ringfort.cluster.election import ElectionState
 from ringfort.cluster.events import EpochStarted, Waiting
 from ringfort.cluster.instructions import Remember
@@ -17,7 +17,7 @@ from ringfort.cluster.links import Links
 from ringfort.cluster.membership import unlawful
 from ringfort.cluster.messages import Accept, Commit, Epoch, Propose, Reject, Standing
 from ringfort.cluster.proposing import Proposer, RingOrder, Situation
-from ringfort.cluster.state import PeerState
+from ringfort.cluster.state import PeerState, ambiguous_names
 
 DISCOVERY: Final = 3.0
 """How many times `settle` others may take to be found before a new process says that it waits for them."""
@@ -173,8 +173,11 @@ class Epochs:
         state = self._state
         known = {state.me.peer, *state.reports}
         ours, earlier = set[str](), set[str]()
-        for record in self._unlawful(known):
-            names = {m.name or m.peer for m in record.members if m.peer not in known and m.peer not in state.dead}
+        records = self._unlawful(known)
+        shared = ambiguous_names(member for record in records for member in record.members)
+        for record in records:
+            lost = [m for m in record.members if m.peer not in known and m.peer not in state.dead]
+            names = {f"{m.name} ({node_of(m.peer)})" if m.name in shared else m.name or m.peer for m in lost}
             (ours if state.me.peer in record.peers else earlier).update(names)
         if ours:
             return f"too few of the last epoch are in sight; they may be at work elsewhere. Missing: {_listed(ours)}"
@@ -183,7 +186,7 @@ class Epochs:
         return (
             f"an earlier process of this machine was in a group with {_listed(earlier)}, which may still be at work. "
             "Start the program there too; for one that is gone for good, start this one with --restart-without NAME "
-            "(RINGFORT_RESTART_WITHOUT)"
+            f"(RINGFORT_RESTART_WITHOUT){', where NAME is what stands in brackets' if shared else ''}"
         )
 
     # --- the leader ---------------------------------------------------------------------------------------------------

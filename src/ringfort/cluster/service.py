@@ -325,10 +325,22 @@ def _forward_logs(service: ControlService, level: int) -> None:
     logging.getLogger().addHandler(_LogForwarder(service, min(level, logging.WARNING)))
 
 
+_NOT_OURS: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXCPU,
+)
+"""What a terminal, a scheduler or a service manager sends to all processes of a program."""
+
+
 def main(descriptor: int, pidfd: int) -> None:
     """What the control process runs. `pidfd` is -1 where there is none."""
     # It ends with its training process and not before: that one may take its time over a signal to the whole group.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _NOT_OURS:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # keeps no folder in use
     for each in (descriptor, pidfd):

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 FOLDER: Final = "standings"
 KEPT_FOR: Final = 24 * 3600.0
 """Seconds for which a process that has ended is remembered: a run that still waits for it is resumed by then."""
+_CLOCK_IS_SET: Final = 1.7e9
+"""Seconds since 1970, in November 2023: a clock that shows less is wrong."""
 TOUCHED_EVERY: Final = 600.0
 """Seconds after which a process that lives marks its file as new, so that a long run is not forgotten."""
 MAX_VOUCHED: Final = 32
@@ -191,7 +193,9 @@ class StandingStore:
                 path,
                 path,
             )
-        return time.time() - status.st_mtime, content, is_free and is_own
+        # Where it was written before the clock was set, as on a machine that has none of its own, the age is unknown.
+        age = time.time() - status.st_mtime if status.st_mtime > _CLOCK_IS_SET else 0.0
+        return age, content, is_free and is_own
 
     def _wrote(self, content: _Content, status: os.stat_result) -> bool:
         """Whether the lock on this very file was this machine's to take."""

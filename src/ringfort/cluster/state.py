@@ -95,7 +95,8 @@ class PeerState:
         named = set(self.config.restart_without)
         if named and self.ledger.standing is self._recalled:
             members = {member for record in known_to(self._recalled, self.departed) for member in record.members}
-            gone = {m.peer for m in members if named & {m.name, m.peer, node_of(m.peer)}}
+            shared = ambiguous_names(members)
+            gone = {m.peer for m in members if named & {m.peer, node_of(m.peer), *({m.name} - shared)}}
             self.restart_without = tuple(sorted(gone))
 
     @property
@@ -183,6 +184,14 @@ class PeerState:
     def notify(self, event: ClusterEvent) -> None:
         """To the program."""
         self.out.append(Notify(event))
+
+
+def ambiguous_names(members: Iterable[Member]) -> set[str]:
+    """Those that more than one machine has, as copies of one image do."""
+    hosts: dict[str, set[str]] = {}
+    for member in members:
+        hosts.setdefault(member.name, set()).add(member.host)
+    return {name for name, machines in hosts.items() if len(machines) > 1}
 
 
 def _claim(peer: str, report: Report) -> Claim:

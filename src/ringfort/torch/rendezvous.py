@@ -14,6 +14,7 @@ from ringfort.errors import ConfigError
 from ringfort.torch.names import dist
 from ringfort.torch.store import ClusterStore
 from ringfort.torch.tensors import to_seconds
+from ringfort.transport.finalisers import WeakKeys
 
 PATIENCE: Final = 30.0
 """Seconds that peers are looked for unless the program says otherwise. Torch's own half hour is too long for a person
@@ -34,8 +35,9 @@ class MeetingStore(ClusterStore):
         return backend
 
 
-_stores: dict[AutoDiscoveryBackend, MeetingStore] = {}
-"""Torch keeps only the C++ half of a store: without a place here the other half would be collected."""
+_stores: Final[WeakKeys[AutoDiscoveryBackend, MeetingStore]] = WeakKeys()
+"""Torch keeps only the C++ half of a store: without a place here the other half would be collected. It lives as long as
+the links that were made with it, which it holds itself until a process group takes them."""
 
 
 def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -75,9 +77,11 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
 
 def forget(backend: object) -> None:
     """The group over `backend` has ended, and so does its store."""
-    store = _stores.pop(backend, None) if isinstance(backend, AutoDiscoveryBackend) else None
-    if store is not None:
-        store.close()
+    if isinstance(backend, AutoDiscoveryBackend):
+        store = _stores.get(backend)
+        if store is not None:
+            del _stores[backend]
+            store.close()
 
 
 def links_of(store: Any) -> AutoDiscoveryBackend | None:

@@ -19,6 +19,7 @@ from ringfort.cluster.events import ClusterEvent, Noted, PeerJoined, PeerLost
 from ringfort.errors import ChannelClosedError, InvalidArgumentError, OperationTimeoutError, PeerLostError
 from ringfort.torch.names import dist
 from ringfort.torch.shelf import Answer, Request, Shelf
+from ringfort.transport.finalisers import weakly
 
 if TYPE_CHECKING:
     from ringfort.cluster.node import ClusterNode
@@ -50,7 +51,7 @@ class ClusterStore(dist.Store):
         self._seen: dict[str, dict[int, Answer | None]] = {}
         self._lost: str | None = None
         """Why the keeper cannot be asked."""
-        self._end: Callable[[], None] = node.subscribe(self._on_event)
+        self._end: Callable[[], None] = node.subscribe(weakly(self._on_event))
 
     # --- what torch calls -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
 from typing import Any, Final, Generic, TypeVar
-from weakref import ref
+from weakref import WeakMethod, ref
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -70,6 +70,18 @@ class WeakKeys(Generic[K, V]):
     def setdefault(self, key: K, value: V) -> V:
         """The value, which is `value` if there was none."""
         return self._values.setdefault(ref(key, self._values.__delitem__), value)
+
+
+def weakly(method: Callable[[V], object]) -> Callable[[V], None]:
+    """Calls `method`, which is bound to an object, for as long as that object is there, and does not keep it."""
+    found = WeakMethod(method)
+
+    def call(value: V) -> None:
+        bound = found()
+        if bound is not None:
+            bound(value)
+
+    return call
 
 
 def when_gone(item: object, action: Callable[[], object]) -> Farewell:

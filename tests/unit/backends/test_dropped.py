@@ -62,6 +62,22 @@ def test_it_goes_with_its_last_reference_and_its_peer_has_lost_it(pair: list[Dis
     assert caught.value.peer == 0
 
 
+def test_another_engine_does_not_keep_it() -> None:
+    pytest.importorskip("torch")
+    from ringfort.backends.gloo import GlooNative
+
+    [backend] = SimulatedBackend.create_group(1)
+    engine = GlooNative(backend, backend._engine, lambda: None, lambda: None)
+    gone = weakref.ref(backend)
+    gc.disable()
+    try:
+        del backend
+        assert gone() is None
+        assert not engine.is_stuck
+    finally:
+        gc.enable()
+
+
 def test_it_is_said_in_order_so_what_needs_nothing_more_of_it_goes_on(pair: list[DistributedContext]) -> None:
     pair[0].send(np.full(3, 7.0), 1)
     del pair[0]

@@ -138,6 +138,13 @@ def test_what_is_old_or_damaged_is_not_vouched_for(home: Path) -> None:
     assert not path.exists()
 
 
+def test_what_was_written_before_the_clock_was_set_is_not_taken_for_old(home: Path) -> None:
+    os.utime(ended(home, "node.a", promise("node.a")), (3600, 3600))
+    mine = store(home, "node.b")
+    assert [peer for peer, _ in mine.dead()] == ["node.a"]
+    mine.close()
+
+
 def test_a_long_run_is_not_forgotten(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(standings.time, "monotonic", lambda: now[0])
