@@ -191,7 +191,7 @@ def ambiguous_names(members: Iterable[Member]) -> set[str]:
     hosts: dict[str, set[str]] = {}
     for member in members:
         hosts.setdefault(member.name, set()).add(member.host)
-    return {name for name, machines in hosts.items() if len(machines) > 1}
+    return {name for name, machines in hosts.items() if name and len(machines) > 1}
 
 
 def _claim(peer: str, report: Report) -> Claim:

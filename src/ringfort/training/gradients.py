@@ -78,14 +78,14 @@ def average_gradients(
     if compressor is not None:
         for leaf in leaves:
             check_floats(leaf.view, leaf.path)
-    world_size = ctx.backend.current.world_size  # raises where there are others and no ring yet
-    if world_size > 1:
+    ctx.group.check()  # a world of one makes no call that would find out that others are there and a ring is not
+    if ctx.world_size > 1:
         shapes = {leaf.path: leaf.describe() for leaf in leaves}
         way = "no compression" if compressor is None else f"compression={compressor.strategy}"
         settings = (f"bucket_bytes={bucket_bytes}", "no weight" if weight is None else "a weight", way)
         _agree(ctx, (*settings, *(f"{path}: {shapes.get(path)}" for path, _ in found)))
     op = _operation(ctx, weight)
-    if world_size > 1 or (compressor is not None and compressor.names):
+    if ctx.world_size > 1 or (compressor is not None and compressor.names):
         results = iter(_reduce_all(ctx, leaves, bucket_bytes, op, compressor))
         tree = _rebuild(tree, (None if array is None else next(results) for _, array in found))
     own_steps().mark(ctx)
