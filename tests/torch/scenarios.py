@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import signal
@@ -570,14 +571,21 @@ def abort(rank: int, world_size: int) -> str:
         return str(raised(lambda: dist.all_reduce(torch.ones(1))))
 
 
-def dropped(rank: int, world_size: int) -> tuple[str, object] | None:
-    """Rank 0 drops its last reference to a group that torch's own lists do not hold, as torchft does, and lives on."""
+def dropped(rank: int, world_size: int, finds: bool = False) -> tuple[str, object] | None:
+    """Rank 0 drops its last reference to a group that torch's own lists do not hold, as torchft does, and lives on.
+    `finds`: the ranks meet by `ringfort://`. No garbage collection helps."""
     from ringfort.config import DistributedConfig
     from ringfort.context import DistributedContext
     from ringfort.torch.forming import form
+    from ringfort.torch.rendezvous import links_of, meet
 
-    store = dist.FileStore(os.environ["STORE"], world_size)
-    context = DistributedContext(form(store, rank, world_size, DistributedConfig(timeout=30)))
+    gc.disable()
+    if finds:
+        store, rank, _ = next(iter(meet("ringfort://?world_size=2", timedelta(seconds=30))))
+        context = DistributedContext(links_of(store))
+    else:
+        store = dist.FileStore(os.environ["STORE"], world_size)
+        context = DistributedContext(form(store, rank, world_size, DistributedConfig(timeout=30)))
     pg = RingfortProcessGroup(store, context, 30)
     del context
     pg.allreduce([torch.ones(4)]).wait()

@@ -126,8 +126,10 @@ def test_an_abort_wakes_the_others(zygote: Zygote) -> None:
     assert "aborted by rank 0" in zygote.run("abort", 2)[1]
 
 
-def test_a_group_whose_last_reference_goes_is_left_at_once(zygote: Zygote) -> None:
-    assert zygote.run("dropped", 2)[1] == ["PeerLostError", 0]
+@pytest.mark.parametrize("finds", [False, True])
+def test_a_group_whose_last_reference_goes_is_left_at_once(zygote: Zygote, finds: bool) -> None:
+    found = zygote.run("dropped", 2, finds, RINGFORT_INTERFACES="127.0.0.1")
+    assert [outcome for outcome in found if outcome] == [["PeerLostError", 0]]
 
 
 @pytest.mark.parametrize("shared", ["on", "off"])
