@@ -183,10 +183,11 @@ class Epochs:
             return f"too few of the last epoch are in sight; they may be at work elsewhere. Missing: {_listed(ours)}"
         if not earlier or state.time < DISCOVERY * state.config.settle:
             return ""
+        which = "; several machines share that name: use the id in brackets" if shared else ""
         return (
             f"an earlier process of this machine was in a group with {_listed(earlier)}, which may still be at work. "
             "Start the program there too; for one that is gone for good, start this one with --restart-without NAME "
-            f"(RINGFORT_RESTART_WITHOUT){', where NAME is what stands in brackets' if shared else ''}"
+            f"(RINGFORT_RESTART_WITHOUT){which}"
         )
 
     # --- the leader ---------------------------------------------------------------------------------------------------

@@ -265,14 +265,14 @@ def unlawful(
     without: Collection[str],
     policy: Policy,
 ) -> list[Epoch]:
-    """What a peer with this standing must not go on without the majority of, and what `group` has no majority of."""
+    """Return the epochs that bind a peer with this standing and of which `group` has no majority."""
     basis = basis_of(_with_the_departed([standing], departed), {*group, *departed})
     dead = {*departed, *without}
     return [record for record in basis.records if not is_lawful(group, record, dead, policy)]
 
 
 def known_to(standing: Standing, departed: Mapping[str, Standing]) -> list[Epoch]:
-    """What a peer with this standing was in or may be in, and what the departed that were in it with it said last."""
+    """Return the epochs of a peer with this standing, and those in the last reports of departed members of them."""
     return [record for one in _with_the_departed([standing], departed) for record in records_of(one)]
 
 

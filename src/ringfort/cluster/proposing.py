@@ -70,7 +70,7 @@ class Proposer:
         """The hosts of the largest epoch that this peer was in."""
 
     def started(self, epoch: Epoch) -> None:
-        """This peer is in `epoch`, whoever proposed it."""
+        """Note that this peer is now in `epoch`, whichever peer proposed it."""
         if len(epoch.members) >= self._largest.total():
             self._largest = Counter(member.host for member in epoch.members)
 
@@ -172,7 +172,7 @@ class Proposer:
         return max(min(self._since + settle, self._first + 3 * settle), self._backoff())
 
     def _are_all(self, wanted: frozenset[str], situation: Situation) -> bool:
-        """Whether nobody else is to be waited for: there may be no more, or all machines are here again."""
+        """Return whether no other peer is expected: `max_peers` are present, or all machines of the largest epoch."""
         hosts = Counter(situation.members[peer].host for peer in wanted)
         return len(wanted) - 1 == self._config.max_peers or hosts == self._largest
 

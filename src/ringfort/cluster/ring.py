@@ -20,8 +20,8 @@ Costs = Sequence[Sequence[float]]
 def best_ring(costs: Costs, exact_limit: int = EXACT_LIMIT) -> list[int]:
     """The places in order, from place 0 on, towards the neighbour with the lower number first.
 
-    The same costs give the same ring on every machine. Up to `exact_limit` places there is no better one; above that it
-    is a good one: always to the nearest place, and then each part turned around where that helps.
+    The same costs give the same ring on every machine. Up to `exact_limit` places the ring is optimal. Above that it is
+    a nearest-neighbour tour improved by 2-opt.
     """
     count = len(costs)
     if count <= 3:
@@ -47,7 +47,7 @@ def _nearest(costs: Costs) -> list[int]:
 
 
 def _improved(ring: list[int], costs: Costs) -> list[int]:
-    """Two links are replaced by two others, and the part between them turned around, until that helps nowhere."""
+    """2-opt: reverse a part of the ring wherever that replaces two links by faster ones, until nothing improves."""
     count, helped = len(ring), True
     while helped:
         helped = False

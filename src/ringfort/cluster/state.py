@@ -89,9 +89,9 @@ class PeerState:
         self.find_restart_without()
 
     def find_restart_without(self) -> None:
-        """Finds those whom a person at this machine said not to count: who was in an epoch with earlier processes of
-        it, or later with others who were. Not any more when this process has promised something itself: a machine of
-        that name may be in it."""
+        """Resolve the names in `config.restart_without` to peers of earlier epochs, including epochs that only departed
+        peers have reported. Names are not resolved any more once this process has accepted a proposal itself: a live
+        machine with that name may be a member of it."""
         named = set(self.config.restart_without)
         if named and self.ledger.standing is self._recalled:
             members = {member for record in known_to(self._recalled, self.departed) for member in record.members}
@@ -187,7 +187,7 @@ class PeerState:
 
 
 def ambiguous_names(members: Iterable[Member]) -> set[str]:
-    """Those that more than one machine has, as copies of one image do."""
+    """Return the names that more than one machine uses, for example copies of one disk image."""
     hosts: dict[str, set[str]] = {}
     for member in members:
         hosts.setdefault(member.name, set()).add(member.host)

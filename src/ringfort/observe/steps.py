@@ -1,6 +1,8 @@
-"""How many steps a training program has done, as far as that can be seen without asking it: each optimizer's steps and
-each context's `average_gradients` are counted, and the largest count is the program's. Nothing here ever fails: it is
-only for people to look at."""
+"""Count a program's training steps, for display only.
+
+The steps of each optimizer and the `average_gradients` calls of each context are counted separately; the largest count
+is the program's step. Errors are suppressed: a display must never stop a training run.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,25 @@ from ringfort.config import step_file
 
 _COUNT: Final = Struct("=Q")
 _MARK: Final = "_ringfort_steps"
-"""The attribute of a doer that has its count. Not a table of doers: they need not be hashable, and one with weak
-references would swallow a Ctrl-C."""
+"""The attribute that holds an object's count. A WeakKeyDictionary would need hashable objects, and its callback can
+swallow a KeyboardInterrupt."""
 
 
 class Steps:
-    """The steps of one process."""
+    """The training steps of one process."""
 
     def __init__(self, path: str | None = None) -> None:
-        """They are also written to the file `path`, a `StepFile`, if it can be."""
+        """Also write each new count to the file `path`, created by `StepFile`, if it can be opened."""
         self.done = 0
         self._file = -1
         if path is not None:
-            with suppress(OSError):  # the launcher has gone and taken its file along: nobody would read it
+            with suppress(OSError):  # the launcher has exited and removed the file
                 self._file = os.open(path, os.O_WRONLY)
 
     def mark(self, doer: Any) -> None:
-        """`doer`, such as an optimizer, has done one more step."""
+        """Count one step of `doer`, for example an optimizer."""
         count = getattr(doer, _MARK, 0) + 1
-        with suppress(AttributeError):  # it has room for its own alone
+        with suppress(AttributeError):  # a class with __slots__
             setattr(doer, _MARK, count)
         if count > self.done:
             self.done = count
@@ -43,23 +45,23 @@ class Steps:
 
 
 class StepFile:
-    """Where the ranks of one machine write how far they are, for their launcher to read. They go in step, so one place
-    does for all."""
+    """A file in which the ranks of one machine write their step for their launcher. All ranks write to the same place,
+    because they are at the same step."""
 
     def __init__(self) -> None:
         self.path: str | None = None
-        """None where there is no room for it."""
+        """None if the file could not be created."""
         self._file = -1
         with suppress(OSError):
             self._file, self.path = tempfile.mkstemp(prefix="ringfort-steps-")
 
     def clear(self) -> None:
-        """Nothing is done yet."""
+        """Reset the count to 0, before a restart."""
         with suppress(OSError):
             os.ftruncate(self._file, 0)
 
     def read(self) -> int:
-        """How many were done."""
+        """Return the latest count; 0 if there is none."""
         with suppress(OSError):
             written = os.pread(self._file, _COUNT.size, 0)
             if len(written) == _COUNT.size:
@@ -67,7 +69,7 @@ class StepFile:
         return 0
 
     def close(self) -> None:
-        """Removes it."""
+        """Remove the file. Idempotent."""
         if self.path is not None:
             with suppress(OSError):
                 os.unlink(self.path)  # noqa: PTH108  # as it was made
@@ -77,5 +79,5 @@ class StepFile:
 
 @cache
 def own_steps() -> Steps:
-    """Of this process."""
+    """Return the counter of this process."""
     return Steps(step_file())

@@ -1,4 +1,4 @@
-"""Each step of an optimizer is one that `ringfort peers` shows."""
+"""Count the steps of torch's optimizers, which `ringfort peers` shows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ringfort.torch.names import torch
 
 @cache
 def count_steps() -> None:
-    """From now on."""
+    """Register a hook that counts the steps of every optimizer of this process. Idempotent."""
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(_stepped)
 
 
 def _stepped(optimizer: Any, *_: Any) -> None:
-    # A step that is compiled is not counted: the compiler would look into the counting, and may fail at it.
+    # Steps inside torch.compile are not counted: the compiler would trace the counter.
     if not torch.compiler.is_compiling():
         own_steps().mark(optimizer)

@@ -42,8 +42,8 @@ _start: Final = methodcaller("start")
 
 @atexit.register
 def _call_off_all() -> None:
-    """The program ends, and whoever has something to say then has said it by now: this was registered first, so it runs
-    last. Python 3.12 and later start no thread after it."""
+    """Cancel all actions when the program ends. Registered first, so it runs after every other atexit handler; Python
+    3.12 and later cannot start threads afterwards."""
     for farewell in tuple(_waiting):
         farewell.call_off()
 
@@ -73,7 +73,7 @@ class WeakKeys(Generic[K, V]):
 
 
 def weakly(method: Callable[[V], object]) -> Callable[[V], None]:
-    """Calls `method`, which is bound to an object, for as long as that object is there, and does not keep it."""
+    """Return a callback that calls the bound `method` without keeping its object alive; a no-op once it is gone."""
     found = WeakMethod(method)
 
     def call(value: V) -> None:
