@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.claims import GPU_SHARE
 from benchmarks.parts import table
 from ringfort.bench.machine import describe_machine
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 
 RANKS = 2
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringfort.config import Environment
-from ringfort.local import report
+from ringfort.launch.local_ranks import report
 
 torch: Any = import_module("torch")
 dist: Any = import_module("torch.distributed")

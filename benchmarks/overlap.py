@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import ringfort
-from ringfort.local import LocalRanks, report
+from ringfort.launch.local_ranks import LocalRanks, report
 
 NBYTES = 16 << 20
 """A usual bucket of gradients."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.claims import verdicts
 from benchmarks.gpu import gpu_part
-from benchmarks.parts import hosts_part, line_share, overlap_part, scaling_part, stripes_part, table, torch_part
+from benchmarks.parts import connections_part, hosts_part, line_share, overlap_part, scaling_part, table, torch_part
 from benchmarks.pictures import draw_times
 from benchmarks.rpc import rpc_part
 from benchmarks.sections import SECTIONS
@@ -89,8 +89,8 @@ def _page(found: Results, images: Path) -> Iterable[str]:
             yield from hosts_part(reports["hosts"][0], result["bits_per_second"], result["burst"])
         elif section.name == "scaling":
             yield from scaling_part(reports["scaling"][0], images)
-        elif section.name == "stripes":
-            yield from stripes_part(result)
+        elif section.name == "connections":
+            yield from connections_part(result)
         elif section.name == "torch":
             yield from torch_part(result)
         elif section.name == "gpu":

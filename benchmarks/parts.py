@@ -105,14 +105,15 @@ def overlap_part(result: Mapping[str, Any]) -> Iterable[str]:
         yield from table(["switch interval", *(f"beside {kind}" for kind in kinds)], rows)
 
 
-def stripes_part(result: Mapping[str, Any]) -> Iterable[str]:
+def connections_part(result: Mapping[str, Any]) -> Iterable[str]:
     """What several connections gain where one is held back, and where a ring leaves half of the cables unused."""
     cells: Sequence[Mapping[str, Any]] = result["cells"]
     yield (
-        f"An encrypted all-reduce of {size(result['bytes'])} round a ring, with `CollectiveConfig(stripes=...)`. "
+        f"An encrypted all-reduce of {size(result['bytes'])} round a ring, with `CollectiveConfig(connections=...)`. "
         f"**Held back**: two hosts on a wire that gives each connection {result['flow_rate'] / 1e6:g} Mbit/s each way "
         f"and no more. **Cables**: three hosts without a switch, each joined to each by a cable of "
-        f"{result['cable_rate'] / 1e6:g} Mbit/s each way, of which a ring uses one direction and two stripes use both. "
+        f"{result['cable_rate'] / 1e6:g} Mbit/s each way, of which a ring uses one direction and two connections "
+        "use both. "
         "In brackets how many times as quick as one connection. On one machine, where a single connection already "
         "keeps the cores busy, more gain nothing, and `auto` stays with one.\n"
     )
@@ -120,12 +121,12 @@ def stripes_part(result: Mapping[str, Any]) -> Iterable[str]:
     by_way: dict[str, list[str]] = {}
     for network in titles:
         mine = [cell for cell in cells if cell["network"] == network]
-        one = next(cell["median_ms"] for cell in mine if cell["stripes"] == 1)
+        one = next(cell["median_ms"] for cell in mine if cell["connections"] == 1)
         for cell in mine:
-            chosen = f", took {cell['used']}" if cell["stripes"] == "auto" else ""
+            chosen = f", took {cell['used']}" if cell["connections"] == "auto" else ""
             words = f"{duration(cell['median_ms'] * 1e3)} ({one / cell['median_ms']:.2f}{chosen})"
-            by_way.setdefault(str(cell["stripes"]), []).append(words)
-    yield from table(["stripes", *titles.values()], [[way, *words] for way, words in by_way.items()])
+            by_way.setdefault(str(cell["connections"]), []).append(words)
+    yield from table(["connections", *titles.values()], [[way, *words] for way, words in by_way.items()])
 
 
 TORCH_WAYS = {

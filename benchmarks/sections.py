@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import gpu, overlap, rpc, stripes, torch_group
+from benchmarks import connections, gpu, overlap, rpc, torch_group
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
@@ -85,10 +85,10 @@ def _overlap(quick: bool, on_step: OnStep) -> Result:
     return overlap.measure(rounds=2 if quick else 9)
 
 
-def _stripes(quick: bool, on_step: OnStep) -> Result:
+def _connections(quick: bool, on_step: OnStep) -> Result:
     del on_step
     reason = why_not()
-    return {"skipped": reason} if reason else stripes.measure(rounds=1 if quick else 9)
+    return {"skipped": reason} if reason else connections.measure(rounds=1 if quick else 9)
 
 
 def _torch(quick: bool, on_step: OnStep) -> Result:
@@ -116,7 +116,7 @@ SECTIONS = (
     Section("hosts", "Two hosts and a wire of 1 Gbit/s", _hosts),
     Section("scaling", "More ranks", _scaling),
     Section("overlap", "While the caller computes", _overlap),
-    Section("stripes", "Several connections, and both ways round a ring", _stripes),
+    Section("connections", "Several connections, and both ways round a ring", _connections),
     Section("torch", "Under torch", _torch),
     Section("gpu", "Tensors on a GPU", _gpu),
     Section("rpc", "Calls between ranks", _rpc),

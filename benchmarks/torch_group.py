@@ -7,7 +7,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import Any
 
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 
 RANKS = 2
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.config import Environment
-from ringfort.local import report
+from ringfort.launch.local_ranks import report
 
 WAYS: dict[str, dict[str, str]] = {"ringfort": {}, "tcp": {"RINGFORT_SHM": "off"}, "gloo": {}}
 """The groups and what is set while they form: as it comes, over encrypted TCP, and Gloo."""

@@ -28,6 +28,6 @@ def register() -> None:
 
 def torchrun_handler() -> Any:
     """For the entry point `torchrun.handlers`: torchrun warns of what goes wrong, and goes on."""
-    from ringfort.torch.elastic import handler
+    from ringfort.torch.torchrun import handler
 
     return handler()

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-from ringfort.errors import ConfigError, InvalidRankError
+from ringfort.errors import ConfigError, InvalidRankError, InvalidWorldSizeError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +33,7 @@ DEFAULT_HOME = "~/.ringfort"
 MAX_RUN_NAME = 64
 """Characters of a run's name: it is shown in one line beside others, and every peer says it in its hello."""
 
-MAX_STRIPES = 16
+MAX_CONNECTIONS = 16
 """Connections between two ranks. Each is a thread in a large collective; more than the cores of a machine only wait."""
 
 Encryption = Literal["on", "off"]
@@ -145,7 +145,7 @@ class CollectiveConfig:
     measured when a group first has to choose, which takes milliseconds; with both given nothing is."""
     bandwidth: float | None = None
     """Bytes a second that one link carries, likewise."""
-    stripes: int | Literal["auto"] = 1
+    connections: int | Literal["auto"] = 1
     """Connections between every two ranks, over which large arrays are moved in as many parts at once: for networks on
     which one connection does not fill the wire, and rings of cables, whose both directions they use. With `auto` a
     group opens four and finds out in its first large collectives whether they are quicker than one."""
@@ -158,8 +158,12 @@ class CollectiveConfig:
     def __post_init__(self) -> None:
         if self.native_bytes is not None and not (_is_whole(self.native_bytes) and self.native_bytes >= 0):
             raise ConfigError("native_bytes", self.native_bytes, "must be a whole number of bytes, 0 or more, or None")
-        if self.stripes != "auto" and not (_is_whole(self.stripes) and 1 <= self.stripes <= MAX_STRIPES):
-            raise ConfigError("stripes", self.stripes, f"must be auto or a whole number from 1 to {MAX_STRIPES}")
+        if self.connections != "auto" and not (
+            _is_whole(self.connections) and 1 <= self.connections <= MAX_CONNECTIONS
+        ):
+            raise ConfigError(
+                "connections", self.connections, f"must be auto or a whole number from 1 to {MAX_CONNECTIONS}"
+            )
         for name in ("latency", "bandwidth"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
@@ -477,6 +481,12 @@ def _parse(name: str, text: str, kind: str) -> str | int | float:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_world_size(world_size: int) -> None:
+    """Raises `InvalidWorldSizeError` unless `world_size` is a whole number of at least 1."""
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidWorldSizeError(world_size)
 
 
 def check_timeout(timeout: float, name: str = "timeout") -> None:

@@ -1,4 +1,4 @@
-"""`DistributedContext`: any backend, with collectives and metrics, in one handle. `forming.py` makes one."""
+"""`DistributedContext`: any backend, with collectives and metrics, in one handle. `startup.py` makes one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
 from ringfort.errors import InvalidArgumentError
-from ringfort.observe.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
+from ringfort.telemetry.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Thread
 
@@ -122,7 +122,7 @@ class DistributedContext:
         ):
             # Like one before it. All in one place: of the 2 us that a tiny one takes, a call more would be a fiftieth.
             key = (x.dtype, x.size) if op is _SUM else (x.dtype, x.size, id(op))  # as quick.key_of
-            ready, runner = self.backend.quick.get(key), self._runner
+            ready, runner = self.backend.persistent.get(key), self._runner
             if ready is not None and x.flags.carray and not runner.queue:
                 try:
                     with runner.turn:  # which is free, but for what was issued before; not by hand, because of Ctrl-C

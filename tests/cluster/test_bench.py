@@ -17,7 +17,7 @@ from ringfort.bench.engines import ENGINES, OTHERS
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, OPS, Options
 from ringfort.bench.results import Row
 from ringfort.bench.run import all_crews, loopback
-from ringfort.bench.turns import MAX_BURST
+from ringfort.bench.schedule import MAX_BURST
 
 RINGFORT = [sys.executable, "-m", "ringfort.cli"]
 SMALL = ("--repeat", "3", "--sizes", "4,5000", "--ranks", "2")

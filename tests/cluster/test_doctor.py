@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfort.cluster.strangers import HOW_TO_JOIN
+from ringfort.cluster.core.strangers import HOW_TO_JOIN
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from tests.helpers.namespaces import Host, lan, needs_namespaces

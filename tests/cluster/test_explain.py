@@ -14,7 +14,7 @@ from ringfort.bench.explain import Explained
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "broadcast"])
 def test_every_strategy_is_predicted_and_measured_and_one_is_chosen(op: str) -> None:
     command = [sys.executable, "-m", "ringfort.cli", "bench", "--explain", "--op", op, "--shared-memory", "off"]
-    command += ["--sizes", "4,70000,2M", "--ranks", "3", "--stripes", "2", "--repeat", "2", "--json", "-"]
+    command += ["--sizes", "4,70000,2M", "--ranks", "3", "--connections", "2", "--repeat", "2", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]

@@ -24,11 +24,8 @@ import pytest
 
 import ringfort
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.cluster.control import Control as Inside
-from ringfort.cluster.discovery.directory import Source
-from ringfort.cluster.discovery.interfaces import Choice
-from ringfort.cluster.election import ElectionEvent, ElectionEventKind, ElectionState
-from ringfort.cluster.events import (
+from ringfort.cluster.core.election import ElectionEvent, ElectionEventKind, ElectionState
+from ringfort.cluster.core.events import (
     CloneFound,
     ClusterEvent,
     DiskTrouble,
@@ -39,18 +36,21 @@ from ringfort.cluster.events import (
     PeerJoined,
     PeerLost,
 )
-from ringfort.cluster.forming import token_of
-from ringfort.cluster.health import HealthStatus
-from ringfort.cluster.host import clock
-from ringfort.cluster.hosting import ThreadHost
-from ringfort.cluster.instructions import Instruction
-from ringfort.cluster.line import Line
-from ringfort.cluster.messages import Beat, Hello, Member, Report, Standing
+from ringfort.cluster.core.gossip import MAX_NOTE_BYTES, Note, encode
+from ringfort.cluster.core.health import HealthStatus
+from ringfort.cluster.core.instructions import Instruction
+from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report, Standing
+from ringfort.cluster.core.topology import STALE_AFTER
+from ringfort.cluster.discovery.directory import Source
+from ringfort.cluster.discovery.interfaces import Choice
+from ringfort.cluster.net.control import Control as Inside
+from ringfort.cluster.net.control_link import ControlLink, dial
+from ringfort.cluster.net.epoch_connections import token_of
+from ringfort.cluster.net.host import clock
+from ringfort.cluster.net.hosting import ThreadHost
+from ringfort.cluster.net.line import Line
+from ringfort.cluster.net.probing import MAX_PROBES, Measurement
 from ringfort.cluster.node import ClusterNode
-from ringfort.cluster.probing import MAX_PROBES, Measurement
-from ringfort.cluster.talk import MAX_NOTE_BYTES, Note, encode
-from ringfort.cluster.topology import STALE_AFTER
-from ringfort.cluster.wire import ControlLink, dial
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, ElectionConfig, Environment
 from ringfort.context import DistributedContext
 from ringfort.errors import (
@@ -64,9 +64,9 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.observe.steps import own_steps
-from ringfort.transport.greeting import Control, Join, Meet, Probe
-from ringfort.transport.opening import Opening, sealed
+from ringfort.telemetry.steps import own_steps
+from ringfort.transport.handshake import Handshake, sealed
+from ringfort.transport.hello import Control, Join, Meet, Probe
 from tests.helpers.agents import until
 
 PATIENCE = 20.0
@@ -114,7 +114,7 @@ class Cluster:
 
     def dial(
         self, node: ClusterNode, purpose: Control | Join | Meet | Probe, credentials: Credentials | None = None
-    ) -> tuple[socket.socket, Opening]:
+    ) -> tuple[socket.socket, Handshake]:
         """A connection of a member that is no node."""
         host, _, port = node.addresses[0].rpartition(":")
         opened = asyncio.run(dial(host, int(port), credentials or self.credentials(), purpose))
@@ -194,7 +194,7 @@ def test_machines_that_are_in_sight_stay_in_the_topology_however_long_ago_they_c
 ) -> None:
     one, two = cluster.start(), cluster.start()
     one.wait_for_peers(1, PATIENCE)
-    monkeypatch.setattr("ringfort.cluster.speeds.clock", lambda: clock() + 2 * STALE_AFTER)
+    monkeypatch.setattr("ringfort.cluster.net.link_metrics.clock", lambda: clock() + 2 * STALE_AFTER)
     assert set(one.topology().nodes) == {one.peer_id, two.peer_id}
 
 
@@ -566,7 +566,7 @@ def test_a_copied_identity_is_reported_and_the_others_go_on(cluster: Cluster, mo
     one, two = cluster.start(), cluster.start(identity=identity)
     one.wait_for_peers(1, PATIENCE)
     two.wait_for_peers(1, PATIENCE)
-    monkeypatch.setattr("ringfort.cluster.setup.host_id", lambda salt: "another machine")
+    monkeypatch.setattr("ringfort.cluster.net.setup.host_id", lambda salt: "another machine")
     cluster.start(identity=identity)
     event = cluster.wait_for(one, lambda event: isinstance(event, CloneFound))
     assert "rm ~/.ringfort/node_keypair there" in str(event)
@@ -577,9 +577,9 @@ def test_a_copied_identity_is_reported_and_the_others_go_on(cluster: Cluster, mo
 def test_another_version_is_turned_away_in_words(cluster: Cluster) -> None:
     node = cluster.start()
     host, _, port = node.addresses[0].rpartition(":")
-    opening = Opening(cluster.credentials(), Control(), version=99)
+    handshake = Handshake(cluster.credentials(), Control(), version=99)
     with socket.create_connection((host, int(port)), PATIENCE) as sock:
-        sock.sendall(opening.outgoing)
+        sock.sendall(handshake.outgoing)
         while sock.recv(4096):
             pass
     with pytest.raises(RendezvousTimeoutError, match="it speaks protocol version 99"):
@@ -590,11 +590,11 @@ def misbehaves(
     cluster: Cluster, node: ClusterNode, *bodies: bytes, credentials: Credentials | None = None
 ) -> Misbehaved:
     """What `node` reports of a member that says `bodies`; its link is closed."""
-    sock, opening = cluster.dial(node, Control(), credentials)
+    sock, handshake = cluster.dial(node, Control(), credentials)
     with sock:
         for body in bodies:
             try:
-                sock.sendall(sealed(opening.sealer, body))
+                sock.sendall(sealed(handshake.sealer, body))
             except OSError:  # it was refused already
                 break
         event = cluster.wait_for(node, lambda event: isinstance(event, Misbehaved))
@@ -627,10 +627,10 @@ def test_a_peer_whose_addresses_are_nonsense_harms_nobody(cluster: Cluster) -> N
     two.wait_for_peers(1, PATIENCE)
     liar = cluster.credentials()
     me = Member(f"{liar.identity.peer_id}.1", "host", 1, ("nonsense", ":::", "1.2.3.4:0", "[fe80::1]:9", "x" * 128))
-    sock, opening = cluster.dial(one, Control(), liar)
+    sock, handshake = cluster.dial(one, Control(), liar)
     with sock:
         for message in (Hello(me), Report(Standing(), holds=True)):
-            sock.sendall(sealed(opening.sealer, encode(message)))
+            sock.sendall(sealed(handshake.sealer, encode(message)))
         cluster.wait_for(one, lambda event: isinstance(event, PeerJoined) and event.peer == me.peer)
         assert me.peer in {view.peer for view in one.snapshot()}
         cluster.wait_for(one, lambda event: isinstance(event, PeerLost) and event.peer == me.peer)  # it never beats
@@ -653,7 +653,7 @@ def test_strangers_who_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
 def test_no_more_are_measured_at_a_time_than_there_is_room_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringfort.cluster.probing.PROBE_TIMEOUT", 10 * PATIENCE)
+    monkeypatch.setattr("ringfort.cluster.net.probing.PROBE_TIMEOUT", 10 * PATIENCE)
     node = cluster.start()
     probes = [cluster.dial(node, Probe())[0] for _ in range(MAX_PROBES + 1)]
     assert probes[-1].recv(1) == b""
@@ -680,7 +680,7 @@ def test_a_discovery_that_does_not_let_itself_be_ended_does_not_keep_a_node_from
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeroconf swallows a cancellation now and then; control processes stayed for ever, and at full speed."""
-    monkeypatch.setattr("ringfort.cluster.control.STOP_WITHIN", 0.05)
+    monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start()
     control, stopped = inside(node), threading.Event()
     close, stop = control.finder.close, control.stop
@@ -742,9 +742,9 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
 def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringfort.cluster.control.STOP_WITHIN", 0.05)
+    monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start(replace(LOCAL, multicast=False))
-    endless = Line(ControlLink(Opening(None), print, print), ELSEWHERE, "")
+    endless = Line(ControlLink(Handshake(None), print, print), ELSEWHERE, "")
     in_loop(node, lambda control: control.lines.update({999: endless}))
     node.close()
     assert not endless.link.ended.is_set()
@@ -771,7 +771,7 @@ def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
 
 def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, line = control.finder.directory, Line(ControlLink(Opening(None), print, print), ELSEWHERE, "")
+        directory, line = control.finder.directory, Line(ControlLink(Handshake(None), print, print), ELSEWHERE, "")
         directory.learn([ELSEWHERE], Source.STATIC, clock())
         control._met(line, Hello(control.core.me))
         directory.learn([ELSEWHERE], Source.STATIC, clock())
@@ -782,7 +782,7 @@ def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: 
 
 def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, line = control.finder.directory, Line(ControlLink(Opening(None), print, print), ELSEWHERE, "")
+        directory, line = control.finder.directory, Line(ControlLink(Handshake(None), print, print), ELSEWHERE, "")
         directory.learn([ELSEWHERE], Source.STATIC, clock())
         control._met(line, Hello(Member("refused.1", "host")))
         assert directory.troubles() == [(ELSEWHERE, "it was refused")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfort.config import MIB
-from ringfort.local import LocalRanks, RankFailedError
+from ringfort.launch.local_ranks import LocalRanks, RankFailedError
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -21,28 +21,28 @@ def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
     kill_one(0, 16 * MIB, shared_memory="on")
     kill_one(3, 4, shared_memory="on")
     kill_one(3, 16 * MIB, shared_memory="off")
-    kill_one(1, 16 * MIB, shared_memory="off", stripes=3)
+    kill_one(1, 16 * MIB, shared_memory="off", connections=3)
 
 
 needs_pidfd = pytest.mark.skipif(
     not hasattr(os, "pidfd_open"), reason="needs Linux, where a process can wait for another's end"
 )
-unclosed = pytest.mark.parametrize(("shared_memory", "stripes"), [("on", "1"), ("off", "1"), ("off", "2")])
+unclosed = pytest.mark.parametrize(("shared_memory", "connections"), [("on", "1"), ("off", "1"), ("off", "2")])
 
 
 @needs_pidfd
 @unclosed
-def test_who_has_done_its_part_may_end_without_closing(shared_memory: str, stripes: str) -> None:
+def test_who_has_done_its_part_may_end_without_closing(shared_memory: str, connections: str) -> None:
     """Those who go on with the same collective do not take it for a crash."""
-    arguments = ["forget_to_close", shared_memory, stripes, "ends"]
+    arguments = ["forget_to_close", shared_memory, connections, "ends"]
     with LocalRanks("tests.workers.ranks", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
         assert dict(ranks.messages()) == {rank: {"total": 0.0} for rank in range(3)}
 
 
 @needs_pidfd
 @unclosed
-def test_who_ended_without_closing_is_lost_to_those_who_need_it(shared_memory: str, stripes: str) -> None:
-    arguments = ["forget_to_close", shared_memory, stripes, "is missed"]
+def test_who_ended_without_closing_is_lost_to_those_who_need_it(shared_memory: str, connections: str) -> None:
+    arguments = ["forget_to_close", shared_memory, connections, "is missed"]
     with LocalRanks("tests.workers.ranks", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks:
         heard = dict(ranks.messages())  # the last word of each
     assert heard[1] == heard[2] == {"error": "PeerLostError", "peer": 0}
@@ -50,9 +50,9 @@ def test_who_ended_without_closing_is_lost_to_those_who_need_it(shared_memory: s
 
 @needs_pidfd
 @unclosed
-def test_who_failed_is_lost_to_those_who_need_it(shared_memory: str, stripes: str) -> None:
+def test_who_failed_is_lost_to_those_who_need_it(shared_memory: str, connections: str) -> None:
     heard: dict[int, dict[str, object]] = {}
-    arguments = ["forget_to_close", shared_memory, stripes, "fails"]
+    arguments = ["forget_to_close", shared_memory, connections, "fails"]
     with (
         LocalRanks("tests.workers.ranks", 3, arguments, variables={"PYTHONPATH": ROOT}) as ranks,
         pytest.raises(RankFailedError, match="a mistake in the program") as caught,
@@ -77,7 +77,7 @@ def test_a_program_ends_though_its_simulated_group_is_open_and_time_stands_still
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:
     assert memory_of(2, 128 * MIB) < 16 * MIB
-    assert memory_of(2, 128 * MIB, shared_memory="off", stripes=2) < 16 * MIB
+    assert memory_of(2, 128 * MIB, shared_memory="off", connections=2) < 16 * MIB
 
 
 def test_eight_ranks_connect_in_a_moment() -> None:
@@ -85,7 +85,7 @@ def test_eight_ranks_connect_in_a_moment() -> None:
     assert connect_time(8) < 10
 
 
-def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", stripes: int = 1) -> float:
+def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", connections: int = 1) -> float:
     """Kills `victim` of four inside an all-reduce; returns how many seconds later the last survivor knew."""
     errors: dict[int, dict[str, object]] = {}
     rest: dict[int, dict[str, object]] = {}
@@ -93,7 +93,7 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", stripes: in
     killed_at = 0.0
     steps = 0
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
-    arguments = ["reduce_until_killed", str(nbytes), str(stripes)]
+    arguments = ["reduce_until_killed", str(nbytes), str(connections)]
     with LocalRanks("tests.workers.ranks", 4, arguments, variables=variables) as ranks:
         reports = ranks.messages(patience=60)
         while True:
@@ -120,11 +120,11 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", stripes: in
     return max(float(str(message["at"])) for message in errors.values()) - killed_at
 
 
-def memory_of(world_size: int, nbytes: int, *, shared_memory: str = "on", stripes: int = 1) -> int:
+def memory_of(world_size: int, nbytes: int, *, shared_memory: str = "on", connections: int = 1) -> int:
     """Bytes by which an all-reduce of `nbytes` raised the peak memory of the worst rank."""
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
     with LocalRanks(
-        "tests.workers.ranks", world_size, ["memory", str(nbytes), str(stripes)], variables=variables
+        "tests.workers.ranks", world_size, ["memory", str(nbytes), str(connections)], variables=variables
     ) as ranks:
         return max(message["grown_kib"] * 1024 for _, message in ranks.messages())
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ringfort import Backend, DistributedConfig, DistributedContext, SimulatedBackend
 from ringfort.testing.groups import GroupFactory, closing_all, tcp_group

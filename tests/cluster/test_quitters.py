@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 
 ROOT = str(Path(__file__).parents[2])
 AT_ONCE = 5.0

@@ -1,4 +1,5 @@
-"""The wall: what somebody between two ranks, or a crowd at the door, can see and do. tests/stress has the long form."""
+"""The wall: what somebody between two ranks, or a crowd at the listener, can see and do. tests/stress has the long
+form."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ import pytest
 
 from ringfort import DistributedConfig, DistributedContext, RingBackend, TcpBackend
 from ringfort.backends.base import Backend
+from ringfort.bootstrap.admission import MAX_WAITING
+from ringfort.bootstrap.connection import Connection
 from ringfort.errors import (
     DistributedError,
     EncryptionMismatchError,
@@ -30,10 +33,8 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.testing.groups import closing_all, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
-from ringfort.transport.admission import MAX_WAITING
-from ringfort.transport.channel import Channel
+from tests.helpers.handshakes import PURPOSE, impostor, member
 from tests.helpers.middle import ATTACKS, INWARD, OUTWARD, Edit, Middle, SlowMiddle
-from tests.helpers.openings import PURPOSE, impostor, member
 from tests.workers.strangers import ROOT, Count, crowd
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off")
@@ -193,7 +194,7 @@ def test_a_record_that_was_tampered_with_ends_the_link_on_both_sides_and_nothing
     attack: str, direction: int
 ) -> None:
     with watched_group() as (middle, backends):
-        # After the first all-reduce has begun, whatever record is next: a header, a payload, a GO.
+        # After the first all-reduce has begun, whatever record is next: a header, a payload, a clear-to-send.
         middle.edits[direction] += [keep(direction)] * 6 + ATTACKS[attack](direction)
         start = time.monotonic()
         errors = errors_of(backends)
@@ -211,7 +212,7 @@ def keep(direction: int) -> Edit:
 
 
 def test_every_single_record_of_a_small_conversation_is_guarded() -> None:
-    """A flip in the first, second, third... record after the opening, in both directions."""
+    """A flip in the first, second, third... record after the handshake, in both directions."""
     for direction in (INWARD, OUTWARD):
         for place in range(5):
             with watched_group() as (middle, backends):
@@ -318,7 +319,7 @@ def test_rank_0_that_waits_in_vain_says_who_was_turned_away_and_why() -> None:
 # --- who floods -------------------------------------------------------------------------------------------------------
 
 
-def test_members_get_through_and_reduce_while_a_crowd_is_at_the_door(caplog: pytest.LogCaptureFixture) -> None:
+def test_members_get_through_and_reduce_while_a_crowd_is_at_the_listener(caplog: pytest.LogCaptureFixture) -> None:
     cluster = NetworkNamespace.generate()
     groups = 0
     with (
@@ -333,13 +334,13 @@ def test_members_get_through_and_reduce_while_a_crowd_is_at_the_door(caplog: pyt
         seconds = time.monotonic() - start
         attempts = count().attempts
     assert attempts > 200 * (seconds - 1), "the crowd was too small to tell"
-    lines = [record for record in caplog.records if record.name == "ringfort.transport.door"]
-    # At most one line a second and one for the rest, at each of the four doors of a group.
+    lines = [record for record in caplog.records if record.name == "ringfort.bootstrap.listener"]
+    # At most one line a second and one for the rest, at each of the four listeners of a group.
     assert 0 < len(lines) <= seconds + 2 * groups * 4
 
 
 def join_through(master: str, cluster: NetworkNamespace, count: Callable[[], Count]) -> None:
-    """Four ranks meet and reduce; the others come when more strangers than may wait are before them at the door."""
+    """Four ranks meet and reduce; the others come when more strangers than may wait are before them at the listener."""
     before = count().connected
 
     def connect(rank: int) -> TcpBackend:
@@ -370,7 +371,7 @@ def test_a_rank_far_away_gets_in_while_a_crowd_comes_faster_than_its_answers() -
             results(run_ranks(backends, lambda backend: backend.barrier()))
 
 
-@pytest.mark.parametrize("kind", ["door", "entrance"])
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 def test_a_listener_without_descriptors_does_not_spin_and_lets_members_in_when_it_has_some(kind: str) -> None:
     cluster = NetworkNamespace.generate()
     command = [sys.executable, "-m", "tests.workers.full", kind]
@@ -383,9 +384,9 @@ def test_a_listener_without_descriptors_does_not_spin_and_lets_members_in_when_i
                 tries = int(child.stdout.readline())
                 assert 1 <= tries <= 12  # one try each tenth of half a second, and the turn before it
                 sock = socket.create_connection(address, timeout=QUICK)
-                channel = Channel.open(sock, member(cluster), PURPOSE, "it", time.monotonic() + QUICK)
+                connection = Connection.open(sock, member(cluster), PURPOSE, "it", time.monotonic() + QUICK)
                 assert child.stdout.readline().strip() == "Join"
-                channel.close()
+                connection.close()
             assert child.wait(QUICK) == 0
         finally:
             child.kill()

@@ -12,7 +12,7 @@ import pytest
 
 from ringfort import Backend, DistributedConfig, SimulatedBackend
 from ringfort.backends.base import Tag
-from ringfort.collectives import stripes
+from ringfort.collectives import parallel
 from ringfort.testing import (
     ALL_CHECKS,
     Check,
@@ -24,9 +24,9 @@ from ringfort.testing import (
     sub_group_of,
     tcp_group,
 )
-from ringfort.testing.groups import closing_all, with_stripes, without_encryption, without_shared_memory
+from ringfort.testing.groups import closing_all, with_connections, without_encryption, without_shared_memory
 from ringfort.transport import machine
-from ringfort.transport.fold import Fold
+from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,7 +43,7 @@ class PlainBackend(Backend):
         self._inner.send(data, dst, tag=tag, timeout=timeout)
 
     def recv(
-        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
     ) -> None:
         self._inner.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
 
@@ -94,10 +94,10 @@ def test_between_threads(group: GroupFactory, check: Check) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_CHECKS if "all_reduce" in name or "killed" in name])
-def test_over_stripes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_connections(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every array cut. The rest of the checks, over real connections too, are in tests/stress/test_stripes.py."""
-    monkeypatch.setattr(stripes, "LEAST", 8)
-    ALL_CHECKS[name].run(with_stripes(simulated_group))
+    monkeypatch.setattr(parallel, "LEAST", 8)
+    ALL_CHECKS[name].run(with_connections(simulated_group))
 
 
 @cache

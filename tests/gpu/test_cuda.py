@@ -80,7 +80,7 @@ def test_who_leaves_a_group_takes_nothing_along_that_waits(zygote: Zygote, share
 def test_a_process_that_ends_opens_its_gates() -> None:
     program = """
 import torch
-from ringfort.torch.gates import Gate
+from ringfort.torch.stream_wait import Gate
 x = torch.ones(5, device="cuda").add_(1)  # to load a kernel the driver waits for the device
 Gate(x.device).hold(torch.cuda.current_stream())
 x.add_(1)

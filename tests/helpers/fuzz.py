@@ -16,23 +16,32 @@ import numpy as np
 from ringfort.errors import DistributedError, HandshakeError, ProtocolError, TamperedError, TransportError
 from ringfort.identity.noise import MESSAGE_1_BYTES, NoiseHandshake
 from ringfort.identity.proof import check_proof, make_proof
-from ringfort.transport import greeting, notices
+from ringfort.transport import abort_reasons, hello
 from ringfort.transport.ciphers import CIPHERS, Cipher, preferred
-from ringfort.transport.fold import Fold
-from ringfort.transport.frames import CANCEL, DATA, GO, MAX_FRAGMENT, MAX_MESSAGE, PROTOCOL_VERSION, WANTS_GO, pack
-from ringfort.transport.greeting import Join, Meet, Ready, Refused, Welcome
+from ringfort.transport.frames import (
+    CANCEL,
+    CLEAR_TO_SEND,
+    DATA,
+    MAX_FRAGMENT,
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    RENDEZVOUS,
+    pack,
+)
+from ringfort.transport.handshake import MAGIC, PREAMBLE, Handshake
+from ringfort.transport.hello import Join, Meet, Ready, Refused, Welcome
 from ringfort.transport.inbound import Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch
-from ringfort.transport.opening import MAGIC, PREAMBLE, Opening
 from ringfort.transport.records import LENGTH, MAX_RECORD, Opener, Sealer
+from ringfort.transport.reducer import Reducer
 from ringfort.transport.sealed import SealedStream
-from tests.helpers.openings import CLUSTER, PURPOSE, Side, converse, member
+from tests.helpers.handshakes import CLUSTER, PURPOSE, Side, converse, member
 
 ALICE, BOB = member(), member()
 KEY = bytes(range(32))
 INBOX = 1 << 20
 MOST_WANTED = 20_000
-"""Bytes: more than an opening may wait for."""
+"""Bytes: more than a handshake may wait for."""
 SLOWEST = 2.0
 """Seconds for one input, which takes microseconds: only a hang takes longer, or a machine that stands still."""
 
@@ -69,7 +78,8 @@ def in_pieces(rng: random.Random, data: bytes) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-# --- openings and handshakes ------------------------------------------------------------------------------------------
+# --- handshakes and handshakes
+# ------------------------------------------------------------------------------------------
 
 
 def _strange_start(rng: random.Random) -> bytes:
@@ -88,20 +98,20 @@ def _strange_start(rng: random.Random) -> bytes:
 
 
 def _check_side(side: Side) -> None:
-    opening = side.opening
-    assert 0 <= opening.wants <= MOST_WANTED
-    assert opening.wants > 0 or opening.is_open or side.error is not None
-    assert len(opening._data) <= MOST_WANTED
+    handshake = side.handshake
+    assert 0 <= handshake.wants <= MOST_WANTED
+    assert handshake.wants > 0 or handshake.is_open or side.error is not None
+    assert len(handshake._data) <= MOST_WANTED
     assert side.error is None or isinstance(side.error, TransportError)
 
 
 def random_opening(rng: random.Random) -> None:
     """A stranger's words, to either side, with encryption on or off."""
     credentials = rng.choice((ALICE, ALICE, None))
-    side = Side(Opening(credentials, rng.choice((PURPOSE, None))))
+    side = Side(Handshake(credentials, rng.choice((PURPOSE, None))))
     for piece in in_pieces(rng, _strange_start(rng)):
         side.listen(piece)
-    assert credentials is None or not side.opening.is_open, "a stranger got in"
+    assert credentials is None or not side.handshake.is_open, "a stranger got in"
     _check_side(side)
 
 
@@ -122,11 +132,11 @@ def mutated_opening(rng: random.Random) -> None:
         changed = result != data
         return result
 
-    sides = [Side(Opening(ALICE, PURPOSE)), Side(Opening(BOB))]
+    sides = [Side(Handshake(ALICE, PURPOSE)), Side(Handshake(BOB))]
     sides[spoilt]._change = change
     converse(*sides)
-    is_open = all(side.opening.is_open for side in sides)
-    # What was put behind the last byte of an opening belongs to what follows it.
+    is_open = all(side.handshake.is_open for side in sides)
+    # What was put behind the last byte of a handshake belongs to what follows it.
     assert is_open is not changed or (is_open and any(side.unread for side in sides))
     for side in sides:
         _check_side(side)
@@ -165,10 +175,10 @@ def proof(rng: random.Random) -> None:
 _PROOF = make_proof(ALICE.identity, KEY, initiator=True, binding=KEY)
 
 
-# --- greetings, notices -----------------------------------------------------------------------------------------------
+# --- hellos, notices -----------------------------------------------------------------------------------------------
 
 _GREETINGS = [
-    greeting.encode(said)
+    hello.encode(said)
     for said in (
         PURPOSE,
         Join(0, 1, "", 0),
@@ -178,12 +188,15 @@ _GREETINGS = [
         Refused("group", "because"),
     )
 ]
-_NOTICES = [notices.encode(notice) for notice in (notices.Aborted(1, "why"), notices.Left(2), notices.Lost(1, "x"))]
+_NOTICES = [
+    abort_reasons.encode(abort_reason)
+    for abort_reason in (abort_reasons.Aborted(1, "why"), abort_reasons.Left(2), abort_reasons.Lost(1, "x"))
+]
 
 
 def greeting_or_notice(rng: random.Random) -> None:
     """A member's words inside a record."""
-    decode, valid = rng.choice(((greeting.decode, _GREETINGS), (notices.decode, _NOTICES)))
+    decode, valid = rng.choice(((hello.decode, _GREETINGS), (abort_reasons.decode, _NOTICES)))
     data = rng.randbytes(rng.randrange(60)) if rng.randrange(4) == 0 else mutated(rng, rng.choice(valid))
     with suppress(ProtocolError):
         decode(data)
@@ -258,7 +271,7 @@ def records(rng: random.Random) -> None:
 
 # --- frames -----------------------------------------------------------------------------------------------------------
 
-_ADD = Fold(np.dtype("<u2"), lambda into, span: np.add(into, span, out=into))
+_ADD = Reducer(np.dtype("<u2"), lambda into, span: np.add(into, span, out=into))
 _SCRATCH = Scratch(MAX_RECORD)
 _KEYS = ((0, 0), (0, 1), (7, 0))
 
@@ -281,14 +294,14 @@ def frames(rng: random.Random) -> None:
 
 
 def _frame(rng: random.Random) -> bytes:
-    kind = rng.choice((DATA, DATA, DATA, DATA, GO, CANCEL, rng.randrange(8)))
+    kind = rng.choice((DATA, DATA, DATA, DATA, CLEAR_TO_SEND, CANCEL, rng.randrange(8)))
     payload = rng.randbytes(rng.choice((0, 1, 8, 20, 40)))
     total = rng.choice((len(payload), len(payload), 8, 40, 60, MAX_MESSAGE, 2**64 - 1)) if kind == DATA else 0
     length = rng.choice((len(payload),) * 8 + (MAX_FRAGMENT, 2**32 - 1))
-    channel, tag = rng.choice(_KEYS)
-    flags = rng.choice((0, 0, WANTS_GO, 255))
+    comm_id, tag = rng.choice(_KEYS)
+    flags = rng.choice((0, 0, RENDEZVOUS, 255))
     epoch = rng.choice((0,) * 20 + (1,))
-    return pack(kind, flags=flags, length=length, epoch=epoch, channel=channel, tag=tag, total=total) + payload
+    return pack(kind, flags=flags, length=length, epoch=epoch, comm_id=comm_id, tag=tag, total=total) + payload
 
 
 def _feed(inbound: Inbound, data: bytes) -> None:

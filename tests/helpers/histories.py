@@ -12,11 +12,11 @@ from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
-from ringfort.cluster import membership
-from ringfort.cluster.election import ElectionManager
-from ringfort.cluster.links import Links
-from ringfort.cluster.membership import Ledger
-from ringfort.cluster.proposing import Proposer
+from ringfort.cluster.core import membership
+from ringfort.cluster.core.election import ElectionManager
+from ringfort.cluster.core.membership import Ledger
+from ringfort.cluster.core.peer_links import Links
+from ringfort.cluster.core.proposer import Proposer
 from ringfort.testing.histories import History
 
 

@@ -35,8 +35,8 @@ KINDS = {
     "memory": DistributedConfig(timeout=60),
     "plain": DistributedConfig(timeout=60, shared_memory="off", encryption="off"),
     "encrypted": DistributedConfig(timeout=60, shared_memory="off"),
-    "stripes": DistributedConfig(
-        timeout=60, shared_memory="off", encryption="off", collective=CollectiveConfig(stripes=3)
+    "connections": DistributedConfig(
+        timeout=60, shared_memory="off", encryption="off", collective=CollectiveConfig(connections=3)
     ),
     "rpc": DistributedConfig(timeout=60, shared_memory="off", encryption="off"),
 }
@@ -102,7 +102,7 @@ class _Alarm:
 
 
 def _collectives(ctx: DistributedContext, kind: str) -> Iterator[Callable[[], object]]:
-    sizes = (1, 1024, 70_000, 300_000) if kind != "stripes" else (1, 70_000, 1_500_000)
+    sizes = (1, 1024, 70_000, 300_000) if kind != "connections" else (1, 70_000, 1_500_000)
     arrays = [np.ones(size, np.float32) for size in sizes]
     peer = 1 - ctx.rank
     for turn in count():

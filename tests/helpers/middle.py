@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ringfort.config import format_address, parse_address
 from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES
-from ringfort.transport.opening import PREAMBLE
+from ringfort.transport.handshake import PREAMBLE
 from ringfort.transport.records import LENGTH, MAX_RECORD
 
 INWARD, OUTWARD = 0, 1

@@ -15,8 +15,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ringfort import AllReduceStrategy, BroadcastStrategy, DistributedContext, ReduceOp, ReduceStrategy
-from ringfort.collectives.kernels import ELEMENT_TYPES
 from ringfort.collectives.ops import Op
+from ringfort.collectives.reduction import ELEMENT_TYPES
 
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", *ROOTED)

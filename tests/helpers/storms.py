@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 
 ROOT = str(Path(__file__).parents[2])
 RANKS = 4

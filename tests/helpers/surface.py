@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, Final
 
 import ringfort
-from ringfort.cluster.messages import Epoch
+from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.view import PeerView
 from tests.helpers.source import PACKAGE

@@ -27,10 +27,10 @@ class Grower(Node):
     module = "tests.workers.growth"
 
 
-def together(nodes: list[Grower], step: int, *, largest: int, stripes: int | str) -> list[float]:
+def together(nodes: list[Grower], step: int, *, largest: int, connections: int | str) -> list[float]:
     """All of them form a ring and use it; returns the seconds that forming took each."""
     for node in nodes:
-        node.do("form", n=len(nodes), stripes=stripes)
+        node.do("form", n=len(nodes), connections=connections)
     formed = [node.next("formed", patience=WORK) for node in nodes]
     assert sorted(line["rank"] for line in formed) == list(range(len(nodes)))
     for node in nodes:
@@ -41,8 +41,8 @@ def together(nodes: list[Grower], step: int, *, largest: int, stripes: int | str
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stripes", [1, "auto"])
-def test_a_group_that_grows_and_shrinks_computes_right(stripes: int | str) -> None:
+@pytest.mark.parametrize("connections", [1, "auto"])
+def test_a_group_that_grows_and_shrinks_computes_right(connections: int | str) -> None:
     chance, steps = random.Random(ROUNDS), count(1)
     took: list[float] = []
     with lan(4) as net, nodes_on(list(net.hosts), kind=Grower) as (nodes,):
@@ -61,7 +61,7 @@ def test_a_group_that_grows_and_shrinks_computes_right(stripes: int | str) -> No
                     away.append(leave(here, chance))
                 else:
                     away.append(die(here, chance))
-                took += together(here, next(steps), largest=largest, stripes=stripes)
+                took += together(here, next(steps), largest=largest, connections=connections)
     print(
         f"{next(steps) - 1} groups; formed in {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (most)"
     )
@@ -74,7 +74,7 @@ def test_a_group_whose_every_member_is_replaced_in_turn_computes_right() -> None
     with lan(3) as net, nodes_on(list(net.hosts), kind=Grower) as (nodes,):
         for node in nodes:
             node.start()
-        together(nodes, next(steps), largest=SIZES[-1], stripes=1)
+        together(nodes, next(steps), largest=SIZES[-1], connections=1)
         for _ in range(5):
             for old in nodes:
                 if chance.random() < 0.5:
@@ -83,7 +83,7 @@ def test_a_group_whose_every_member_is_replaced_in_turn_computes_right() -> None
                     old.kill()
                     old.restart()
                 old.start()
-                took += together(nodes, next(steps), largest=SIZES[-3], stripes=1)
+                took += together(nodes, next(steps), largest=SIZES[-3], connections=1)
     print(
         f"{len(took) // 3} replaced; formed in {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (most)"
     )
@@ -96,7 +96,7 @@ def test_the_links_are_priced_as_the_cluster_measured_them() -> None:
             net.limit(host, 100)
         for node in nodes:
             node.start()
-        together(nodes, 1, largest=SIZES[4], stripes=1)
+        together(nodes, 1, largest=SIZES[4], connections=1)
         for node in nodes:
             node.do("price", size=4 << 20)
         prices = [node.next("mbit") for node in nodes]

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from ringfort.config import GIB, MIB
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 
 NBYTES = 9 * GIB // 4
 """Above 2**31; all that is gathered by a rank is above 2**32."""

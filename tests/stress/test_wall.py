@@ -1,4 +1,4 @@
-"""The long and timed forms of tests/cluster/test_wall.py, and every bit of an opening."""
+"""The long and timed forms of tests/cluster/test_wall.py, and every bit of a handshake."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from ringfort.config import parse_address
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 from ringfort.testing.groups import reserved_addresses
 from tests.cluster.test_wall import group_through, join_through
+from tests.helpers.handshakes import member
 from tests.helpers.middle import SlowMiddle
-from tests.helpers.openings import member
-from tests.unit.transport.test_opening import check_flip, overheard
+from tests.unit.transport.test_handshake import check_flip, overheard
 from tests.workers.strangers import Count, crowd
 
 ROOT = str(Path(__file__).parents[2])
@@ -37,7 +37,7 @@ def test_four_ranks_meet_and_reduce_in_a_crowd_at_more_than_70_percent_of_the_qu
                 total = Count(total.attempts + now.attempts, total.connected + now.connected)
     ratio = median(crowded) / median(quiet)
     print(
-        f"{total.attempts / seconds:.0f} bad connections a second, {total.connected} met an open door; "
+        f"{total.attempts / seconds:.0f} bad connections a second, {total.connected} met an open listener; "
         f"all-reduce {median(quiet):.2f} GB/s quiet, {median(crowded):.2f} GB/s crowded: {ratio:.0%}"
     )
     assert total.attempts > 200 * seconds
@@ -70,7 +70,7 @@ def test_groups_form_for_a_minute_through_a_crowd() -> None:
 
 
 @pytest.mark.parametrize("direction", [0, 1])
-def test_every_flipped_bit_of_an_opening_opens_nothing(direction: int) -> None:
+def test_every_flipped_bit_of_an_handshake_opens_nothing(direction: int) -> None:
     for place in range(len(overheard()[direction])):
         for bit in range(8):
             check_flip(direction, place, 1 << bit)

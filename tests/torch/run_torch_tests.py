@@ -61,7 +61,7 @@ class Disguised(str):
 def make_case(guise: str) -> type[Any]:
     """Torch's test case as its module makes it for the backend `guise`, with the backend `ringfort`."""
     torch: Any = import_module("torch")
-    import_module("ringfort.torch.forming")  # here, and so in all processes that are forked
+    import_module("ringfort.torch.create")  # here, and so in all processes that are forked
     common: Any = import_module("torch.testing._internal.common_distributed")
     common.TIMEOUT_DEFAULT = PATIENCE
     # Tests ask these tables, which know only torch's own backends, whether one has a feature.

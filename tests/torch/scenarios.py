@@ -421,7 +421,7 @@ def as_backend(rank: int, world_size: int) -> str | None:
         return lambda self, *arguments, **options: getattr(self.ours, name)(*arguments, **options)
 
     engine: Any = type("Engine", (C10D.Backend,), {name: forward(name) for name in names})
-    create = import_module("ringfort.torch.forming").create
+    create = import_module("ringfort.torch.create").create
 
     def make(options: Any, _: Any) -> Any:
         made = engine(options.group_rank, options.group_size)
@@ -576,8 +576,8 @@ def dropped(rank: int, world_size: int, finds: bool = False) -> tuple[str, objec
     `finds`: the ranks meet by `ringfort://`. No garbage collection helps."""
     from ringfort.config import DistributedConfig
     from ringfort.context import DistributedContext
-    from ringfort.torch.forming import form
-    from ringfort.torch.rendezvous import links_of, meet
+    from ringfort.torch.create import form
+    from ringfort.torch.init_method import links_of, meet
 
     gc.disable()
     if finds:
@@ -702,7 +702,7 @@ def fsdp_curve(rank: int, world_size: int, backend: str, steps: int) -> list[flo
 
 def steps(rank: int, world_size: int) -> int:
     """Each step of an optimizer counts; one that is compiled works."""
-    from ringfort.observe.steps import own_steps
+    from ringfort.telemetry.steps import own_steps
 
     with group(rank, world_size):
         before = own_steps().done
@@ -757,7 +757,7 @@ def another_machine(rank: int, world_size: int) -> list[str]:
     whom rank 0 turned away."""
     import logging
 
-    import ringfort.torch.forming as forming
+    import ringfort.torch.create as forming
 
     away: list[str] = []
     handler = logging.Handler()
@@ -816,7 +816,7 @@ def _agent() -> tuple[Any, Any]:
     """An agent's part of `torchrun --nnodes=2 --rdzv-backend=ringfort`, and what it got in the first round."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from ringfort.torch.elastic import RingfortRendezvous
+    from ringfort.torch.torchrun import RingfortRendezvous
 
     agent = RingfortRendezvous(RendezvousParameters("ringfort", "", "test", 2, 2, join_timeout=30))
     return agent, agent.next_rendezvous()

@@ -30,7 +30,7 @@ from ringfort import (
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.torch import staging
 from ringfort.torch.cuda import CudaEngine
-from ringfort.torch.messages import Messages
+from ringfort.torch.point_to_point import Messages
 from ringfort.torch.work import RingfortWork
 from tests.torch.pretend import PretendDevice
 

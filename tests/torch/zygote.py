@@ -65,7 +65,7 @@ class Zygote:
 
 
 def main() -> None:
-    import_module("ringfort.torch.forming")
+    import_module("ringfort.torch.create")
     import_module("tests.torch.scenarios")
     for line in sys.stdin:
         scenario, world_size, arguments, patience, variables = json.loads(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.cluster.health import JITTER_ROOM
+from ringfort.cluster.core.health import JITTER_ROOM
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, ElectionConfig, HealthConfig
 from ringfort.errors import ConfigError
 

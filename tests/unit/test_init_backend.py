@@ -18,7 +18,7 @@ from ringfort import (
     NcclBackend,
     TcpBackend,
 )
-from ringfort.backends import mpi
+from ringfort.backends.engines import mpi
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tcp", TcpBackend), ("hybrid", HybridBackend), (None, TcpBackend)])
@@ -66,7 +66,7 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
     if backend == "mpi":
-        from ringfort.backends import mpi
+        from ringfort.backends.engines import mpi
 
         mpi._mpi.cache_clear()
     with pytest.raises(BackendUnavailableError) as caught:

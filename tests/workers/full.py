@@ -1,5 +1,5 @@
-"""`python -m tests.workers.full door|entrance` listens, uses up its file descriptors, and says how often it tries to
-accept a connection in half a second; and, once it has some again, who came. Its input is the cluster's join code."""
+"""`python -m tests.workers.full blocking|asyncio` listens, uses up its file descriptors, and says how often it tries
+to accept a connection in half a second; and, once it has some again, who came. Its input is the cluster's join code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 import time
 from contextlib import suppress
 
-from ringfort.cluster.entrance import Entrance
+from ringfort.bootstrap.listener import Listener
+from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.transport.door import Door
 from ringfort.transport.tcp import listen
-from tests.helpers.openings import member
+from tests.helpers.handshakes import member
 
 SECONDS = 0.5
 
@@ -33,38 +33,38 @@ def use_up() -> list[int]:
     return taken
 
 
-def at_a_door(cluster: NetworkNamespace) -> None:
-    door = Door(listen("127.0.0.1", 0), member(cluster))
+def blocking(cluster: NetworkNamespace) -> None:
+    listener = Listener(listen("127.0.0.1", 0), member(cluster))
     taken = use_up()
-    say(door.address[1])
+    say(listener.address[1])
     turns, end = 0, time.monotonic() + SECONDS
     while time.monotonic() < end:
-        door.wait(end)
+        listener.wait(end)
         turns += 1
     say(turns)
     for each in taken:
         os.close(each)
     arrivals = []
     while not arrivals:
-        arrivals = door.wait(time.monotonic() + 60)[0]
+        arrivals = listener.wait(time.monotonic() + 60)[0]
     say(type(arrivals[0].said).__name__)
 
 
-async def at_an_entrance(cluster: NetworkNamespace) -> None:
+async def in_asyncio(cluster: NetworkNamespace) -> None:
     came = asyncio.Event()
-    entrance = Counting(member(cluster), lambda *_: came.set(), lambda *_: None)
-    entrance.open(["127.0.0.1"], 0)
+    listener = Counting(member(cluster), lambda *_: came.set(), lambda *_: None)
+    listener.open(["127.0.0.1"], 0)
     taken = use_up()
-    say(entrance.port)
+    say(listener.port)
     await asyncio.sleep(SECONDS)
-    say(entrance.tries)
+    say(listener.tries)
     for each in taken:
         os.close(each)
     await came.wait()
     say("Join")
 
 
-class Counting(Entrance):
+class Counting(ControlListener):
     tries = 0
 
     def _accept(self, listener: object) -> None:
@@ -74,10 +74,10 @@ class Counting(Entrance):
 
 def main() -> None:
     cluster = NetworkNamespace.from_join_code(sys.stdin.readline().strip())
-    if sys.argv[1] == "door":
-        at_a_door(cluster)
+    if sys.argv[1] == "blocking":
+        blocking(cluster)
     else:
-        asyncio.run(at_an_entrance(cluster))
+        asyncio.run(in_asyncio(cluster))
 
 
 if __name__ == "__main__":

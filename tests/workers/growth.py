@@ -1,7 +1,7 @@
 """A node of `tests.workers.node` whose program goes on through many groups with one context.
 
-{"do": "form", "n": n, "stripes": ...}   establishes the ring until it has n ranks. Says {"formed": seconds, "rank": r}
-{"do": "price", "size": bytes}   what AUTO makes of the links. Says {"mbit": ..., "strategy", "compression", "hosts"}
+{"do": "form", "n": n, "connections": ...}   establishes the ring until it has n ranks. Says {"formed": seconds, "rank":
+r} {"do": "price", "size": bytes}   what AUTO makes of the links. Says {"mbit": ..., "strategy", "compression", "hosts"}
 {"do": "clock", "size": bytes, "compression": name or null}   says {"ms": of the median all-reduce}
 {"do": "battery", "largest": bytes, "step": s}   every kind of collective. Says {"right": seconds} or {"failed": text}
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.collectives import auto
+from ringfort.collectives import cost_model
 from ringfort.compression.auto import explain
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import CompressionStrategy
@@ -45,9 +45,9 @@ class Grower(Worker):
         # Four hosts share two cores here: that one is held up for a second is no fault of the group.
         super().start(health=HealthConfig(patience=10.0), **settings)
 
-    def form(self, n: int, timeout: float = 30.0, stripes: Any = 1) -> None:
+    def form(self, n: int, timeout: float = 30.0, connections: Any = 1) -> None:
         if self.backend is None:
-            collective = CollectiveConfig(stripes=stripes)
+            collective = CollectiveConfig(connections=connections)
             config = DistributedConfig(timeout=CALL_TIMEOUT, collective=collective)
             self.backend = AutoDiscoveryBackend(node=self.node, group=config)
             self.context = DistributedContext(self.backend)
@@ -63,7 +63,7 @@ class Grower(Worker):
 
     def price(self, size: int) -> None:
         backend = self.backend.current
-        model = auto.model_of(backend)
+        model = cost_model.model_of(backend)
         choice = explain(backend, CompressionStrategy.AUTO, [(size // 4,)])
         say(
             mbit=8e-6 / float(model.links.per_byte.max()),

@@ -13,8 +13,8 @@ import pytest
 import ringfort
 from ringfort.context import DistributedContext
 from ringfort.errors import CollectiveMismatchError, SizeMismatchError
-from ringfort.local import report
-from ringfort.transport.fold import Array
+from ringfort.launch.local_ranks import report
+from ringfort.transport.reducer import Array
 
 
 def marks(x: Array) -> list[float]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.cluster.events import ClusterEvent, EpochEnded, EpochStarted
+from ringfort.cluster.core.events import ClusterEvent, EpochEnded, EpochStarted
 from ringfort.cluster.node import ClusterNode
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext

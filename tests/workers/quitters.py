@@ -17,7 +17,7 @@ import numpy as np
 
 import ringfort
 from ringfort.errors import DistributedError
-from ringfort.local import report
+from ringfort.launch.local_ranks import report
 from ringfort.rpc.agent import RpcAgent
 
 TIMEOUT = 60

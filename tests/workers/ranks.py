@@ -15,12 +15,12 @@ import numpy as np
 import ringfort
 from ringfort.config import BroadcastStrategy, CollectiveConfig, DistributedConfig
 from ringfort.errors import DistributedError
-from ringfort.local import report
+from ringfort.launch.local_ranks import report
 
 
-def reduce_until_killed(nbytes: str, stripes: str) -> None:
+def reduce_until_killed(nbytes: str, connections: str) -> None:
     """All-reduces for ever; whoever is left says what it was told and how long after the last good one."""
-    with ringfort.init(config=_striped(stripes), timeout=30) as ctx:
+    with ringfort.init(config=_striped(connections), timeout=30) as ctx:
         x = np.ones(int(nbytes) // 4, np.float32)
         report(pid=os.getpid())
         try:
@@ -33,8 +33,8 @@ def reduce_until_killed(nbytes: str, stripes: str) -> None:
     report(threads=threading.active_count(), sockets=_descriptors("socket:"), segments=_descriptors("/memfd:"))
 
 
-def _striped(stripes: str) -> DistributedConfig:
-    return DistributedConfig(collective=CollectiveConfig(stripes=int(stripes)))
+def _striped(connections: str) -> DistributedConfig:
+    return DistributedConfig(collective=CollectiveConfig(connections=int(connections)))
 
 
 def _descriptors(kind: str) -> int:
@@ -47,9 +47,9 @@ def _descriptors(kind: str) -> int:
     return found
 
 
-def memory(nbytes: str, stripes: str) -> None:
+def memory(nbytes: str, connections: str) -> None:
     """One large all-reduce; reports how far it raised the peak of the process's memory."""
-    with ringfort.init(config=_striped(stripes)) as ctx:
+    with ringfort.init(config=_striped(connections)) as ctx:
         x = np.ones(int(nbytes) // 4, np.float32)
         ctx.all_reduce(np.ones(1 << 20, np.float32))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -58,10 +58,10 @@ def memory(nbytes: str, stripes: str) -> None:
         report(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
-def forget_to_close(shared_memory: str, stripes: str, how: str) -> None:
+def forget_to_close(shared_memory: str, connections: str, how: str) -> None:
     """Rank 0 closes nothing and ends in the middle of a broadcast: it has done its part, and rank 1 waits for rank 2.
     Then, unless that is all, the others find out that it is missing from the next one."""
-    ctx = ringfort.init(config=_striped(stripes), timeout=30, shared_memory=shared_memory)
+    ctx = ringfort.init(config=_striped(connections), timeout=30, shared_memory=shared_memory)
     x = np.full(300_000, ctx.rank, np.float32)
     pid = np.array([os.getpid()])
     if ctx.rank == 0:

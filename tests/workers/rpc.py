@@ -19,7 +19,7 @@ import numpy as np
 import ringfort
 from ringfort import RpcAgent
 from ringfort.errors import DistributedError, RemoteError, RpcNoConnectionError, RpcPeerLostError, RpcTimeoutError
-from ringfort.local import report
+from ringfort.launch.local_ranks import report
 
 THREADS = 3
 AHEAD = 16

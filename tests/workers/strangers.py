@@ -1,7 +1,7 @@
-"""A crowd at a door: `python -m tests.workers.strangers HOST PORT NETWORK_ID RATE [silent]` makes bad connections.
+"""A crowd at a listener: `python -m tests.workers.strangers HOST PORT NETWORK_ID RATE [silent]` makes bad connections.
 
-They take turns: no secret, another cluster, garbage, half an opening, silence, and a byte a second. Four lines a second
-on the standard output say how many there were so far, and how many of them found somebody who listens.
+They take turns: no secret, another cluster, garbage, half a handshake, silence, and a byte a second. Four lines a
+second on the standard output say how many there were so far, and how many of them found somebody who listens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import NamedTuple
 from ringfort.config import parse_address
 from ringfort.errors import DistributedError
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.transport.opening import Opening
-from tests.helpers.openings import PURPOSE, impostor, member
+from ringfort.transport.handshake import Handshake
+from tests.helpers.handshakes import PURPOSE, impostor, member
 
 ROOT = Path(__file__).parents[2]
 MOST_OPEN = 500
@@ -32,7 +32,7 @@ MOST_OPEN = 500
 
 
 class Count(NamedTuple):
-    """How many have come, and how many of them met an open door."""
+    """How many have come, and how many of them met an open listener."""
 
     attempts: int
     connected: int
@@ -54,19 +54,19 @@ class Crowd:
         self._cluster = _Public(network_id)
         self._selector = selectors.DefaultSelector()
         self._open: deque[socket.socket] = deque()
-        self._talks: dict[socket.socket, Opening] = {}
+        self._talks: dict[socket.socket, Handshake] = {}
         self._drips: dict[socket.socket, bytes] = {}
         self._drip_at = 0.0
         self._rng = random.Random(1)
         self.attempts = 0
         self.connected = 0
         self._kinds: list[Callable[[socket.socket], None]] = [
-            lambda sock: self._talk(sock, Opening(impostor(self._cluster), PURPOSE)),
-            lambda sock: self._talk(sock, Opening(member(NetworkNamespace.generate()), PURPOSE)),
+            lambda sock: self._talk(sock, Handshake(impostor(self._cluster), PURPOSE)),
+            lambda sock: self._talk(sock, Handshake(member(NetworkNamespace.generate()), PURPOSE)),
             lambda sock: self._say(sock, self._rng.randbytes(200)),
-            lambda sock: self._say(sock, bytes(Opening(impostor(self._cluster), PURPOSE).outgoing[:50])),
+            lambda sock: self._say(sock, bytes(Handshake(impostor(self._cluster), PURPOSE).outgoing[:50])),
             lambda sock: None,
-            lambda sock: self._drips.update({sock: bytes(Opening(impostor(self._cluster), PURPOSE).outgoing)}),
+            lambda sock: self._drips.update({sock: bytes(Handshake(impostor(self._cluster), PURPOSE).outgoing)}),
         ]
         if is_silent:
             self._kinds = [lambda sock: None]
@@ -103,21 +103,21 @@ class Crowd:
             if now >= until:
                 return
 
-    def _talk(self, sock: socket.socket, opening: Opening) -> None:
-        self._talks[sock] = opening
-        self._say(sock, bytes(opening.outgoing))
-        opening.outgoing.clear()
+    def _talk(self, sock: socket.socket, handshake: Handshake) -> None:
+        self._talks[sock] = handshake
+        self._say(sock, bytes(handshake.outgoing))
+        handshake.outgoing.clear()
 
     def _hear(self, sock: socket.socket) -> None:
-        opening = self._talks.get(sock)
+        handshake = self._talks.get(sock)
         try:
-            data = sock.recv(opening.wants if opening else 4096)
+            data = sock.recv(handshake.wants if handshake else 4096)
             if not data:
                 self._end(sock)
-            elif opening:
-                opening.feed(data)
-                self._say(sock, bytes(opening.outgoing))
-                opening.outgoing.clear()
+            elif handshake:
+                handshake.feed(data)
+                self._say(sock, bytes(handshake.outgoing))
+                handshake.outgoing.clear()
         except BlockingIOError:
             return
         except (DistributedError, OSError):

@@ -14,15 +14,15 @@ from ringfort.backends.group import Group
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
 from ringfort.identity.credentials import Credentials
-from ringfort.transport.board import Board
-from ringfort.transport.fold import Array, Fold
+from ringfort.transport.arena import Arena
 from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array, Reducer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
-    from ringfort.backends.native import Native
+    from ringfort.backends.engines.native import Native
 
 MAX_TAG = 2**31 - 1
 """The largest tag a caller may use; what is above is for the library."""
@@ -50,7 +50,7 @@ class Ways(NamedTuple):
 
 
 class Ready:
-    """An all-reduce that is kept ready for the next one like it (collectives/quick.py)."""
+    """An all-reduce that is kept ready for the next one like it (collectives/persistent.py)."""
 
     __slots__ = ("durations", "metrics", "run")
 
@@ -63,12 +63,12 @@ class Ready:
         """Where to say how many seconds it took."""
 
 
-class Leg(NamedTuple):
-    """One `exchange` of a `relay`."""
+class RingStep(NamedTuple):
+    """One `exchange` of a `pipelined ring`."""
 
     out: Buffer
     into: Buffer
-    reduce: Fold | None = None
+    reduce: Reducer | None = None
 
 
 class Backend(ABC):
@@ -89,8 +89,8 @@ class Backend(ABC):
     config: DistributedConfig
     is_measured: bool = False
     """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
-    shared: Board | None = None
-    """What `board` has found, for those in a hurry."""
+    shared: Arena | None = None
+    """What `arena` has found, for those in a hurry."""
     ring: tuple[int, ...] = ()
     """The order in which rings visit the ranks, the same on all; that of their numbers where it is empty."""
     speeds: Mapping[int, float] = MappingProxyType({})
@@ -102,8 +102,8 @@ class Backend(ABC):
         self.config = config
         self.group = group or Group()
         """What is true only for this set of ranks."""
-        self.quick: dict[object, Ready] = {}
-        """All-reduces that are kept ready (collectives/quick.py), by what tells them apart."""
+        self.persistent: dict[object, Ready] = {}
+        """All-reduces that are kept ready (collectives/persistent.py), by what tells them apart."""
         self._operations = count(1)
         self._member_set = frozenset(range(world_size))
         self._lock = threading.Lock()
@@ -123,9 +123,9 @@ class Backend(ABC):
 
     @abstractmethod
     def recv(
-        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
     ) -> None:
-        """Receives a message of exactly the size of `into`; with `reduce`, folds it into what is there.
+        """Receives a message of exactly the size of `into`; with `reduce`, reduces it into what is there.
 
         One of another size raises `SizeMismatchError` and is dropped; the link stays usable. A timeout in the middle of
         a message drops its rest; the link stays usable and the next message is received whole.
@@ -152,11 +152,12 @@ class Backend(ABC):
         into: Buffer,
         src: int,
         *,
-        reduce: Fold | None = None,
+        reduce: Reducer | None = None,
         tag: Tag = 0,
         timeout: float | None = None,
     ) -> None:
-        """Sends to one peer and receives from another at the same time; with `reduce`, folds what arrives into `into`.
+        """Sends to one peer and receives from another at the same time; with `reduce`, reduces what arrives into
+        `into`.
 
         The step that rings, trees and pairwise collectives are made of. This form, for backends that have nothing
         better, sends in a helper thread.
@@ -187,12 +188,14 @@ class Backend(ABC):
         if failure:
             raise failure[0]
 
-    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+    def pipelined_ring(
+        self, ring_steps: Sequence[RingStep], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
         """`exchange` after `exchange`, each of which sends what the one before has received: its `out` is the other's
         `into`. So it may be on its way while it arrives; what is sent before must not be needed afterwards, for what
         comes later may overwrite it as soon as the peers have it."""
-        for leg in legs:
-            self.exchange(leg.out, dst, leg.into, src, reduce=leg.reduce, tag=tag, timeout=timeout)
+        for ring_step in ring_steps:
+            self.exchange(ring_step.out, dst, ring_step.into, src, reduce=ring_step.reduce, tag=tag, timeout=timeout)
 
     def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
         """An `exchange` with one peer, in a collective, of messages that are a frame each."""
@@ -201,12 +204,12 @@ class Backend(ABC):
     def barrier(self, *, timeout: float | None = None) -> None:
         """Returns when every rank of the group has called it. Rounds of empty messages at doubling distances."""
         call = self.envelope(BARRIER_CALL, timeout)
-        board = self.board(call) if self.shares_memory else None
-        if board is not None:
-            with board:
-                board.sign(call)
-                board.publish()
-                board.wait_signed(call)
+        arena = self.arena(call) if self.shares_memory else None
+        if arena is not None:
+            with arena:
+                arena.sign(call)
+                arena.publish()
+                arena.wait_signed(call)
             return
         self.meet(call)
 
@@ -235,7 +238,7 @@ class Backend(ABC):
         return self
 
     @property
-    def channel(self) -> int:
+    def comm_id(self) -> int:
         """What keeps this group's messages apart from those of groups over the same links."""
         return 0
 
@@ -256,7 +259,7 @@ class Backend(ABC):
         return None
 
     @property
-    def stripes(self) -> tuple[Backend, ...]:
+    def connections(self) -> tuple[Backend, ...]:
         """This group over each of the connections that its ranks have with each other; the first is the group itself.
         They may be used from different threads at once, for parts of one collective."""
         return (self,)
@@ -265,19 +268,19 @@ class Backend(ABC):
         """What ended the messages of `failed`, if anything has, ends the collective of `envelope` at all ranks. Nothing
         happens where the backend cannot tell: then the ranks find out by themselves."""
 
-    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
-        """What ended the collective of `envelope` on one of the `stripes` ends it on all. Here, where nothing better is
-        known, with everything else."""
+    def end_connections(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        """What ended the collective of `envelope` on one of the `connections` ends it on all. Here, where nothing
+        better is known, with everything else."""
         self.abort(str(error))
 
-    def board(self, envelope: Envelope) -> Board | None:
+    def arena(self, envelope: Envelope) -> Arena | None:
         """The memory that the ranks of this group share, if they do. Called by all of them, in a collective: the first
         time, they make it together."""
         return None
 
     @property
     def shares_memory(self) -> bool:
-        """Whether there may be a `board`: the same at every rank."""
+        """Whether there may be a `arena`: the same at every rank."""
         return False
 
     def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
@@ -296,7 +299,7 @@ class Backend(ABC):
         """`envelope` for a collective that has its number."""
         seconds = self.check_timeout(timeout)
         return Envelope(
-            self.channel, COLLECTIVE_TAG, operation, call, self._member_set, False, seconds, self.now() + seconds
+            self.comm_id, COLLECTIVE_TAG, operation, call, self._member_set, False, seconds, self.now() + seconds
         )
 
     def now(self) -> float:
@@ -325,7 +328,7 @@ class Backend(ABC):
             return tag
         if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag <= MAX_TAG:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("tag", tag, f"must be a whole number from 0 to {MAX_TAG}")
-        return Envelope(self.channel, tag)
+        return Envelope(self.comm_id, tag)
 
     def time_of(self, tag: Tag, timeout: float | None) -> tuple[float, float]:
         """Seconds a call may take, and until when: a collective's messages share the time of the whole."""
@@ -357,7 +360,7 @@ COLLECTIVE_TAG = 1 << 63
 """The tag of all messages of collectives: their order within a group tells them apart."""
 
 BARRIER_CALL = b"\x01" + bytes(15)
-"""See collectives/calls.py: the code of a barrier, which has no arguments."""
+"""See collectives/signature.py: the code of a barrier, which has no arguments."""
 
 _MEASURING: Final = 0x80
 """In a call's first byte: this is the collective that finds out what `call` has to know before it runs."""

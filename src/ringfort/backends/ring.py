@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.rendezvous import Channels, Terms, accept_higher, knock
 from ringfort.backends.tcp import links_over, terms_for
+from ringfort.bootstrap.listener import Listener
+from ringfort.bootstrap.rendezvous import Connections, Terms, accept_higher, connect
 from ringfort.config import DistributedConfig, parse_address
 from ringfort.errors import ConfigError, TransportError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.door import Door
-from ringfort.transport.greeting import Meet
+from ringfort.transport.hello import Meet
 
 
 class RingBackend(MeshBackend):
@@ -32,36 +32,36 @@ class RingBackend(MeshBackend):
             )
         nodes = [_addresses(node) for node in config.nodes]
         rank, world_size = config.rank, len(nodes)
-        channels: Channels = {}
+        connections: Connections = {}
         if world_size > 1:
             terms = terms_for(config, credentials)
             credentials = terms.credentials
             # Ranks that were given other lists must not meet by accident.
             token = blake2b(repr(nodes).encode(), digest_size=16).digest()
             meet = Meet(rank, world_size, token, terms.machine)
-            door = _open_door(nodes[rank], terms)
+            listener = _open_listener(nodes[rank], terms)
             try:
                 for lower in range(rank):
-                    channels[lower] = knock(lower, nodes[lower], meet, terms)
-                accept_higher(door, meet, channels, terms)
+                    connections[lower] = connect(lower, nodes[lower], meet, terms)
+                accept_higher(listener, meet, connections, terms)
             except BaseException:
-                for channel in channels.values():
-                    channel.close()
+                for connection in connections.values():
+                    connection.close()
                 raise
             finally:
-                door.close()
-        super().__init__(rank, world_size, config, *links_over(rank, channels, config, credentials))
+                listener.close()
+        super().__init__(rank, world_size, config, *links_over(rank, connections, config, credentials))
 
 
 def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:
     return [parse_address(text, "nodes") for text in ([node] if isinstance(node, str) else node)]
 
 
-def _open_door(addresses: list[tuple[str, int]], terms: Terms) -> Door:
+def _open_listener(addresses: list[tuple[str, int]], terms: Terms) -> Listener:
     failure: TransportError | None = None
     for host, port in addresses:
         try:
-            return Door(tcp.listen(host, port), terms.credentials)
+            return Listener(tcp.listen(host, port), terms.credentials)
         except TransportError as exc:
             failure = exc
     assert failure is not None

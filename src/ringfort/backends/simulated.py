@@ -8,9 +8,8 @@ from threading import Lock
 
 from ringfort.backends.base import Ways
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.stripes import wanted
-from ringfort.config import DistributedConfig
-from ringfort.errors import InvalidWorldSizeError
+from ringfort.bootstrap.more_connections import wanted
+from ringfort.config import DistributedConfig, check_world_size
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
@@ -56,8 +55,8 @@ class SimulatedBackend(MeshBackend):
         places = None if hosts is None else check_hosts(hosts, world_size)
         clock = clock or RealClock()
         config = config or DistributedConfig()
-        stripes = wanted(config.collective, dict.fromkeys(range(world_size), Machine()))
-        meshes = [_mesh(world_size, clock) for _ in range(stripes)]
+        connections = wanted(config.collective, dict.fromkeys(range(world_size), Machine()))
+        meshes = [_mesh(world_size, clock) for _ in range(connections)]
         return [
             cls(rank, config, pollers, world_size, places) for rank, pollers in enumerate(zip(*meshes, strict=True))
         ]
@@ -106,9 +105,3 @@ def _mesh(world_size: int, clock: Clock) -> list[MemoryPoller]:
     for (a, b), outgoing in pipes.items():
         pollers[a].streams[b] = MemoryStream(incoming=pipes[b, a], outgoing=outgoing)
     return pollers
-
-
-def check_world_size(world_size: int) -> None:
-    """Raises `InvalidWorldSizeError` unless `world_size` is a whole number of at least 1."""
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidWorldSizeError(world_size)

@@ -7,13 +7,13 @@ from copy import copy
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
+from ringfort.backends.base import Backend, RingStep, Tag, Traffic, Ways
 from ringfort.backends.group import Group
 from ringfort.backends.mesh import MeshBackend
 from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError
-from ringfort.transport.board import Board
-from ringfort.transport.fold import Fold
+from ringfort.transport.arena import Arena
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -67,13 +67,13 @@ class SubBackend(Backend):
         self._members = tuple(parent.members[member] for member in locals_)
         self._member_set = frozenset(self._members)
         mesh = None if is_brief else self._outermost
-        self._boards = mesh.boards_for(self) if isinstance(mesh, MeshBackend) else None
+        self._arenas = mesh.arenas_for(self) if isinstance(mesh, MeshBackend) else None
         twin = parent.count_sub_group(locals_) if label is None else label
-        self._channel = _channel(parent.channel, self._members, twin)
+        self._comm_id = _comm_id(parent.comm_id, self._members, twin)
 
     @property
-    def channel(self) -> int:
-        return self._channel
+    def comm_id(self) -> int:
+        return self._comm_id
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -94,30 +94,30 @@ class SubBackend(Backend):
         return Ways(places, outer.credentials)
 
     @property
-    def stripes(self) -> tuple[Backend, ...]:
-        outer = self._outermost.stripes
-        return (self,) if len(outer) == 1 else (self, *(self._over(stripe) for stripe in outer[1:]))
+    def connections(self) -> tuple[Backend, ...]:
+        outer = self._outermost.connections
+        return (self,) if len(outer) == 1 else (self, *(self._over(connection) for connection in outer[1:]))
 
-    def _over(self, stripe: Backend) -> SubBackend:
+    def _over(self, connection: Backend) -> SubBackend:
         """The same group over other links of the outermost."""
         group = copy(self)
-        group._outermost = stripe
-        if stripe.ring != self._outermost.ring:  # that one goes round the other way
+        group._outermost = connection
+        if connection.ring != self._outermost.ring:  # that one goes round the other way
             group.ring = tuple(reversed(self.ring or range(self.world_size)))
         return group
 
     def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
         self._outermost.share_failure(failed, envelope)
 
-    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
-        self._outermost.end_stripes(failed, envelope, error)
+    def end_connections(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        self._outermost.end_connections(failed, envelope, error)
 
     @property
     def shares_memory(self) -> bool:
-        return self._boards is not None and self._boards.is_possible
+        return self._arenas is not None and self._arenas.is_possible
 
-    def board(self, envelope: Envelope) -> Board | None:
-        return None if self._boards is None else self._boards.get(envelope)
+    def arena(self, envelope: Envelope) -> Arena | None:
+        return None if self._arenas is None else self._arenas.get(envelope)
 
     def to_global(self, rank: int) -> int:
         """The parent's rank of this group's `rank`. Raises `InvalidRankError`."""
@@ -136,7 +136,7 @@ class SubBackend(Backend):
         self._outermost.send(data, self._members[dst], tag=self.check_tag(tag), timeout=timeout)
 
     def recv(
-        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
     ) -> None:
         self.check_peer(src, "src")
         self._outermost.recv(into, self._members[src], reduce=reduce, tag=self.check_tag(tag), timeout=timeout)
@@ -148,7 +148,7 @@ class SubBackend(Backend):
         into: Buffer,
         src: int,
         *,
-        reduce: Fold | None = None,
+        reduce: Reducer | None = None,
         tag: Tag = 0,
         timeout: float | None = None,
     ) -> None:
@@ -164,10 +164,14 @@ class SubBackend(Backend):
             timeout=timeout,
         )
 
-    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+    def pipelined_ring(
+        self, ring_steps: Sequence[RingStep], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
         self.check_peer(dst, "dst")
         self.check_peer(src, "src")
-        self._outermost.relay(legs, self._members[dst], self._members[src], tag=self.check_tag(tag), timeout=timeout)
+        self._outermost.pipelined_ring(
+            ring_steps, self._members[dst], self._members[src], tag=self.check_tag(tag), timeout=timeout
+        )
 
     def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
         self._outermost.swap(data, into, self._members[peer], envelope)
@@ -190,7 +194,7 @@ class SubBackend(Backend):
         return self._outermost.traffic()
 
 
-def _channel(parent: int, members: tuple[int, ...], twin: int | str) -> int:
+def _comm_id(parent: int, members: tuple[int, ...], twin: int | str) -> int:
     """64 bits that the members agree on without a word. Never 0, which is the outermost group."""
     text = repr((parent, members, twin)).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from ringfort.backends.base import Ways
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.neighbours import share_with_neighbours
-from ringfort.backends.rendezvous import Address, Channels, Terms, host_group, host_of, is_loopback, join_group
-from ringfort.backends.simulated import check_world_size
-from ringfort.backends.stripes import open_stripes, wanted
-from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, parse_address, patience_of
+from ringfort.bootstrap.more_connections import open_connections, wanted
+from ringfort.bootstrap.rendezvous import Address, Connections, Terms, host_group, host_of, is_loopback, join_group
+from ringfort.bootstrap.shared_memory import share_with_neighbours
+from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, check_world_size, parse_address, patience_of
 from ringfort.errors import ConfigError, InvalidRankError
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
@@ -55,7 +54,7 @@ class TcpBackend(MeshBackend):
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, world_size)
         addresses = _where(rank, world_size, master, listener)
-        channels: Channels = {}
+        connections: Connections = {}
         if world_size == 1:
             if listener is not None:
                 listener.close()
@@ -64,10 +63,10 @@ class TcpBackend(MeshBackend):
             credentials = terms.credentials
             if rank == 0:
                 listener = listener or _listen_at(*addresses[0])
-                channels = host_group(listener, world_size, terms)
+                connections = host_group(listener, world_size, terms)
             else:
-                channels = join_group(rank, world_size, addresses, terms)
-        super().__init__(rank, world_size, config, *links_over(rank, channels, config, credentials))
+                connections = join_group(rank, world_size, addresses, terms)
+        super().__init__(rank, world_size, config, *links_over(rank, connections, config, credentials))
 
 
 def terms_for(config: DistributedConfig, credentials: Credentials | None) -> Terms:
@@ -99,31 +98,31 @@ class Links(NamedTuple):
     streams: dict[int, Stream]
     poller: Poller
     machines: dict[int, Machine]
-    stripes: list[tuple[dict[int, Stream], Poller]]
+    connections: list[tuple[dict[int, Stream], Poller]]
     ways: Ways
 
 
 def links_over(
     rank: int,
-    channels: Channels,
+    connections: Connections,
     config: DistributedConfig,
     credentials: Credentials | None,
     *,
     deadline: float | None = None,
 ) -> Links:
-    """Streams and their poller over open channels, on which machine each rank is, and further streams where they are
+    """Streams and their poller over open connections, on which machine each rank is, and further streams where they are
     wanted. It takes until `deadline` at most, or else `config.timeout` seconds. Raises `TransportError` if a peer has
-    gone, `ConfigError` if one wants another number of stripes."""
-    machines = {peer: channel.machine for peer, channel in channels.items()}
+    gone, `ConfigError` if one wants another number of connections."""
+    machines = {peer: connection.machine for peer, connection in connections.items()}
     machines[rank] = machine_for(config)
     seconds = config.timeout if deadline is None else max(0.01, deadline - time.monotonic())
     terms = Terms.begin(seconds, credentials, machines[rank])
-    hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in channels.items()}
+    hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in connections.items()}
     patience = patience_of(config.patience, DEFAULT_PATIENCE)
-    sets = [channels]
+    sets = [connections]
     made: list[tuple[dict[int, Stream], Poller]] = []
     try:
-        sets += open_stripes(rank, channels, wanted(config.collective, machines), terms)
+        sets += open_connections(rank, connections, wanted(config.collective, machines), terms)
         for each in sets:
             made.append(_streams_over(rank, machines[rank], each, terms.deadline, patience))  # noqa: PERF401  # see below
     except BaseException:
@@ -132,18 +131,18 @@ def links_over(
                 stream.close()
             poller.close()
         for each in sets[len(made) :]:
-            for channel in each.values():
-                channel.close()
+            for connection in each.values():
+                connection.close()
         raise
     return Links(*made[0], machines, made[1:], Ways(hosts, credentials))
 
 
 def _streams_over(
-    rank: int, machine: Machine, channels: Channels, deadline: float, patience: float
+    rank: int, machine: Machine, connections: Connections, deadline: float, patience: float
 ) -> tuple[dict[int, Stream], Poller]:
-    local = share_with_neighbours(rank, machine, channels, deadline)
-    sockets = {peer: channel.sock for peer, channel in channels.items()}
-    streams = {peer: local.get(peer) or channel.stream() for peer, channel in sorted(channels.items())}
+    local = share_with_neighbours(rank, machine, connections, deadline)
+    sockets = {peer: connection.sock for peer, connection in connections.items()}
+    streams = {peer: local.get(peer) or connection.stream() for peer, connection in sorted(connections.items())}
     return streams, LocalPoller(sockets, local, patience) if local else tcp.SocketPoller(sockets, patience)
 
 

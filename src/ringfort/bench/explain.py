@@ -23,17 +23,17 @@ from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, STRATEGIES, Case, Options
 from ringfort.bench.patterns import fill, first_difference, new_source
 from ringfort.bench.show import duration, size
-from ringfort.collectives import auto, stripes
+from ringfort.collectives import cost_model, parallel
 from ringfort.collectives.ops import ReduceOp
 from ringfort.compression import auto as compression
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
-from ringfort.local import LocalRanks, report
+from ringfort.launch.local_ranks import LocalRanks, report
 
 AUTO = "auto"
 MEMORY = "shared memory"
-"""What AUTO takes where all ranks share a board: no strategy, and nothing that the model knows of."""
+"""What AUTO takes where all ranks share a arena: no strategy, and nothing that the model knows of."""
 BURST_SECONDS = 0.01
 MAX_BURST = 20
 """Calls of one strategy before the next one's turn: short beside what drifts on a machine."""
@@ -125,7 +125,7 @@ def run_rank(options: Options) -> None:
     """Measures every case, and at rank 0 reports it."""
     with ringfort.init(config=options.settings(), encryption=options.encryption) as ctx:
         backend = ctx.backend
-        model = auto.model_of(backend)
+        model = cost_model.model_of(backend)
         gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
         kind = STRATEGIES[options.op]
         for case in options.cases(ctx.world_size):
@@ -142,7 +142,7 @@ def run_rank(options: Options) -> None:
                     chosen=chosen,
                     predicted=micros,
                     measured=measured,
-                    connections=stripes.count_for(backend, case.nbytes),
+                    connections=parallel.count_for(backend, case.nbytes),
                     compression=said,
                     compressed=compressed,
                 )

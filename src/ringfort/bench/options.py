@@ -77,7 +77,7 @@ class Options:
     min_time: float = MIN_TIME
     encryption: str = "on"
     shared_memory: str = "on"
-    stripes: int | Literal["auto"] = 1
+    connections: int | Literal["auto"] = 1
     """Connections between every two ranks that do not share memory."""
 
     def __post_init__(self) -> None:
@@ -93,12 +93,12 @@ class Options:
             raise InvalidArgumentError("repeat", self.repeat, "must be at least 1")
         if not (isfinite(self.min_time) and self.min_time > 0):
             raise InvalidArgumentError("min_time", self.min_time, "must be a positive number of seconds")
-        CollectiveConfig(stripes=self.stripes)  # raises where it cannot be
+        CollectiveConfig(connections=self.connections)  # raises where it cannot be
 
     def settings(self, **changes: str) -> DistributedConfig:
         """The configuration of our ranks, but for `changes`."""
         named: dict[str, Any] = {"encryption": self.encryption, "shared_memory": self.shared_memory, **changes}
-        return DistributedConfig(**named, collective=CollectiveConfig(stripes=self.stripes))
+        return DistributedConfig(**named, collective=CollectiveConfig(connections=self.connections))
 
     def cases(self, world_size: int) -> list[Case]:
         """What to measure among `world_size` ranks, in order, without repeats."""
@@ -171,12 +171,12 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def parse_stripes(text: str) -> int | Literal["auto"]:
+def parse_connections(text: str) -> int | Literal["auto"]:
     """`auto` or a number; which ones can be is said by `CollectiveConfig`."""
     if text.strip() == "auto":
         return "auto"
     if not text.strip().isdecimal():
-        raise InvalidArgumentError("stripes", text, "must be auto or a whole number of at least 1")
+        raise InvalidArgumentError("connections", text, "must be auto or a whole number of at least 1")
     return int(text)
 
 

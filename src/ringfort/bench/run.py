@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import psutil
 
-from ringfort.bench.crew import Crew, CrewFailedError
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Host, Plan
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import element_type
 from ringfort.bench.results import OURS, Report, Row
-from ringfort.bench.turns import Turns, is_ours
+from ringfort.bench.schedule import Turns, is_ours
+from ringfort.bench.workers import Crew, CrewFailedError
 
 MEMORY_FOLDER = Path("/dev/shm")
 """Linux's folder in memory: what engines share there never waits for a disk."""

@@ -16,10 +16,10 @@ from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.engines.ours import RingfortEngine
 from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import Array, WrongResultError, fill, first_difference, new_source
-from ringfort.bench.wire import Message, Wire, end_with
+from ringfort.bench.worker_protocol import Message, Wire, end_with
 from ringfort.config import Environment
 from ringfort.errors import DistributedError
-from ringfort.local import EXIT_LOST_PEER
+from ringfort.launch.local_ranks import EXIT_LOST_PEER
 
 
 class UnsupportedError(Exception):

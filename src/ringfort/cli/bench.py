@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringfort.bench.options import DTYPES, MIN_TIME, OPS, RANKS, SIZES, Options, parse_ranks, parse_sizes, parse_stripes
+from ringfort.bench.options import (
+    DTYPES,
+    MIN_TIME,
+    OPS,
+    RANKS,
+    SIZES,
+    Options,
+    parse_connections,
+    parse_ranks,
+    parse_sizes,
+)
 from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import InvalidArgumentError
 
@@ -42,7 +52,7 @@ def bench(
     ] = None,
     encryption: Annotated[str, typer.Option(help="on or off.")] = "on",
     shared_memory: Annotated[str, typer.Option(help="on or off, between ranks of one host.")] = "on",
-    stripes: Annotated[
+    connections: Annotated[
         str, typer.Option(help="Connections between every two ranks that do not share memory; or auto.")
     ] = "1",
     repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
@@ -74,7 +84,7 @@ def bench(
             min_time=min_time,
             encryption=encryption,
             shared_memory=shared_memory,
-            stripes=parse_stripes(stripes),
+            connections=parse_connections(connections),
         )
         if plot is not None:
             check_plot(plot, op)

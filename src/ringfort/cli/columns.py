@@ -54,7 +54,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], width: int
 def _folded(parts: Sequence[str], width: int) -> list[str]:
     """`parts` on as few lines as they need, none of them broken."""
     text = "; ".join(part.replace(" ", _NO_BREAK) for part in parts)
-    folded = wrap(
+    reduced = wrap(
         text, width, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
     )
-    return [line.replace(_NO_BREAK, " ") for line in folded]
+    return [line.replace(_NO_BREAK, " ") for line in reduced]

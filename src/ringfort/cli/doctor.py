@@ -9,7 +9,7 @@ import typer
 from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
 
 if TYPE_CHECKING:
-    from ringfort.cluster.doctor import Check
+    from ringfort.cluster.diagnosis.doctor import Check
 
 
 def doctor(
@@ -27,8 +27,8 @@ def doctor(
     with errors_as_lines():
         import asyncio
 
-        from ringfort.cluster.doctor import Outcome, examine
-        from ringfort.cluster.symptoms import look
+        from ringfort.cluster.diagnosis.checks import look
+        from ringfort.cluster.diagnosis.doctor import Outcome, examine
         from ringfort.config import Environment
 
         told = Environment.from_mapping()

@@ -12,14 +12,14 @@ import typer
 
 from ringfort.cli.columns import Column, clean, fit
 from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
-from ringfort.cluster.versions import differ, upgrade_advice
+from ringfort.cluster.core.versions import differ, upgrade_advice
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ringfort.cluster.health import HealthSummary
+    from ringfort.cluster.core.health import HealthSummary
+    from ringfort.cluster.core.topology import ClusterTopology
     from ringfort.cluster.node import ClusterNode
-    from ringfort.cluster.topology import ClusterTopology
     from ringfort.cluster.view import PeerView
 
 SECONDS = 3.0

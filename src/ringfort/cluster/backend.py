@@ -10,14 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ringfort.backends.base import Backend, Leg, Tag, Traffic, Ways
+from ringfort.backends.base import Backend, RingStep, Tag, Traffic, Ways
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import Links, links_over, machine_for
-from ringfort.cluster.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
-from ringfort.cluster.health import JITTER_ROOM, HealthSummary
-from ringfort.cluster.messages import Epoch
+from ringfort.bootstrap.connection import Connection
+from ringfort.cluster.core.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
+from ringfort.cluster.core.health import JITTER_ROOM, HealthSummary
+from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.core.topology import ClusterTopology
 from ringfort.cluster.node import ClusterNode
-from ringfort.cluster.topology import ClusterTopology
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, check_timeout
 from ringfort.errors import (
     ChannelClosedError,
@@ -30,11 +31,10 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.board import Board
-from ringfort.transport.channel import Channel
+from ringfort.transport.arena import Arena
 from ringfort.transport.finalisers import weakly, when_gone
-from ringfort.transport.fold import Fold
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
@@ -118,7 +118,7 @@ class AutoDiscoveryBackend(Backend):
         self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
         self._owns_node = node is None
         self._waited: Epoch | None = None
-        self._forming: tuple[Epoch, tuple[Channel, ...]] | None = None
+        self._forming: tuple[Epoch, tuple[Connection, ...]] | None = None
         """While the members of an epoch agree on their connections: what ends with it, for there is no mesh yet."""
         self._is_closed = False
         settings = _like_node(group or DistributedConfig(), self.node, encryption)
@@ -166,7 +166,7 @@ class AutoDiscoveryBackend(Backend):
     def _expect(self, epoch: Epoch) -> None:
         """There are others: until this rank is connected with them, nothing else of this group can be used."""
         self._waited = epoch
-        self.quick = {}  # so that no all-reduce that is kept ready passes `current` by
+        self.persistent = {}  # so that no all-reduce that is kept ready passes `current` by
 
     def join_group(self, min_peers: int, timeout: float) -> Self:
         """`wait_for_peers` and `establish_ring` until the ring has at least `min_peers` ranks beside this one: who was
@@ -218,19 +218,19 @@ class AutoDiscoveryBackend(Backend):
 
     def _form(self, epoch: Epoch, deadline: float) -> None:
         left = max(0.01, deadline - time.monotonic())
-        channels = self.node.connect_members(epoch, left, machine_for(self.config))
+        connections = self.node.connect_members(epoch, left, machine_for(self.config))
         place = epoch.peers.index(self.node.peer_id)
-        self._forming = (epoch, tuple(channels.values()))
+        self._forming = (epoch, tuple(connections.values()))
         try:
             if self.node.epoch != epoch:  # its end came before there was anything to end
-                _shut_down(channels.values())
-            links = links_over(place, channels, self.config, self.node.credentials, deadline=deadline)
+                _shut_down(connections.values())
+            links = links_over(place, connections, self.config, self.node.credentials, deadline=deadline)
             mesh = self._mesh = _EpochBackend(self.node, epoch, self.config, links)
         finally:
             self._forming = None
         mesh.speeds = self._speeds(epoch)
         self.rank, self.world_size, self.ring = mesh.rank, mesh.world_size, mesh.ring
-        self.group, self.quick, self.speeds = mesh.group, mesh.quick, mesh.speeds
+        self.group, self.persistent, self.speeds = mesh.group, mesh.persistent, mesh.speeds
         if self.node.epoch != epoch:  # its end came before there was a group to end
             raise EpochEndedError(str(epoch), "a member was lost or came while the ring was formed")
 
@@ -278,7 +278,7 @@ class AutoDiscoveryBackend(Backend):
         self.current.send(data, dst, tag=tag, timeout=timeout)
 
     def recv(
-        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
     ) -> None:
         self.current.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
 
@@ -289,14 +289,16 @@ class AutoDiscoveryBackend(Backend):
         into: Buffer,
         src: int,
         *,
-        reduce: Fold | None = None,
+        reduce: Reducer | None = None,
         tag: Tag = 0,
         timeout: float | None = None,
     ) -> None:
         self.current.exchange(out, dst, into, src, reduce=reduce, tag=tag, timeout=timeout)
 
-    def relay(self, legs: Sequence[Leg], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
-        self.current.relay(legs, dst, src, tag=tag, timeout=timeout)
+    def pipelined_ring(
+        self, ring_steps: Sequence[RingStep], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None
+    ) -> None:
+        self.current.pipelined_ring(ring_steps, dst, src, tag=tag, timeout=timeout)
 
     def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
         self.current.swap(data, into, peer, envelope)
@@ -313,8 +315,8 @@ class AutoDiscoveryBackend(Backend):
     def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
         return self.current.envelope_of(operation, call, timeout)
 
-    def board(self, envelope: Envelope) -> Board | None:
-        return self.current.board(envelope)
+    def arena(self, envelope: Envelope) -> Arena | None:
+        return self.current.arena(envelope)
 
     def count_sub_group(self, members: tuple[int, ...]) -> int:
         return self.current.count_sub_group(members)
@@ -322,12 +324,12 @@ class AutoDiscoveryBackend(Backend):
     def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
         self._mesh.share_failure(failed, envelope)
 
-    def end_stripes(self, failed: int, envelope: Envelope, error: BaseException) -> None:
-        self._mesh.end_stripes(failed, envelope, error)
+    def end_connections(self, failed: int, envelope: Envelope, error: BaseException) -> None:
+        self._mesh.end_connections(failed, envelope, error)
 
     @property
-    def stripes(self) -> tuple[Backend, ...]:
-        return self._mesh.stripes
+    def connections(self) -> tuple[Backend, ...]:
+        return self._mesh.connections
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -375,11 +377,11 @@ def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:
         node.hold(False)
 
 
-def _shut_down(channels: Iterable[Channel]) -> None:
+def _shut_down(connections: Iterable[Connection]) -> None:
     """Ends what waits on them in another thread, which then closes them."""
-    for channel in channels:
+    for connection in connections:
         with suppress(OSError):  # the peer has gone already
-            channel.sock.shutdown(socket.SHUT_RDWR)
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _replaced(epoch: Epoch | None) -> Callable[[], DistributedError]:

@@ -17,16 +17,17 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from ringfort.cluster import ipc
-from ringfort.cluster.client import ControlClient
-from ringfort.cluster.election import ElectionState
-from ringfort.cluster.events import ClusterEvent, ControlLost, OtherClusters
-from ringfort.cluster.health import HealthSummary
-from ringfort.cluster.hosting import ProcessHost, ThreadHost
-from ringfort.cluster.messages import Epoch
-from ringfort.cluster.setup import Setup
-from ringfort.cluster.talk import MAX_NOTE_BYTES
-from ringfort.cluster.topology import ClusterTopology, TopologyRecords
+from ringfort.bootstrap.connection import Connection
+from ringfort.cluster.core.election import ElectionState
+from ringfort.cluster.core.events import ClusterEvent, ControlLost, OtherClusters
+from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
+from ringfort.cluster.core.health import HealthSummary
+from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.core.topology import ClusterTopology, TopologyRecords
+from ringfort.cluster.net import ipc
+from ringfort.cluster.net.client import ControlClient
+from ringfort.cluster.net.hosting import ProcessHost, ThreadHost
+from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, check_timeout
 from ringfort.errors import (
@@ -37,8 +38,7 @@ from ringfort.errors import (
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
-from ringfort.observe.steps import own_steps
-from ringfort.transport.channel import Channel
+from ringfort.telemetry.steps import own_steps
 from ringfort.transport.finalisers import Farewell, when_gone
 from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
@@ -252,9 +252,9 @@ class ClusterNode:
                 self._changed.wait(left)
         raise RendezvousTimeoutError(what, timeout, state=self.why_alone())
 
-    def connect_members(self, epoch: Epoch, timeout: float, machine: Machine) -> dict[int, Channel]:
-        """A data channel to every other member of `epoch`, by its place there. All members must call this. `machine` is
-        what they are told of where this one is.
+    def connect_members(self, epoch: Epoch, timeout: float, machine: Machine) -> dict[int, Connection]:
+        """A data connection to every other member of `epoch`, by its place there. All members must call this. `machine`
+        is what they are told of where this one is.
 
         Raises `AbortedError` when the epoch ends, `RendezvousTimeoutError` with who is missing and why.
         """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringfort.cluster.health import HealthStatus
-from ringfort.cluster.kinds import LinkKind
+from ringfort.cluster.core.health import HealthStatus
+from ringfort.cluster.core.link_kinds import LinkKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One door for arrays: NumPy, torch on the CPU, MLX, JAX, and anything with the buffer protocol or DLPack.
+"""One listener for arrays: NumPy, torch on the CPU, MLX, JAX, and anything with the buffer protocol or DLPack.
 
 Nothing is imported that the caller has not imported: an array of a library can only be here if its library is.
 """
@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ringfort.collectives.kernels import ElementType, element_type, element_type_named
+from ringfort.collectives.reduction import ElementType, element_type, element_type_named
 from ringfort.errors import UnsupportedArrayError
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 
 class ArrayView:

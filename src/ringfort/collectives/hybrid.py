@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringfort.backends.base import Backend
-from ringfort.backends.hybrid import HybridBackend
-from ringfort.backends.native import Native, Pending
-from ringfort.collectives import calls, kernels
-from ringfort.collectives.calls import Collective
+from ringfort.backends.engines.hybrid import HybridBackend
+from ringfort.backends.engines.native import Native, Pending
+from ringfort.collectives import reduction, signature
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.signature import Collective
 from ringfort.collectives.tensors import TensorView, in_callers_stream, scale_after, scale_before, tensor_view
 from ringfort.transport.messages import Envelope
 
@@ -22,10 +22,10 @@ def all_reduce(backend: HybridBackend, x: Any, op: Op, timeout: float | None) ->
     view = tensor_view(x, backend.device)
     if view is None:
         return None
-    kernels.fold(op, view.kind)
-    name = kernels.describe(op)
+    reduction.reducer(op, view.kind)
+    name = reduction.describe(op)
     name = ReduceOp.SUM.name if name in (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name) else name
-    call = _encode(Collective.ALL_REDUCE, view, op=kernels.code_of(op))
+    call = _encode(Collective.ALL_REDUCE, view, op=reduction.code_of(op))
     backend.check_timeout(timeout)
 
     from ringfort.collectives import reductions  # which ask here first
@@ -82,4 +82,4 @@ def _cross(backend: HybridBackend, view: TensorView, prepare: Callable[[Backend,
 
 
 def _encode(what: Collective, view: TensorView, *, op: int = 0, root: int = 0) -> bytes:
-    return calls.encode(what, kind=view.kind.code, count=view.tensor.numel(), op=op, root=root)
+    return signature.encode(what, kind=view.kind.code, count=view.tensor.numel(), op=op, root=root)

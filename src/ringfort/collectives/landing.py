@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringfort.backends.base import Backend, as_bytes
-from ringfort.collectives import calls, kernels, plan, shared
+from ringfort.collectives import algorithms, reduction, shared_memory, signature
+from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.calls import Collective
 from ringfort.collectives.operation import Memory, Operation, check_root, run_steps
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.plan import Span
 from ringfort.collectives.reductions import block_of
+from ringfort.collectives.signature import Collective
 from ringfort.errors import InvalidArgumentError
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 
 def all_gather(backend: Backend, x: Any, into: Sequence[Any], *, timeout: float | None = None) -> Operation:
@@ -23,18 +23,18 @@ def all_gather(backend: Backend, x: Any, into: Sequence[Any], *, timeout: float 
     rank, n = backend.rank, backend.world_size
     view = as_view(x, "x")
     places = _places(into, "into", [view] * n, writable=True)
-    call = calls.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
+    call = signature.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 
     def run() -> None:
         envelope = backend.envelope(call, timeout)
-        board = backend.board(envelope) if backend.shares_memory else None
-        if board is not None:
-            with board:
-                shared.all_gather(board, view.flat, [place.flat for place in places], envelope)
+        arena = backend.arena(envelope) if backend.shares_memory else None
+        if arena is not None:
+            with arena:
+                shared_memory.all_gather(arena, view.flat, [place.flat for place in places], envelope)
         else:
             places[rank].flat[...] = view.flat
-            run_steps(backend, plan.ring_all_gather(rank, n, backend.ring), _Parts(places), envelope)
+            run_steps(backend, algorithms.ring_all_gather(rank, n, backend.ring), _Parts(places), envelope)
         _finish(places)
 
     return Operation("all_gather", view.flat.nbytes, run)
@@ -49,7 +49,7 @@ def gather(
     view = as_view(x, "x")
     places = [] if into is None else _places(into, "into", [view] * n, writable=True)
     _check_who_passes("into", into, backend, root)
-    call = calls.encode(Collective.GATHER, kind=view.kind.code, count=view.flat.size, root=root)
+    call = signature.encode(Collective.GATHER, kind=view.kind.code, count=view.flat.size, root=root)
     backend.check_timeout(timeout)
 
     def run() -> None:
@@ -75,13 +75,13 @@ def scatter(
     place = as_view(into, "into", writable=True)
     views = [] if parts is None else _places(parts, "parts", [place] * n)
     _check_who_passes("parts", parts, backend, root)
-    call = calls.encode(Collective.SCATTER, kind=place.kind.code, count=place.flat.size, root=root)
+    call = signature.encode(Collective.SCATTER, kind=place.kind.code, count=place.flat.size, root=root)
     backend.check_timeout(timeout)
 
     def run() -> None:
         envelope = backend.envelope(call, timeout)
         if rank == root:
-            for dst, _ in plan.exchange_order(rank, n):
+            for dst, _ in algorithms.exchange_order(rank, n):
                 backend.send(views[dst].flat, dst, tag=envelope._replace(sync=True))
             place.flat[...] = views[rank].flat
         else:
@@ -98,9 +98,9 @@ def reduce_scatter(
     n = backend.world_size
     place = as_view(into, "into", writable=True)
     views = _places(parts, "parts", [place] * n)
-    kernels.fold(op, place.kind)  # raises where they do not fit
-    call = calls.encode(
-        Collective.REDUCE_SCATTER, kind=place.kind.code, count=n * place.flat.size, op=kernels.code_of(op)
+    reduction.reducer(op, place.kind)  # raises where they do not fit
+    call = signature.encode(
+        Collective.REDUCE_SCATTER, kind=place.kind.code, count=n * place.flat.size, op=reduction.code_of(op)
     )
     backend.check_timeout(timeout)
 
@@ -116,18 +116,18 @@ def _reduce_parts(backend: Backend, parts: Sequence[Array], place: ArrayView, op
     rank, n = backend.rank, backend.world_size
     flat, kind = place.flat, place.kind
     flat[...] = parts[rank]
-    kernels.scale_before(op, kind, flat)
-    plain, closing = kernels.fold(op, kind), kernels.closing_fold(op, kind, n)
+    reduction.scale_before(op, kind, flat)
+    plain, closing = reduction.reducer(op, kind), reduction.closing_reducer(op, kind, n)
     # What a rank sends must be scaled too, and `parts` kept: then block by block, through a copy.
-    scaled = kernels.needs_scale_before(op)
+    scaled = reduction.needs_scale_before(op)
     block = block_of(flat) if scaled else max(flat.size, 1)
-    for turn, (dst, src) in enumerate(plan.exchange_order(rank, n), start=2):
+    for turn, (dst, src) in enumerate(algorithms.exchange_order(rank, n), start=2):
         reduce = closing if turn == n else plain
         for start in range(0, max(flat.size, 1), block):
             out = parts[dst][start : start + block]
             if scaled:
                 out = out.copy()
-                kernels.scale_before(op, kind, out)
+                reduction.scale_before(op, kind, out)
             backend.exchange(out, dst, flat[start : start + block], src, reduce=reduce, tag=envelope)
 
 
@@ -140,13 +140,13 @@ def all_to_all(
     if views[rank].flat.size != places[rank].flat.size:
         why = f"this rank's own part has {views[rank].flat.size} elements in parts; the two must agree"
         raise InvalidArgumentError("into", f"array of {places[rank].flat.size} elements", why)
-    call = calls.encode(Collective.ALL_TO_ALL_LIST, kind=views[0].kind.code)
+    call = signature.encode(Collective.ALL_TO_ALL_LIST, kind=views[0].kind.code)
     backend.check_timeout(timeout)
 
     def run() -> None:
         envelope = backend.envelope(call, timeout)
         places[rank].flat[...] = views[rank].flat
-        for dst, src in plan.exchange_order(rank, n):
+        for dst, src in algorithms.exchange_order(rank, n):
             backend.exchange(views[dst].flat, dst, places[src].flat, src, tag=envelope)
         _finish(places)
 

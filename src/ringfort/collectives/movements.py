@@ -10,18 +10,18 @@ from typing import Any, cast
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import auto, calls, native, plan, shared
+from ringfort.collectives import algorithms, cost_model, native, shared_memory, signature
+from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view, plain_view
-from ringfort.collectives.calls import Collective
-from ringfort.collectives.kernels import by_code
 from ringfort.collectives.operation import Memory, Operation, check_root, run_ring, run_steps
-from ringfort.collectives.plan import Span
+from ringfort.collectives.parallel import Columns, over_connections
+from ringfort.collectives.reduction import by_code
 from ringfort.collectives.reductions import block_of, check_parts, links_by
-from ringfort.collectives.stripes import Columns, over_stripes
+from ringfort.collectives.signature import Collective
 from ringfort.config import BroadcastStrategy, Shape
 from ringfort.errors import DistributedError, InvalidArgumentError, ProtocolError
-from ringfort.transport.fold import Array
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array
 
 
 def broadcast(
@@ -45,33 +45,33 @@ def broadcast(
     view = as_view(x, "x", writable=rank != root)
     config = backend.config.collective
     may_share = strategy is None and config.broadcast.shape is Shape.AUTO and backend.shares_memory
-    settled = auto.settle(backend, strategy or BroadcastStrategy.AUTO, view.flat.nbytes)
+    settled = cost_model.settle(backend, strategy or BroadcastStrategy.AUTO, view.flat.nbytes)
     told = None if may_share else settled
-    call = calls.encode(Collective.BROADCAST, kind=view.kind.code, count=view.flat.size, root=root, strategy=told)
+    call = signature.encode(Collective.BROADCAST, kind=view.kind.code, count=view.flat.size, root=root, strategy=told)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         meeting = backend.envelope(call, timeout) if may_share else None
-        board = None if meeting is None else backend.board(meeting)
-        if meeting is not None and board is not None:
-            with board:
-                shared.broadcast(board, view.flat, root, meeting)
+        arena = None if meeting is None else backend.arena(meeting)
+        if meeting is not None and arena is not None:
+            with arena:
+                shared_memory.broadcast(arena, view.flat, root, meeting)
         else:
-            chosen, envelope = auto.begin(backend, settled, view.flat.nbytes, view.kind.name, call, timeout)
+            chosen, envelope = cost_model.begin(backend, settled, view.flat.nbytes, view.kind.name, call, timeout)
 
-            def move(stripe: Backend, span: Span) -> None:
+            def move(connection: Backend, span: Span) -> None:
                 part = view.flat[span[0] : span[1]]
-                spread(stripe, part, links_by(chosen, stripe, root, part), envelope)
+                spread(connection, part, links_by(chosen, connection, root, part), envelope)
 
-            over_stripes(backend, view.flat, envelope, move)
+            over_connections(backend, view.flat, envelope, move)
         return x if rank == root else view.finish()
 
     return Operation("broadcast", view.flat.nbytes, run)
 
 
-def spread(backend: Backend, flat: Array, links: plan.Links, envelope: Envelope) -> None:
+def spread(backend: Backend, flat: Array, links: algorithms.Links, envelope: Envelope) -> None:
     """Moves the root's elements to everybody's, down a tree."""
-    steps = plan.broadcast_down(links, flat.size, block_of(flat))
+    steps = algorithms.broadcast_down(links, flat.size, block_of(flat))
     run_steps(backend, steps, Memory(flat), envelope, first=envelope._replace(sync=True))
 
 
@@ -82,24 +82,24 @@ def all_gather(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
     if by_engine is not None:
         return by_engine
     view = as_view(x, "x")
-    call = calls.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
+    call = signature.encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
         result = view.new((n, *view.shape))
-        board = backend.board(envelope) if backend.shares_memory else None
-        if board is not None:
-            with board:
-                shared.all_gather(board, view.flat, [result.part(r) for r in range(n)], envelope)
+        arena = backend.arena(envelope) if backend.shares_memory else None
+        if arena is not None:
+            with arena:
+                shared_memory.all_gather(arena, view.flat, [result.part(r) for r in range(n)], envelope)
             return result.finish()
         result.part(rank)[...] = view.flat
 
-        def move(stripe: Backend, span: Span) -> None:
+        def move(connection: Backend, span: Span) -> None:
             memory = Columns(result.flat, unit=view.flat.nbytes, itemsize=view.flat.itemsize, span=span)
-            run_ring(stripe, plan.ring_all_gather(rank, n, stripe.ring), memory, envelope)
+            run_ring(connection, algorithms.ring_all_gather(rank, n, connection.ring), memory, envelope)
 
-        over_stripes(backend, view.flat, envelope, move)
+        over_connections(backend, view.flat, envelope, move)
         return result.finish()
 
     return Operation("all_gather", view.flat.nbytes, run)
@@ -110,27 +110,27 @@ def gather(backend: Backend, x: Any, root: int = 0, *, timeout: float | None = N
     check_root(backend, root)
     rank, n = backend.rank, backend.world_size
     view = as_view(x, "x")
-    call = calls.encode(Collective.GATHER, kind=view.kind.code, count=view.flat.size, root=root)
+    call = signature.encode(Collective.GATHER, kind=view.kind.code, count=view.flat.size, root=root)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
         if rank != root:
 
-            def send(stripe: Backend, span: Span) -> None:
-                stripe.send(view.flat[span[0] : span[1]], root, tag=envelope._replace(sync=True))
+            def send(connection: Backend, span: Span) -> None:
+                connection.send(view.flat[span[0] : span[1]], root, tag=envelope._replace(sync=True))
 
-            over_stripes(backend, view.flat, envelope, send)
+            over_connections(backend, view.flat, envelope, send)
             return None
         result = view.new((n, *view.shape))
         result.part(rank)[...] = view.flat
 
-        def receive(stripe: Backend, span: Span) -> None:
+        def receive(connection: Backend, span: Span) -> None:
             for src in range(n):
                 if src != rank:
-                    stripe.recv(result.part(src)[span[0] : span[1]], src, tag=envelope)
+                    connection.recv(result.part(src)[span[0] : span[1]], src, tag=envelope)
 
-        over_stripes(backend, view.flat, envelope, receive)
+        over_connections(backend, view.flat, envelope, receive)
         return result.finish()
 
     return Operation("gather", view.flat.nbytes, run)
@@ -147,7 +147,7 @@ def scatter(backend: Backend, x: Any | None, root: int = 0, *, timeout: float | 
     if view is not None:
         check_parts(view, n)
         _pack_layout(view.kind.code, view.shape[1:])
-    call = calls.encode(Collective.SCATTER, root=root)
+    call = signature.encode(Collective.SCATTER, root=root)
     backend.check_timeout(timeout)
 
     def run() -> Any:
@@ -157,7 +157,7 @@ def scatter(backend: Backend, x: Any | None, root: int = 0, *, timeout: float | 
             backend.recv(part.flat, root, tag=envelope)
             return part.finish()
         layout = _pack_layout(view.kind.code, view.shape[1:])
-        for dst, _ in plan.exchange_order(rank, n):
+        for dst, _ in algorithms.exchange_order(rank, n):
             backend.send(layout, dst, tag=envelope)
             backend.send(view.part(dst), dst, tag=envelope._replace(sync=True))
         result = view.new(view.shape[1:])
@@ -177,7 +177,7 @@ def all_to_all(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
         return by_engine
     view = as_view(x, "x")
     check_parts(view, n)
-    call = calls.encode(Collective.ALL_TO_ALL, kind=view.kind.code, count=view.flat.size)
+    call = signature.encode(Collective.ALL_TO_ALL, kind=view.kind.code, count=view.flat.size)
     backend.check_timeout(timeout)
 
     def run() -> Any:
@@ -185,12 +185,12 @@ def all_to_all(backend: Backend, x: Any, *, timeout: float | None = None) -> Ope
         result = view.new(view.shape)
         result.part(rank)[...] = view.part(rank)
 
-        def move(stripe: Backend, span: Span) -> None:
+        def move(connection: Backend, span: Span) -> None:
             low, high = span
-            for dst, src in plan.exchange_order(rank, n):
-                stripe.exchange(view.part(dst)[low:high], dst, result.part(src)[low:high], src, tag=envelope)
+            for dst, src in algorithms.exchange_order(rank, n):
+                connection.exchange(view.part(dst)[low:high], dst, result.part(src)[low:high], src, tag=envelope)
 
-        over_stripes(backend, result.part(rank), envelope, move)
+        over_connections(backend, result.part(rank), envelope, move)
         return result.finish()
 
     return Operation("all_to_all", view.flat.nbytes, run)
@@ -202,7 +202,7 @@ def _all_to_all_list(backend: Backend, x: Sequence[Any], timeout: float | None) 
         raise InvalidArgumentError("x", f"list of {len(x)}", f"must have one array for each of {n} ranks")
     views = [as_view(item, f"x[{index}]") for index, item in enumerate(x)]
     layouts = [_pack_layout(view.kind.code, view.shape) for view in views]
-    call = calls.encode(Collective.ALL_TO_ALL_LIST)
+    call = signature.encode(Collective.ALL_TO_ALL_LIST)
     backend.check_timeout(timeout)
 
     def run() -> Any:
@@ -211,7 +211,7 @@ def _all_to_all_list(backend: Backend, x: Sequence[Any], timeout: float | None) 
         own.flat[...] = views[rank].flat
         result: list[Any] = [None] * n
         result[rank] = own.finish()
-        for dst, src in plan.exchange_order(rank, n):
+        for dst, src in algorithms.exchange_order(rank, n):
             arriving = bytearray(_LAYOUT.size)
             backend.exchange(layouts[dst], dst, arriving, src, tag=envelope)
             kind, shape = _unpack_layout(arriving, src)

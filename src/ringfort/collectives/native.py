@@ -8,13 +8,13 @@ from math import prod
 from typing import Any
 
 from ringfort.backends.base import Backend
-from ringfort.backends.hybrid import HybridBackend
-from ringfort.backends.native import Native, Pending
-from ringfort.collectives import calls, hybrid, kernels
+from ringfort.backends.engines.hybrid import HybridBackend
+from ringfort.backends.engines.native import Native, Pending
+from ringfort.collectives import hybrid, reduction, signature
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.calls import Collective
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.signature import Collective
 from ringfort.collectives.tensors import in_callers_stream, scale_after, scale_before, tensor_view
 from ringfort.config import Shape, Strategy
 
@@ -65,7 +65,7 @@ def reduce_scatter(backend: Backend, x: Any, op: Op, timeout: float | None) -> O
 
         def begin() -> Pending:
             source = view
-            if kernels.needs_scale_before(op):  # of a copy, for `x` is kept
+            if reduction.needs_scale_before(op):  # of a copy, for `x` is kept
                 source = view.new(view.shape)
                 source.flat[...] = view.flat
                 scale_before(op, source)
@@ -165,12 +165,12 @@ def _suits(native: Native, backend: Backend, what: str, view: ArrayView, op: str
 
 def _reduction(native: Native, backend: Backend, what: str, view: ArrayView, op: Op) -> str | None:
     """The engine's reduction of which `op` is made, if it has it. Raises where `op` has no meaning."""
-    kernels.fold(op, view.kind)
-    name = kernels.describe(op)
+    reduction.reducer(op, view.kind)
+    name = reduction.describe(op)
     name = ReduceOp.SUM.name if name in _AS_SUM else name
     return name if _suits(native, backend, what, view, name) else None
 
 
 def _encode(what: Collective, view: ArrayView, op: Op | None = None, root: int = 0) -> bytes:
-    code = 0 if op is None else kernels.code_of(op)
-    return calls.encode(what, kind=view.kind.code, count=prod(view.shape), op=code, root=root)
+    code = 0 if op is None else reduction.code_of(op)
+    return signature.encode(what, kind=view.kind.code, count=prod(view.shape), op=code, root=root)

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import calls, plan
+from ringfort.collectives import algorithms, signature
 from ringfort.collectives.arrays import as_view, plain_view
-from ringfort.collectives.calls import Collective
-from ringfort.collectives.kernels import by_code
 from ringfort.collectives.movements import spread
 from ringfort.collectives.operation import Operation, check_root
+from ringfort.collectives.reduction import by_code
+from ringfort.collectives.signature import Collective
 from ringfort.errors import (
     DistributedError,
     InvalidArgumentError,
@@ -80,13 +80,13 @@ def broadcast_object(backend: Backend, obj: Any = None, root: int = 0, *, timeou
     check_root(backend, root)
     limit = backend.config.max_object_bytes
     data = encode(obj, limit) if backend.rank == root else b""
-    call = calls.encode(Collective.BROADCAST_OBJECT, root=root)
+    call = signature.encode(Collective.BROADCAST_OBJECT, root=root)
     backend.check_timeout(timeout)
 
     def run() -> Any:
         envelope = backend.envelope(call, timeout)
         length = np.array([len(data)], np.uint64)
-        links = plan.tree_links(backend.rank, backend.world_size, root, 2)
+        links = algorithms.tree_links(backend.rank, backend.world_size, root, 2)
         spread(backend, length, links, envelope)
         size = int(length[0])
         _check_size(size, limit, root)
@@ -102,14 +102,14 @@ def all_gather_object(backend: Backend, obj: Any, *, timeout: float | None = Non
     rank, n = backend.rank, backend.world_size
     limit = backend.config.max_object_bytes
     data = encode(obj, limit)
-    call = calls.encode(Collective.ALL_GATHER_OBJECT)
+    call = signature.encode(Collective.ALL_GATHER_OBJECT)
     backend.check_timeout(timeout)
 
     def run() -> list[Any]:
         envelope = backend.envelope(call, timeout)
         result: list[Any] = [None] * n
         result[rank] = obj
-        for dst, src in plan.exchange_order(rank, n):
+        for dst, src in algorithms.exchange_order(rank, n):
             length = bytearray(8)
             backend.exchange(len(data).to_bytes(8, "little"), dst, length, src, tag=envelope)
             size = int.from_bytes(length, "little")

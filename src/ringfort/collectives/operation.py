@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ringfort.backends.base import Backend, Leg, as_bytes
-from ringfort.collectives.plan import Span, Step
+from ringfort.backends.base import Backend, RingStep, as_bytes
+from ringfort.collectives.algorithms import Span, Step
 from ringfort.errors import InvalidRankError
-from ringfort.transport.fold import Array, Fold
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array, Reducer
 
 
 class Operation(NamedTuple):
@@ -40,14 +40,14 @@ def run_steps(
     memory: Memory,
     envelope: Envelope,
     *,
-    fold: Callable[[Step], Fold | None] | None = None,
+    reducer: Callable[[Step], Reducer | None] | None = None,
     first: Envelope | None = None,
 ) -> None:
-    """Carries out a plan. `fold` is asked before each step how what arrives is reduced; `first` is the envelope of the
-    first message to each peer, where that is another one."""
+    """Carries out a plan. `reduce` is asked before each step how what arrives is reduced; `first` is the envelope of
+    the first message to each peer, where that is another one."""
     met: set[int] = set()
     for step in steps:
-        reduce = None if fold is None else fold(step)
+        reduce = None if reducer is None else reducer(step)
         tag = envelope
         if first is not None and step.dst is not None and step.dst not in met:
             met.add(step.dst)
@@ -66,12 +66,15 @@ def run_ring(
     memory: Memory,
     envelope: Envelope,
     *,
-    fold: Callable[[Step], Fold | None] | None = None,
+    reducer: Callable[[Step], Reducer | None] | None = None,
 ) -> None:
     """`run_steps` for a plan round a ring, whose every step passes on what the one before has received."""
     if steps:
-        legs = [Leg(memory[step.out], memory[step.into], None if fold is None else fold(step)) for step in steps]  # pyright: ignore[reportArgumentType]
-        backend.relay(legs, steps[0].dst, steps[0].src, tag=envelope)  # pyright: ignore[reportArgumentType]
+        ring_steps = [
+            RingStep(memory[step.out], memory[step.into], None if reducer is None else reducer(step))  # pyright: ignore[reportArgumentType]
+            for step in steps
+        ]
+        backend.pipelined_ring(ring_steps, steps[0].dst, steps[0].src, tag=envelope)  # pyright: ignore[reportArgumentType]
 
 
 def check_root(backend: Backend, root: int) -> None:

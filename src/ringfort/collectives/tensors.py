@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ringfort.collectives import kernels
+from ringfort.collectives import reduction
 from ringfort.collectives.arrays import ArrayView
-from ringfort.collectives.kernels import element_type_named
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.collectives.reduction import element_type_named
 from ringfort.errors import UnsupportedArrayError
 
 
@@ -64,16 +64,16 @@ def in_callers_stream(view: ArrayView, run: Callable[[], Any]) -> Callable[[], A
 
 
 def scale_before(op: Op, view: ArrayView) -> None:
-    """`kernels.scale_before`, also for tensors."""
+    """`reduction.scale_before`, also for tensors."""
     if not isinstance(view, TensorView):
-        kernels.scale_before(op, view.kind, view.flat)
+        reduction.scale_before(op, view.kind, view.flat)
     elif isinstance(op, PremulSum):
         view.tensor.mul_(op.factor)
 
 
 def scale_after(op: Op, view: ArrayView, world_size: int) -> None:
-    """`kernels.scale_after`, also for tensors."""
+    """`reduction.scale_after`, also for tensors."""
     if not isinstance(view, TensorView):
-        kernels.scale_after(op, view.kind, view.flat, world_size)
+        reduction.scale_after(op, view.kind, view.flat, world_size)
     elif op is ReduceOp.MEAN:
         view.tensor.div_(world_size, rounding_mode="trunc" if view.kind.kind in "iu" else None)

@@ -23,18 +23,18 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
-from ringfort.collectives import plan
-from ringfort.collectives.costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
+from ringfort.collectives import algorithms
+from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
 from ringfort.collectives.operation import Memory, run_steps
-from ringfort.compression import lowrank, messages
+from ringfort.compression import encoded, lowrank
 from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
 from ringfort.compression.noise import CHUNK
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.config import KIB, MIB
-from ringfort.transport.fold import Array
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array
 
 CANDIDATES: Final = tuple(
     CompressionStrategy.parse(name)
@@ -230,7 +230,7 @@ def _largest(backend: Backend, figures: Array, envelope: Envelope) -> Array:
     rank, n = backend.rank, backend.world_size
     table = np.zeros((n, figures.size))
     table[rank] = figures
-    run_steps(backend, plan.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
+    run_steps(backend, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
     return table.max(axis=0)
 
 
@@ -249,10 +249,10 @@ def _time(strategy: CompressionStrategy, sample: Array) -> Speed:
     def write() -> None:
         nonlocal data
         work[...] = sample
-        data, _ = messages.write(strategy, work, shape, factor, 0, keep_error=True)
+        data, _ = encoded.write(strategy, work, shape, factor, 0, keep_error=True)
 
     write_seconds = _quickest(write)
-    read_seconds = _quickest(lambda: messages.read(data))
+    read_seconds = _quickest(lambda: encoded.read(data))
     error = float(np.linalg.norm(work) / np.linalg.norm(sample))
     return Speed(write_seconds / sample.size, read_seconds / sample.size, error)
 

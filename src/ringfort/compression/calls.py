@@ -8,9 +8,9 @@ from math import log2
 from struct import Struct
 
 from ringfort.backends import mesh
-from ringfort.collectives import calls
-from ringfort.collectives.kernels import by_code
+from ringfort.collectives import signature
 from ringfort.collectives.ops import ReduceOp
+from ringfort.collectives.reduction import by_code
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.errors import InvalidArgumentError
 
@@ -20,7 +20,7 @@ _OCTAVE = 2047
 
 
 class Compressed(Enum):
-    """Beside `calls.Collective`'s. The values are the wire's codes and never change."""
+    """Beside `signature.Collective`'s. The values are the wire's codes and never change."""
 
     ALL_REDUCE = 32
     REDUCE_SCATTER = 33
@@ -51,7 +51,7 @@ def describe(call: bytes) -> str:
         words = [f"{by_code(kind).name}[{count}]", ReduceOp(op).name] if kind else []
         words.append(f"compression={_rounded(strategy)}{'' if keeps else ' without error feedback'}")
     except (ValueError, InvalidArgumentError):
-        return calls.describe(call)
+        return signature.describe(call)
     return f"{name}({', '.join(words)})"
 
 

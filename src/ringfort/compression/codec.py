@@ -9,7 +9,7 @@ import numpy as np
 
 from ringfort.compression.noise import CHUNK
 from ringfort.errors import ProtocolError
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 
 class Codec(ABC):

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import kernels, movements, reductions
+from ringfort.collectives import movements, reduction, reductions
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
@@ -24,9 +24,9 @@ from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK, drawn
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.errors import InvalidArgumentError, NonFiniteError, UnsupportedOpError
-from ringfort.observe.metrics import DistributedMetrics
-from ringfort.transport.fold import Array
+from ringfort.telemetry.metrics import DistributedMetrics
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array
 
 Compression = CompressionStrategy | GradientCompressor | str
 """What may be said where compression is asked for."""
@@ -76,7 +76,7 @@ def all_reduce(
         strategy,
         kind=view.kind.code,
         count=view.flat.size,
-        op=kernels.code_of(op),
+        op=reduction.code_of(op),
         keeps=compressor.error_feedback,
     )
     backend.check_timeout(timeout)
@@ -141,10 +141,10 @@ def _named(pieces: Sequence[Piece]) -> str:
 def _scales(op: Op, view: ArrayView, world_size: int) -> tuple[float, int]:
     """What each rank's elements are multiplied by before, and the sum is divided by afterwards."""
     if isinstance(op, PremulSum):
-        kernels.fold(op, view.kind)  # raises for a factor that cannot be used
+        reduction.reducer(op, view.kind)  # raises for a factor that cannot be used
         return float(op.factor), 1
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-        kernels.fold(op, view.kind)
+        reduction.reducer(op, view.kind)
         raise UnsupportedOpError(op.name, f"compressed {view.kind.name}", "use SUM, MEAN or PREMUL_SUM")
     return 1.0, world_size if op is ReduceOp.MEAN else 1
 
@@ -330,7 +330,7 @@ def reduce_scatter(
         raise InvalidArgumentError("x", f"array of {view.flat.size} elements", why)
     factor, divisor = _scales(op, view, n)
     pieces = Piece.row([(name or "", view.shape)])
-    code = kernels.code_of(op)
+    code = reduction.code_of(op)
     call = calls.encode(
         Compressed.REDUCE_SCATTER, strategy, kind=view.kind.code, count=view.flat.size, op=code,
         keeps=compressor.error_feedback,

@@ -18,12 +18,12 @@ from zlib import crc32
 import numpy as np
 
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.compression import lowrank, messages
+from ringfort.compression import encoded, lowrank
 from ringfort.compression.floats import count_nonfinite, mend, widen
 from ringfort.compression.noise import mix
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.errors import InvalidArgumentError, NonFiniteError
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 OnNonfinite = Literal["raise", "skip", "clip"]
 _STATE_VERSION: Final = 1
@@ -106,14 +106,14 @@ class GradientCompressor:
         if draft.refused:
             raise NonFiniteError(name, {0: draft.refused})
         factor = self.factor(draft.pieces[0], self.strategy.rank)
-        data, factor = messages.write(self.strategy, draft.work, view.shape, factor, draft.seed, draft.keeps)
+        data, factor = encoded.write(self.strategy, draft.work, view.shape, factor, draft.seed, draft.keeps)
         draft.commit({name: factor} if factor is not None else {})
         return data.tobytes()
 
     def decompress(self, data: bytes | bytearray | memoryview, count: int | None = None) -> Array:
         """The elements in a row, float32. Raises `ProtocolError` for bytes that `compress` has not made, and for other
         than `count` elements where you know how many there should be."""
-        return messages.read(np.frombuffer(data, np.uint8), count)
+        return encoded.read(np.frombuffer(data, np.uint8), count)
 
     # --- what is kept ---------------------------------------------------------------------------------------------
 

@@ -18,17 +18,17 @@ from typing import Final
 import numpy as np
 
 from ringfort.backends.base import Backend
-from ringfort.collectives import plan
+from ringfort.collectives import algorithms
+from ringfort.collectives.algorithms import Span
 from ringfort.collectives.operation import run_ring
-from ringfort.collectives.plan import Span
-from ringfort.compression import wire
+from ringfort.compression import packing
 from ringfort.compression.codec import ChunkCodec, Codec
 from ringfort.compression.noise import CHUNK, mix
+from ringfort.compression.packing import Head
 from ringfort.compression.strategy import CompressionStrategy
-from ringfort.compression.wire import Head
 from ringfort.errors import NonFiniteError
-from ringfort.transport.fold import Array
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array
 
 MESSAGE_BYTES: Final = 512 * 1024
 """About how long a message is: so long that its fixed cost vanishes even on a fast wire."""
@@ -68,20 +68,20 @@ class Exchange:
         Raises `NonFiniteError` and `BasisError` at every rank, if at any.
         """
         rank, n = self._backend.rank, self._backend.world_size
-        parts = plan.split(work.size, n)
+        parts = algorithms.split(work.size, n)
         longest = parts[0][1] - parts[0][0]
         per_chunk = codec.nbytes(CHUNK)
         segment = min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // per_chunk), max(longest, 1))
         total = np.empty(segment, np.float32)
-        rows = np.empty((n, wire.SIZE + codec.nbytes(segment)), np.uint8)
+        rows = np.empty((n, packing.SIZE + codec.nbytes(segment)), np.uint8)
         for turn, offset in enumerate(range(0, max(longest, 1), segment)):
             spans = [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
             own = slice(*spans[rank])
             added = total[: own.stop - own.start]
             added[...] = work[own]
             head = Head.of(strategy, 0, nonfinite=self._nonfinite, basis=basis)
-            self._fold(work, spans, added, codec, head, mix(seed, turn), keep_error=keep_error)
-            sizes = [wire.SIZE + codec.nbytes(b - a) for a, b in spans]
+            self._reduce(work, spans, added, codec, head, mix(seed, turn), keep_error=keep_error)
+            sizes = [packing.SIZE + codec.nbytes(b - a) for a, b in spans]
             mine = rows[rank, : sizes[rank]]
             self._encode(
                 added, mine, codec, head._replace(elements=added.size), mix(seed, turn, n), keep_error=keep_error
@@ -115,7 +115,7 @@ class Exchange:
         own = slice(*spans[rank])
         out[...] = work[own]
         head = Head.of(strategy, 0, nonfinite=self._nonfinite)
-        self._fold(work, spans, out, codec, head, seed, keep_error=keep_error)
+        self._reduce(work, spans, out, codec, head, seed, keep_error=keep_error)
         if keep_error:
             work[own] = 0
         if divisor != 1:
@@ -126,7 +126,7 @@ class Exchange:
         """Every rank's `work` as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
         rank, n = self._backend.rank, self._backend.world_size
         head = Head.of(strategy, work.size, rows=rows, nonfinite=self._nonfinite)
-        size = wire.SIZE + message_bytes
+        size = packing.SIZE + message_bytes
         messages = np.empty((n, size), np.uint8)
         self._encode(work, messages[rank], codec, head, seed, keep_error=keep_error)
         self._round(messages, [size] * n)
@@ -138,9 +138,9 @@ class Exchange:
                 found[peer] = there.nonfinite
         if found:
             raise NonFiniteError(self._name, found)
-        return [message[wire.SIZE :] for message in messages]
+        return [message[packing.SIZE :] for message in messages]
 
-    def _fold(
+    def _reduce(
         self,
         work: Array,
         spans: list[Span],
@@ -154,13 +154,13 @@ class Exchange:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
         rank, n = self._backend.rank, self._backend.world_size
         most = max(b - a for a, b in spans)
-        outgoing, incoming = np.empty((2, wire.SIZE + codec.nbytes(most)), np.uint8)
+        outgoing, incoming = np.empty((2, packing.SIZE + codec.nbytes(most)), np.uint8)
         found = {rank: self._nonfinite} if self._nonfinite else {}
         same = True
-        for dst, src in plan.exchange_order(rank, n):
+        for dst, src in algorithms.exchange_order(rank, n):
             start, stop = spans[dst]
-            message = outgoing[: wire.SIZE + codec.nbytes(stop - start)]
-            arriving = incoming[: wire.SIZE + codec.nbytes(added.size)]
+            message = outgoing[: packing.SIZE + codec.nbytes(stop - start)]
+            arriving = incoming[: packing.SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=stop - start)
             self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
             self._backend.exchange(message, dst, arriving, src, tag=self._envelope)
@@ -181,7 +181,7 @@ class Exchange:
     def _round(self, rows: Array, sizes: list[int]) -> None:
         """Each rank's row to every rank, round the ring."""
         backend = self._backend
-        steps = plan.ring_all_gather(backend.rank, backend.world_size, backend.ring)
+        steps = algorithms.ring_all_gather(backend.rank, backend.world_size, backend.ring)
         run_ring(backend, steps, _Rows(rows, sizes), self._envelope)  # pyright: ignore[reportArgumentType]
         self.sent += sum(sizes[step.out[0]] for step in steps if step.out is not None)
 
@@ -189,14 +189,14 @@ class Exchange:
         start = time.perf_counter()
         head.write(message)
         if head.nonfinite:
-            message[wire.SIZE :] = 0  # nobody reads it, and nobody should
+            message[packing.SIZE :] = 0  # nobody reads it, and nobody should
         else:
-            codec.encode(values, message[wire.SIZE :], seed, keep_error=keep_error)
+            codec.encode(values, message[packing.SIZE :], seed, keep_error=keep_error)
         self.codec_seconds += time.perf_counter() - start
 
     def _decode(self, message: Array, out: Array, codec: Codec, *, add: bool = False) -> None:
         start = time.perf_counter()
-        codec.decode(message[wire.SIZE :], out, add=add)
+        codec.decode(message[packing.SIZE :], out, add=add)
         self.codec_seconds += time.perf_counter() - start
 
 

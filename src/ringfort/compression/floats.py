@@ -6,21 +6,21 @@ from typing import Final
 
 import numpy as np
 
-from ringfort.collectives import halves
+from ringfort.collectives import float16
 from ringfort.collectives.arrays import ArrayView
 from ringfort.compression.noise import CHUNK
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
-_BLOCK: Final = halves.BLOCK
+_BLOCK: Final = float16.BLOCK
 
 
 def widen(view: ArrayView, factor: float, *, copy: bool) -> Array:
     """The elements times `factor` as float32: memory of its own if `copy`, else the array's where that is possible."""
     flat = view.flat
     if view.kind.name == "bfloat16":
-        means, wide = halves.best_means(), np.empty(flat.size, np.float32)
+        means, wide = float16.best_means(), np.empty(flat.size, np.float32)
         for start in range(0, flat.size, _BLOCK):
-            wide[start : start + _BLOCK] = means.widen(halves.BFLOAT16, flat[start : start + _BLOCK])
+            wide[start : start + _BLOCK] = means.widen(float16.BFLOAT16, flat[start : start + _BLOCK])
     elif flat.dtype != np.float32 or copy:
         with np.errstate(over="ignore"):
             wide = flat.astype(np.float32)
@@ -38,7 +38,7 @@ def narrow(wide: Array, view: ArrayView) -> None:
     if view.kind.name == "bfloat16":
         for start in range(0, wide.size, _BLOCK):
             # NumPy's means at every rank: all must round alike.
-            halves.NUMPY.narrow(halves.BFLOAT16, wide[start : start + _BLOCK], view.flat[start : start + _BLOCK])
+            float16.NUMPY.narrow(float16.BFLOAT16, wide[start : start + _BLOCK], view.flat[start : start + _BLOCK])
     elif view.flat is not wide:
         with np.errstate(over="ignore"):
             view.flat[...] = wide

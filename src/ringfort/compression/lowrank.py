@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from ringfort.compression.codec import Codec
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 _ROOM: Final = 65536
 """Elements of the product that are computed at a time: 256 KiB."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 CHUNK: Final = 32768
 """Elements that a codec has in hand at a time, 128 KiB as float32: with noise and result it stays in the L2 cache."""

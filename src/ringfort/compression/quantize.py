@@ -22,7 +22,7 @@ import numpy as np
 from ringfort.compression.codec import ChunkCodec, scratch
 from ringfort.compression.noise import rounding_noise
 from ringfort.compression.strategy import QuantizationType
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 _LARGEST: Final = np.finfo(np.float32).max
 _LEAST_SCALE: Final = np.float32(1e-38)

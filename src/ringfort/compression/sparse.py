@@ -14,7 +14,7 @@ import numpy as np
 from ringfort.compression.codec import ChunkCodec, Codec, scratch
 from ringfort.compression.noise import CHUNK, mix
 from ringfort.errors import InvalidArgumentError, ProtocolError
-from ringfort.transport.fold import Array
+from ringfort.transport.reducer import Array
 
 BLOCK: Final = 65536
 """Elements whose places fit 16 bits. A place is so written in 2 bytes, and each block says how many it has."""

@@ -11,7 +11,7 @@ from ringfort.demo.settings import Framework, Settings
 from ringfort.demo.show import Show, group_name
 from ringfort.errors import DistributedError
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.local import LocalRanks
+from ringfort.launch.local_ranks import LocalRanks
 
 WORKER = "ringfort.demo.worker"
 MODELS: dict[Framework, str] = {"numpy": "a small model in NumPy", "torch": "a transformer under torch's DDP"}

@@ -14,7 +14,7 @@ from ringfort.context import DistributedContext
 from ringfort.demo.learner import PROMPT, Learner
 from ringfort.demo.settings import Settings
 from ringfort.demo.text import load_corpus, share
-from ringfort.local import report
+from ringfort.launch.local_ranks import report
 
 REPORT_SECONDS = 0.2
 """Between two reports: as often as a person can read, and nothing beside the cost of a step."""

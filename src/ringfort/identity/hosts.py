@@ -30,7 +30,7 @@ FOLDER: Final = "hosts"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MACHINE_IDS: Final = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _SERIALS: Final = (Path("/sys/class/dmi/id/product_uuid"), Path("/proc/device-tree/serial-number"))
-"""Of the board; the first may be read by root alone."""
+"""Of the arena; the first may be read by root alone."""
 _INTERFACES: Final = Path("/sys/class/net")
 
 
@@ -40,7 +40,7 @@ class HostMarks(msgspec.Struct, frozen=True):
     machine: str = ""
     """Of the installation; the same after a restart, and on a clone of the disk. Empty where it has none."""
     hardware: tuple[str, ...] = ()
-    """Of each network adapter and of the board. A clone of the disk has others; an adapter may come and go."""
+    """Of each network adapter and of the arena. A clone of the disk has others; an adapter may come and go."""
     boot: str = ""
     """Since the last restart."""
 

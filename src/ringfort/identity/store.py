@@ -89,8 +89,8 @@ class ClusterStore:
         return Added.NEW if data is None else Added.REPLACED
 
     def rotate(self, name: str) -> NetworkNamespace:
-        """A new secret for a cluster that is here. The old one is gone: if it still opened the door, a former member's
-        would too."""
+        """A new secret for a cluster that is here. The old one is gone: if it still opened the listener, a former
+        member's would too."""
         self.load(name)
         namespace = NetworkNamespace.generate(name)
         files.replace(self.path(name), _encode(namespace))

@@ -35,10 +35,10 @@ from typing import Final
 
 import msgspec
 
-from ringfort.cluster.messages import Epoch
+from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.launch import differences
-from ringfort.launch.blame import Failure
-from ringfort.launch.messages import Done, Failed, Go, LauncherMessage, Offer, Place, Ready, Running, Ticket
+from ringfort.launch.agreement_messages import Done, Failed, Go, LauncherMessage, Offer, Place, Ready, Running, Ticket
+from ringfort.launch.failure_report import Failure
 
 SETTLE_SECONDS: Final = 3.0
 """How long an epoch that has MIN machines, but not MAX, waits for more: a person who has typed the command on one

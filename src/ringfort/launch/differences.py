@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ringfort.launch.blame import MAX_LINE_BYTES, Failure
-from ringfort.launch.messages import Ticket
+from ringfort.launch.agreement_messages import Ticket
+from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
 
 EXIT_USAGE: Final = 2
 """The exit code where the machines were started with different commands."""

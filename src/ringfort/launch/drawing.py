@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from ringfort.children import MAX_LINE_BYTES
+from ringfort.launch.processes import MAX_LINE_BYTES
 
 GRACE_SECONDS: Final = 0.25
 """How long a bar that was left by a line feed may still be returned to. A program with several bars does so at once,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-from ringfort.cluster.events import ClusterEvent
+from ringfort.cluster.core.events import ClusterEvent
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those by which a person or a system asks a program to end."""

@@ -12,11 +12,11 @@ from ringfort.errors import InvalidArgumentError
 TIMEOUT = 300.0
 """Seconds to wait for the other machines: long enough to walk to them and type the command there."""
 MAX_LOCAL = 4096
-"""Ranks of one machine; what a member of an epoch may bring (cluster/messages.py)."""
+"""Ranks of one machine; what a member of an epoch may bring (cluster/core/peer_messages.py)."""
 MAX_RESTARTS = 1_000_000
 """Of one run."""
 MAX_NODES = 256
-"""Machines of one run; the members that an epoch may have (cluster/messages.py)."""
+"""Machines of one run; the members that an epoch may have (cluster/core/peer_messages.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

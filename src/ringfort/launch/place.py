@@ -6,11 +6,11 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.discovery.interfaces import route
 from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.cluster.messages import Epoch
 from ringfort.config import parse_address
-from ringfort.launch.messages import Place
+from ringfort.launch.agreement_messages import Place
 from ringfort.transport import tcp
 
 if TYPE_CHECKING:

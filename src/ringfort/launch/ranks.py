@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import IO, Final
 
-from ringfort.children import Child, Children
 from ringfort.config import DEFAULT_PATIENCE, STEP_FILE, Environment, format_address, is_set
 from ringfort.launch.agreement import Assignment
-from ringfort.launch.blame import Failure
 from ringfort.launch.drawing import Drawing
+from ringfort.launch.failure_report import Failure
+from ringfort.launch.processes import Child, Children
 from ringfort.launch.show import Shown
 
 STOP_SECONDS: Final = 10.0

@@ -15,8 +15,7 @@ from contextlib import ExitStack, closing
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from ringfort.children import Children
-from ringfort.cluster.events import (
+from ringfort.cluster.core.events import (
     CloneFound,
     EpochEnded,
     EpochStarted,
@@ -27,22 +26,23 @@ from ringfort.cluster.events import (
     PeerLost,
     Waiting,
 )
-from ringfort.cluster.messages import Epoch, Member
-from ringfort.cluster.profile import own_version
-from ringfort.cluster.proposing import TOO_FEW
-from ringfort.cluster.versions import differ, upgrade_advice
+from ringfort.cluster.core.peer_messages import Epoch, Member
+from ringfort.cluster.core.proposer import TOO_FEW
+from ringfort.cluster.core.versions import differ, upgrade_advice
+from ringfort.cluster.net.profile import own_version
 from ringfort.config import AutoDiscoveryConfig, HealthConfig
 from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
-from ringfort.launch.blame import Failure, first
+from ringfort.launch.agreement_messages import Place, decode, encode, topic_of
+from ringfort.launch.failure_report import Failure, first
 from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
-from ringfort.launch.messages import Place, decode, encode, topic_of
 from ringfort.launch.options import RunOptions
 from ringfort.launch.place import interface_towards, open_place
+from ringfort.launch.processes import Children
 from ringfort.launch.ranks import MachineRanks, Program
 from ringfort.launch.show import Printer, summary
 from ringfort.launch.ticket import ticket_of
-from ringfort.observe.steps import StepFile
+from ringfort.telemetry.steps import StepFile
 
 if TYPE_CHECKING:
     from ringfort.cluster.node import ClusterNode

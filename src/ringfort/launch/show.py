@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
-from ringfort.launch.blame import Failure
 from ringfort.launch.drawing import Row
-from ringfort.local import describe_exit
+from ringfort.launch.failure_report import Failure
+from ringfort.launch.local_ranks import describe_exit
 
 DRAW_SECONDS: Final = 0.1
 """Between two drawings of the rows that change: as often as tqdm draws, and enough for the eye."""
@@ -49,7 +49,7 @@ class Printer:
         terminals = [stream.isatty() for stream in self._streams]
         self._colours = tuple(is_terminal and not is_set("NO_COLOR") for is_terminal in terminals)
         self._is_live = tuple(is_terminal and not is_dumb_terminal() for is_terminal in terminals)
-        self._board = True if self._is_live[True] else False if self._is_live[False] else None
+        self._arena = True if self._is_live[True] else False if self._is_live[False] else None
         """The stream on which rows are drawn: if both are terminals they are the same one."""
         self._clock = clock
         self._width = 1
@@ -106,31 +106,31 @@ class Printer:
 
     def _print(self, final: list[tuple[bool, bytes]], now: float, *, is_due: bool = False) -> None:
         """Writes what is final, in a terminal above the rows that change; draws those anew if that is due."""
-        board = self._board
+        arena = self._arena
         rows = self._drawn
-        if board is not None and (final or is_due or now >= self._draw_at):
-            rows = self._rows(board)
-        if board is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
+        if arena is not None and (final or is_due or now >= self._draw_at):
+            rows = self._rows(arena)
+        if arena is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
             for is_error, data in final:
                 self._write(is_error, data)
             return
         pending = _erase(self._drawn)
         for is_error, data in final:
-            if is_error is board:
+            if is_error is arena:
                 pending += data
             else:
-                self._write(board, pending)
+                self._write(arena, pending)
                 self._write(is_error, data)
                 pending = b""
-        self._write(board, pending + rows)
+        self._write(arena, pending + rows)
         self._drawn, self._draw_at = rows, now + DRAW_SECONDS
 
-    def _rows(self, board: bool) -> bytes:
+    def _rows(self, arena: bool) -> bytes:
         """All rows that change, as wide and as many as the terminal has room for."""
         shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
         if not shown:
             return b""
-        columns, lines = _size(self._streams[board])
+        columns, lines = _size(self._streams[arena])
         more = len(shown) - (lines - 1)
         if more > 0:
             shown = shown[: max(1, lines - 2)]

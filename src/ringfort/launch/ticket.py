@@ -8,9 +8,9 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-from ringfort.cluster.profile import own_version
+from ringfort.cluster.net.profile import own_version
 from ringfort.errors import InvalidArgumentError
-from ringfort.launch.messages import MAX_ARGUMENTS, Ticket
+from ringfort.launch.agreement_messages import MAX_ARGUMENTS, Ticket
 from ringfort.launch.options import RunOptions
 
 

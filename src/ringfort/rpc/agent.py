@@ -10,7 +10,7 @@ from ringfort.backends.base import Backend
 from ringfort.config import RpcConfig, check_timeout
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError, InvalidRankError
-from ringfort.rpc import forming
+from ringfort.rpc import setup
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.exchange import Exchange, RpcStats
 from ringfort.rpc.functions import Function
@@ -62,7 +62,7 @@ class RpcAgent:
         self.name = f"rank{self.rank}" if name is None else name
         if not isinstance(self.name, str) or not self.name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("name", name, "must be a text")
-        formed = forming.connect(context, self.name, self.config.max_message_bytes, self.timeout)
+        formed = setup.connect(context, self.name, self.config.max_message_bytes, self.timeout)
         self.names: tuple[str, ...] = tuple(formed.names)
         """The names of all ranks."""
         self._exchange = Exchange(self.rank, self.config, formed, self.timeout)

@@ -9,24 +9,18 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, NamedTuple, cast
 
 from ringfort.config import RpcConfig, check_timeout
-from ringfort.errors import (
-    InvalidMessageError,
-    RpcError,
-    RpcNoConnectionError,
-    RpcPeerLostError,
-    RpcTimeoutError,
-)
+from ringfort.errors import InvalidMessageError, RpcError, RpcNoConnectionError, RpcPeerLostError, RpcTimeoutError
 from ringfort.rpc import values
 from ringfort.rpc.calls import Call, Calls, RpcFuture
-from ringfort.rpc.forming import Formed
+from ringfort.rpc.framing import FETCH, Failed, Failure, Request
 from ringfort.rpc.inbound import Cancelled, Event, Head
 from ringfort.rpc.link import Line, Link, Loop
-from ringfort.rpc.messages import Count, Kind, Message, Reference, pack_cancel, pack_goodbye
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.poller import Poller
+from ringfort.rpc.protocol import Count, Kind, Message, Reference, pack_cancel, pack_goodbye
 from ringfort.rpc.references import References
 from ringfort.rpc.serving import Serving, current
-from ringfort.rpc.wire import FETCH, Failed, Failure, Request
+from ringfort.rpc.setup import Formed
 from ringfort.transport import locks, tcp
 from ringfort.transport.forks import FORKED, keep_from_children
 
@@ -90,9 +84,9 @@ class Exchange:
         self._closing = threading.RLock()
         links = {
             peer: Link(
-                peer, channel.sock, channel.stream(), self._admitter(peer), self._poller.stuck, self._poller.pause
+                peer, connection.sock, connection.stream(), self._admitter(peer), self._poller.stuck, self._poller.pause
             )
-            for peer, channel in formed.channels.items()
+            for peer, connection in formed.connections.items()
         }
         itself = Loop(rank, self._admitter(rank), lambda event: self._on_event(itself, event))
         self._lines: dict[int, Line] = {rank: itself, **links}

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringfort.config import KIB
 from ringfort.errors import ProtocolError
-from ringfort.rpc.messages import (
+from ringfort.rpc.protocol import (
     CHUNK,
     COUNT,
     FIRST,

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from ringfort.errors import DistributedError
 from ringfort.rpc.inbound import Admit, Event, Head, Inbound
-from ringfort.rpc.messages import Kind, Message
 from ringfort.rpc.outbound import Outbound, Outgoing
+from ringfort.rpc.protocol import Kind, Message
 from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 

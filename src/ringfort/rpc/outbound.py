@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ringfort.rpc.messages import CHUNK, FIRST, HEADER, REFERENCE, SIZE, Message
+from ringfort.rpc.protocol import CHUNK, FIRST, HEADER, REFERENCE, SIZE, Message
 
 _JOIN = 4096
 """Bytes of a frame up to which one buffer is cheaper than two. A sealed stream makes one record of them."""

@@ -25,9 +25,9 @@ from weakref import ref
 
 from ringfort.config import RpcConfig
 from ringfort.errors import InvalidArgumentError, InvalidMessageError, RpcOverloadedError
+from ringfort.rpc.framing import Failed, Failure
 from ringfort.rpc.link import Line
-from ringfort.rpc.messages import Count, Reference, pack_count
-from ringfort.rpc.wire import Failed, Failure
+from ringfort.rpc.protocol import Count, Reference, pack_count
 
 MAX_RANKS: Final = 1 << 32
 """As many as the wire has numbers for."""

@@ -14,14 +14,14 @@ from ringfort.config import RpcConfig
 from ringfort.errors import FunctionNotFoundError, InvalidMessageError
 from ringfort.rpc import values
 from ringfort.rpc.calls import RpcFuture
+from ringfort.rpc.framing import FETCH, Arrived, Failed, overloaded, raised, read_request, refusal
 from ringfort.rpc.functions import Function
 from ringfort.rpc.inbound import Head
 from ringfort.rpc.link import Line
-from ringfort.rpc.messages import Kind, Message, Reference, pack_cancel
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
+from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
 from ringfort.rpc.references import References
-from ringfort.rpc.wire import FETCH, Arrived, Failed, overloaded, raised, read_request, refusal
 from ringfort.transport.locks import Thread
 
 current: ContextVar[ServedCall | None] = ContextVar("ringfort_rpc_call", default=None)

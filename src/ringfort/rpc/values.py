@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from ringfort.collectives.arrays import as_view, plain_view
-from ringfort.collectives.kernels import ElementType, by_code
+from ringfort.collectives.reduction import ElementType, by_code
 from ringfort.errors import DistributedError, InvalidMessageError
-from ringfort.rpc.messages import MAX_BUFFERS, MAX_REFERENCES, Reference
-from ringfort.transport.fold import Array
+from ringfort.rpc.protocol import MAX_BUFFERS, MAX_REFERENCES, Reference
+from ringfort.transport.reducer import Array
 
 SMALL, LARGE, REFERENCE = 1, 2, 3
 """Msgpack's extension codes: an array with its elements, an array whose elements are a buffer, a reference."""

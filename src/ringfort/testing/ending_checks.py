@@ -6,13 +6,7 @@ import time
 
 from ringfort.backends.base import Backend
 from ringfort.config import MIB
-from ringfort.errors import (
-    AbortedError,
-    ChannelClosedError,
-    DistributedError,
-    OperationTimeoutError,
-    PeerLostError,
-)
+from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, OperationTimeoutError, PeerLostError
 from ringfort.testing.check import check, expect, leave, outermost_rank, pattern, raises
 from ringfort.testing.faults import FaultTimetable
 from ringfort.testing.ranks import at_once

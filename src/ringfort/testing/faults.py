@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ringfort.backends.base import Backend, Tag, Traffic
 from ringfort.backends.sub import SubBackend
 from ringfort.errors import InvalidArgumentError
-from ringfort.transport.fold import Fold
 from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -171,7 +171,7 @@ class FaultyBackend(Backend):
         self.backend.send(data, dst, tag=tag, timeout=timeout)
 
     def recv(
-        self, into: Buffer, src: int, *, reduce: Fold | None = None, tag: Tag = 0, timeout: float | None = None
+        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
     ) -> None:
         self._next_step()
         self.backend.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
@@ -183,7 +183,7 @@ class FaultyBackend(Backend):
         into: Buffer,
         src: int,
         *,
-        reduce: Fold | None = None,
+        reduce: Reducer | None = None,
         tag: Tag = 0,
         timeout: float | None = None,
     ) -> None:
@@ -211,8 +211,8 @@ class FaultyBackend(Backend):
         return self.backend.traffic()
 
     @property
-    def channel(self) -> int:
-        return self.backend.channel
+    def comm_id(self) -> int:
+        return self.backend.comm_id
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -104,10 +104,10 @@ def without_shared_memory(factory: GroupFactory) -> GroupFactory:
     return lambda world_size, config: factory(world_size, replace(config, shared_memory="off"))
 
 
-def with_stripes(factory: GroupFactory, stripes: int = 2) -> GroupFactory:
+def with_connections(factory: GroupFactory, connections: int = 2) -> GroupFactory:
     """The same groups, with so many connections between every two ranks."""
     return lambda world_size, config: factory(
-        world_size, replace(config, collective=replace(config.collective, stripes=stripes))
+        world_size, replace(config, collective=replace(config.collective, connections=connections))
     )
 
 

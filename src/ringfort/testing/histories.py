@@ -14,11 +14,11 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from ringfort.cluster.election import ElectionState
-from ringfort.cluster.events import EpochStarted
-from ringfort.cluster.instructions import Instruction, Notify, Send
-from ringfort.cluster.membership import records_of
-from ringfort.cluster.messages import Epoch, Term, Vote
+from ringfort.cluster.core.election import ElectionState
+from ringfort.cluster.core.events import EpochStarted
+from ringfort.cluster.core.instructions import Instruction, Notify, Send
+from ringfort.cluster.core.membership import records_of
+from ringfort.cluster.core.peer_messages import Epoch, Term, Vote
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
 

@@ -20,7 +20,7 @@ from ringfort.errors import (
 )
 from ringfort.testing.check import check, expect, outermost_rank, pattern, raises
 from ringfort.testing.ranks import at_once
-from ringfort.transport.fold import Array, Fold
+from ringfort.transport.reducer import Array, Reducer
 
 SIZES = (5, 0, 1, 4095, 4096, 4097, 65536, 0, 0, 3, MIB - 1, MIB, MIB + 1, 2)
 """Bytes: around where messages are joined to their header, cut into frames, or wait for their receiver."""
@@ -186,14 +186,14 @@ def _add(into: Array, span: Array) -> None:
 def an_exchange_folds_what_arrives(backend: Backend) -> None:
     other = 1 - backend.rank
     for dtype in (np.uint8, np.float32, np.float64, np.complex128):
-        fold = Fold(np.dtype(dtype), _add)
+        reducer = Reducer(np.dtype(dtype), _add)
         for count in (0, 1, 1000, 70_001):
             mine, theirs = ((np.arange(count) * 3 + rank).astype(dtype) for rank in (backend.rank, other))
             into = mine.copy()
-            backend.exchange(mine, other, into, other, reduce=fold)
+            backend.exchange(mine, other, into, other, reduce=reducer)
             assert np.array_equal(into, mine + theirs), f"{count} of {np.dtype(dtype)}"
             into = mine.copy()
-            at_once(lambda: backend.send(mine, other), lambda: backend.recv(into, other, reduce=fold))  # noqa: B023
+            at_once(lambda: backend.send(mine, other), lambda: backend.recv(into, other, reduce=reducer))  # noqa: B023
             assert np.array_equal(into, mine + theirs), f"{count} of {np.dtype(dtype)}, by send and recv"
 
 

@@ -16,10 +16,10 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
-from ringfort.cluster.instructions import Close, Instruction, Learn, Notify, Remember, Send
-from ringfort.cluster.membership import promised_by
-from ringfort.cluster.messages import AnyMessage, Member, Standing
-from ringfort.cluster.peer import PeerCore
+from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.core.membership import promised_by
+from ringfort.cluster.core.peer import PeerCore
+from ringfort.cluster.core.peer_messages import AnyMessage, Member, Standing
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce as left_fold
+from functools import reduce as left_reducer
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -54,9 +54,9 @@ def reduced(parts: Sequence[Array], op: Op) -> Array:
     if not isinstance(op, ReduceOp):
         return sum((part * dtype.type(rank + 1) for rank, part in enumerate(parts)), np.zeros_like(parts[0]))
     if op is ReduceOp.MEAN:
-        total = left_fold(np.add, parts)
+        total = left_reducer(np.add, parts)
         return np.asarray(total // n if dtype.kind in "iu" else total / n).astype(dtype)
-    return np.asarray(left_fold(UFUNCS[op], parts)).astype(dtype)
+    return np.asarray(left_reducer(UFUNCS[op], parts)).astype(dtype)
 
 
 def meaningful() -> Iterator[tuple[str, ReduceOp]]:

@@ -65,11 +65,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    return import_module("ringfort.torch.forming").create(options, backend_options)
+    return import_module("ringfort.torch.create").create(options, backend_options)
 
 
 def _meet(url: str, *arguments: Any, **keywords: Any) -> Any:
-    return import_module("ringfort.torch.rendezvous").meet(url, *arguments, **keywords)
+    return import_module("ringfort.torch.init_method").meet(url, *arguments, **keywords)
 
 
 register()

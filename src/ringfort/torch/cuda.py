@@ -12,7 +12,7 @@ from ringfort.config import Environment
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.arguments import list_of_root, only, only_list, op_of, options_of, pairs_of, root_of
-from ringfort.torch.staged_messages import StagedMessages
+from ringfort.torch.staged_point_to_point import StagedMessages
 from ringfort.torch.staging import Stage, Transfer
 from ringfort.torch.streams import CudaDevice
 from ringfort.torch.tensors import pieces, to_seconds

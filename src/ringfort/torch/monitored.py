@@ -16,7 +16,7 @@ _TAG: Final = 1 << 62
 def monitored_barrier(backend: Backend, timeout: float, *, wait_all_ranks: bool = False) -> None:
     """Returns when every rank has called it; raises `OperationTimeoutError`, at rank 0 with those who did not come, or
     what became of the first where all of them failed and none was merely late."""
-    tag = Envelope(backend.channel, _TAG)
+    tag = Envelope(backend.comm_id, _TAG)
     deadline = time.monotonic() + timeout
     if backend.rank != 0:
         backend.send(b"", 0, tag=tag, timeout=timeout)

@@ -32,10 +32,10 @@ from ringfort.torch.arguments import (
 from ringfort.torch.callbacks import current, origin_of
 from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named, named_for, routed
-from ringfort.torch.messages import Messages
+from ringfort.torch.init_method import forget
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
-from ringfort.torch.rendezvous import forget
+from ringfort.torch.point_to_point import Messages
 from ringfort.torch.sparse import is_sparse
 from ringfort.torch.steps import count_steps
 from ringfort.torch.tensors import rows, to_array, to_moved, to_seconds

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from ringfort.observe.steps import own_steps
+from ringfort.telemetry.steps import own_steps
 from ringfort.torch.names import torch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
-from ringfort.torch import gates
+from ringfort.torch import stream_wait
 from ringfort.torch.names import torch
 
 HOW: Final = (
@@ -39,15 +39,15 @@ class CudaDevice:
         """A stream beside the caller's."""
         return torch.cuda.Stream(self.device)
 
-    def gated(self) -> tuple[Any, Any, gates.Gate] | None:
+    def gated(self) -> tuple[Any, Any, stream_wait.Gate] | None:
         """Two streams that nobody else has and a gate to hold them; None if this device's streams cannot wait so."""
-        if not gates.can_hold(self.device):
+        if not stream_wait.can_hold(self.device):
             return None
-        return gates.new_stream(self.device), gates.new_stream(self.device), gates.Gate(self.device)
+        return stream_wait.new_stream(self.device), stream_wait.new_stream(self.device), stream_wait.Gate(self.device)
 
     def give_back(self, *streams: Any) -> None:
         """Lets others have streams of `gated`."""
-        gates.give_back(self.device, *streams)
+        stream_wait.give_back(self.device, *streams)
 
     def record(self, stream: Any) -> Any:
         """An event that is over when all is done that is in `stream` now. Who waits for it on the host sleeps."""

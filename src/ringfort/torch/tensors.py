@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ringfort.collectives.arrays import as_view, reader_of_tensors
-from ringfort.collectives.kernels import ELEMENT_TYPES
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.reduction import ELEMENT_TYPES
 from ringfort.config import DEFAULT_TIMEOUT
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
 from ringfort.torch.names import dist, torch

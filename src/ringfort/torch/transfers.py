@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ringfort.collectives import calls, kernels, landing, movements, reductions
-from ringfort.collectives.calls import Collective
-from ringfort.collectives.kernels import ELEMENT_TYPES, element_type_named
+from ringfort.collectives import landing, movements, reduction, reductions, signature
 from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op
+from ringfort.collectives.reduction import ELEMENT_TYPES, element_type_named
+from ringfort.collectives.signature import Collective
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
@@ -193,10 +193,10 @@ class Transfers:
         result: Sequence[Any] | None = None,
     ) -> Transfer:
         kind = element_type_named(str((*reads, *writes)[0].flat.dtype).removeprefix("torch.")).code
-        code = 0 if op is None else kernels.code_of(op)
+        code = 0 if op is None else reduction.code_of(op)
 
         def agree(count: int, seconds: float) -> None:
-            call = calls.encode(what, kind=kind, count=count, op=code, root=root)
+            call = signature.encode(what, kind=kind, count=count, op=code, root=root)
             self._backend.meet(self._backend.envelope(call, seconds))
 
         name = what.name.lower()

@@ -24,8 +24,8 @@ from ringfort.compression.compressor import GradientCompressor, check_floats
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import MIB
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError
-from ringfort.observe.steps import own_steps
-from ringfort.transport.fold import Array
+from ringfort.telemetry.steps import own_steps
+from ringfort.transport.reducer import Array
 
 if TYPE_CHECKING:
     from ringfort.collectives.work import Work

@@ -24,7 +24,9 @@ from types import CodeType, FrameType
 from typing import Final, NoReturn
 
 from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError
-from ringfort.transport import notices
+from ringfort.transport import abort_reasons
+from ringfort.transport.abort_reasons import Aborted
+from ringfort.transport.fast_path import FastPath, is_small
 from ringfort.transport.forks import FORKED, keep_from_children
 from ringfort.transport.frames import BELL, pack
 from ringfort.transport.inbound import Disagreement
@@ -32,14 +34,12 @@ from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.links import Describe
 from ringfort.transport.locks import Signal, is_mine
 from ringfort.transport.messages import Envelope, Send, Watch
-from ringfort.transport.notices import Aborted
-from ringfort.transport.quick import ShortWay, is_small
 from ringfort.transport.spin import LONGEST, Spin
 from ringfort.transport.stream import Poller, Stream
 
-_GO_PATIENCE = 1.0
-"""Seconds that a finished receive stays to get its GO out. The one it is for waits and reads, so it is instant; unless
-that one was frozen in the meantime."""
+_CLEAR_PATIENCE = 1.0
+"""Seconds that a finished receive stays to get its clear-to-send out. The one it is for waits and reads, so it is
+instant; unless that one was frozen in the meantime."""
 
 _QUIET = 0.02
 """Seconds without a byte after which the leader looks at more than its own job: for disagreements and deadlines."""
@@ -54,7 +54,7 @@ _ANSWER = 10.0
 reduction takes as long."""
 
 
-class Engine(ShortWay):
+class Engine(FastPath):
     """Moves what callers want moved. Its methods may be called from any thread."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Engine(ShortWay):
                 if self._is_led:
                     self._enter_again()
                 self._is_led = True
-                if self._jobs or self._arrivals or self.has_trouble or not is_small(job) or not self._quick(job):
+                if self._jobs or self._arrivals or self.has_trouble or not is_small(job) or not self._fast(job):
                     self._lead_for(job)
             else:
                 self._follow(job)
@@ -123,7 +123,7 @@ class Engine(ShortWay):
                 self._release()
                 return False
             self._is_led = True
-            left = self._quick_swap(link, data, into, envelope)
+            left = self._fast_swap(link, data, into, envelope)
             if left is None:
                 self._stop_leading()
                 return True
@@ -157,7 +157,7 @@ class Engine(ShortWay):
         it before."""
         link, disagreement = self.links[peer], Disagreement(envelope, operation, call)
         self._as_leader(lambda: self._disagree(link, disagreement))
-        raise notices.to_error(self._failed_channels[envelope.channel], self.rank)
+        raise abort_reasons.to_error(self._failed_comms[envelope.comm_id], self.rank)
 
     def check(self, envelope: Envelope) -> None:
         """Raises what keeps a collective from beginning. What needs a peer finds out about that peer by itself."""
@@ -216,12 +216,12 @@ class Engine(ShortWay):
 
     # --- leading and following ------------------------------------------------------------------------------------
 
-    def _quick(self, job: Job) -> bool:
+    def _fast(self, job: Job) -> bool:
         """Takes the short way and gives up the lead, or tells that the ordinary one must go on with what is left."""
         out, into = job.send_link, job.receive_link
-        if out is not None and not (out.outbound.is_idle and self._quick_send(job, out)):
+        if out is not None and not (out.outbound.is_idle and self._fast_send(job, out)):
             return False
-        if into is not None and not self._quick_receive(job, into):
+        if into is not None and not self._fast_receive(job, into):
             return False
         self._stop_leading()
         return True
@@ -356,11 +356,11 @@ class Engine(ShortWay):
             self._recover()
 
     def _recover(self) -> None:
-        """Ctrl-C, or a fault in a fold, has ended a call that led: a read may be half accounted for, so no link can be
-        trusted any more. Fails all that waits, and gives up the lead. If that is interrupted too, whoever comes next
+        """Ctrl-C, or a fault in a reduce, has ended a call that led: a read may be half accounted for, so no link can
+        be trusted any more. Fails all that waits, and gives up the lead. If that is interrupted too, whoever comes next
         in this thread does it again."""
-        notice = Aborted(self.rank, "interrupted while it moved data")
-        self._drop(lambda: notices.to_error(notice, self.rank))
+        abort_reason = Aborted(self.rank, "interrupted while it moved data")
+        self._drop(lambda: abort_reasons.to_error(abort_reason, self.rank))
         self._admit()
         self._wake_done()
         self._jobs.clear()
@@ -414,7 +414,7 @@ class Engine(ShortWay):
     # --- moving ---------------------------------------------------------------------------------------------------
 
     def _drive(self, job: Job) -> None:
-        """Moves data until `job` is done and the GO it owes is out. The hot loop."""
+        """Moves data until `job` is done and the clear-to-send it owes is out. The hot loop."""
         send, receive = job.send, job.receive
         out, into = job.send_link, job.receive_link
         asks = _asks_elsewhere(job)
@@ -427,7 +427,7 @@ class Engine(ShortWay):
                 if not moved:
                     is_stuck = not out.outbound.is_between
             if asks is not None and out is not None:
-                if asks.go or asks.done:
+                if asks.is_clear or asks.done:
                     asks = None
                 else:
                     moved = self._read(out) or moved
@@ -439,7 +439,7 @@ class Engine(ShortWay):
             if (send is None or send.done) and (receive is None or receive.done):
                 if into is None or not into.outbound.owes_go or not into.is_open:
                     return
-                job.deadline = min(job.deadline, self.now() + _GO_PATIENCE)
+                job.deadline = min(job.deadline, self.now() + _CLEAR_PATIENCE)
                 if self.now() >= job.deadline:
                     return
             rounds += 1
@@ -453,14 +453,14 @@ class Engine(ShortWay):
 
     def _sleep(self, job: Job, granting: Link | None = None) -> None:
         """Waits until something can move. While only this job is there and data flows, that is all there is to do.
-        From `granting` a GO is awaited."""
+        From `granting` a clear-to-send is awaited."""
         if self._arrivals or len(self._jobs) > 1:
             self._serve(job, wait=True)
             return
         receive, into, send, out = job.receive, job.receive_link, job.send, job.send_link
         if type(receive) is not Watch:  # who watches has tried long enough
             reads = into if receive is not None and not receive.done else None
-            writes = out if send is not None and not send.done and send.go else None
+            writes = out if send is not None and not send.done and send.is_clear else None
             until = time.monotonic() + LONGEST
             for _ in range(self._spin.budget):
                 os.sched_yield()
@@ -518,11 +518,12 @@ class Engine(ShortWay):
 
 
 def _asks_elsewhere(job: Job) -> Send | None:
-    """The message of `job` that waits for a GO, where that comes on another link than what the job receives. Nobody
-    else reads that one while data flow: a ring of three ranks and more would wait for the GO until nothing flows."""
+    """The message of `job` that waits for a clear-to-send, where that comes on another link than what the job receives.
+    Nobody else reads that one while data flow: a ring of three ranks and more would wait for the clear-to-send until
+    nothing flows."""
     if job.send_link is job.receive_link:
         return None
-    return next((half for half, _ in job.halves() if isinstance(half, Send) and not half.go), None)
+    return next((half for half, _ in job.halves() if isinstance(half, Send) and not half.is_clear), None)
 
 
 _LEADING: Final[frozenset[CodeType]] = frozenset(

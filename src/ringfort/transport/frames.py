@@ -5,7 +5,7 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | kind | says | payload |
 | --- | --- | --- |
 | DATA | a piece of a message | the piece |
-| GO | the receiver is there: send the rest of the message that asked for it | none |
+| clear-to-send | the receiver is there: send the rest of the message that asked for it | none |
 | CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
 | ABORT | a group failed, and why | a notice, see notices.py |
 | GOODBYE | this side closes on purpose, or its program ends without having closed; nothing follows | none |
@@ -23,16 +23,17 @@ from ringfort.errors import ProtocolError
 
 PROTOCOL_VERSION = 2
 
-DATA, GO, CANCEL, ABORT, GOODBYE, WAITING, BELL = range(1, 8)
+DATA, CLEAR_TO_SEND, CANCEL, ABORT, GOODBYE, WAITING, BELL = range(1, 8)
 
-WANTS_GO = 1
-"""Flag of a DATA frame: the sender waits for GO before it sends more than the window, and before it is done."""
+RENDEZVOUS = 1
+"""Flag of a DATA frame: the sender waits for clear-to-send before it sends more than the window, and before it is
+done."""
 
 HAS_ENDED = 2
 """Flag of a GOODBYE: the program is over and has not closed. Who needs it no more goes on; to the others it is lost."""
 
 HEADER = Struct("<BB2xIIxxxxQQQQ16s")
-"""kind, flags, payload length, epoch, channel, tag, operation number, whole message's length, call."""
+"""kind, flags, payload length, epoch, communicator, tag, operation number, whole message's length, call."""
 
 HEADER_BYTES = HEADER.size
 assert HEADER_BYTES == 64, "keeps payloads aligned for arithmetic behind a header in one buffer"
@@ -40,8 +41,8 @@ assert HEADER_BYTES == 64, "keeps payloads aligned for arithmetic behind a heade
 MAX_FRAGMENT = MIB
 """Bytes of payload in one DATA frame. Between two frames another message of the link may take its turn."""
 FIRST_FRAGMENT = 64 * KIB
-"""Bytes in the first frame of a message that wants a GO: short, so that the GO for the other direction, which can only
-go out between two frames, is on its way before the other side has filled its window."""
+"""Bytes in the first frame of a message that wants a clear-to-send: short, so that the clear-to-send for the other
+direction, which can only go out between two frames, is on its way before the other side has filled its window."""
 WINDOW = MIB
 """Bytes of a message that may be sent before its receiver is known to be there: what a receiver may have to store."""
 MAX_CONTROL = 4 * KIB
@@ -63,7 +64,7 @@ class Header(NamedTuple):
     flags: int
     length: int
     epoch: int
-    channel: int
+    comm_id: int
     tag: int
     operation: int
     total: int
@@ -76,14 +77,14 @@ def pack(
     flags: int = 0,
     length: int = 0,
     epoch: int = 0,
-    channel: int = 0,
+    comm_id: int = 0,
     tag: int = 0,
     operation: int = 0,
     total: int = 0,
     call: bytes = NO_CALL,
 ) -> bytes:
     """The bytes of a header."""
-    return HEADER.pack(kind, flags, length, epoch, channel, tag, operation, total, call)
+    return HEADER.pack(kind, flags, length, epoch, comm_id, tag, operation, total, call)
 
 
 def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
@@ -95,7 +96,7 @@ def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
                 f"a frame claims {header.length} bytes of a message of {header.total}; "
                 f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
             )
-    elif not GO <= header.kind <= BELL:
+    elif not CLEAR_TO_SEND <= header.kind <= BELL:
         raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
     elif header.length > MAX_CONTROL:
         raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")

@@ -16,12 +16,12 @@ from ringfort.config import KIB
 from ringfort.errors import ProtocolError, SizeMismatchError
 from ringfort.transport.frames import (
     CANCEL,
+    CLEAR_TO_SEND,
     DATA,
-    GO,
     HEADER_BYTES,
     MAX_CONTROL,
     NO_CALL,
-    WANTS_GO,
+    RENDEZVOUS,
     Header,
     Key,
     parse,
@@ -53,8 +53,8 @@ class Control(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """The sender of what `receive` was folding took it back. An event, and no error at once: behind the frame that told
-    the reason, and in the same read, comes this one."""
+    """The sender of what `receive` was reducing took it back. An event, and no error at once: behind the frame that
+    told the reason, and in the same read, comes this one."""
 
     receive: Receive
 
@@ -70,9 +70,9 @@ class Inbound:
         self.peer = peer
         self.events: deque[Disagreement | Control | GivenUp] = deque()
         self.replies: list[tuple[Key, int]] = []
-        """Key and serial of messages to be answered with a GO."""
+        """Key and serial of messages to be answered with a clear-to-send."""
         self.granted: list[tuple[Key, int]] = []
-        """The same of messages for which a GO came."""
+        """The same of messages for which a clear-to-send came."""
         self.stored_bytes = 0
         self.messages = 0
         self.bytes = 0
@@ -139,8 +139,8 @@ class Inbound:
         self._fill = rest
 
     def _control(self, header: Header, payload: bytes) -> None:
-        key = (header.channel, header.tag)
-        if header.kind == GO:
+        key = (header.comm_id, header.tag)
+        if header.kind == CLEAR_TO_SEND:
             self.granted.append((key, header.operation))
         elif header.kind == CANCEL:
             self._cancelled(key)
@@ -174,7 +174,7 @@ class Inbound:
         """The sink for the payload behind `header`."""
         if header.epoch != self._epoch:
             raise ProtocolError(f"a frame of epoch {header.epoch} in epoch {self._epoch}", peer=self.peer)
-        key = self._key = (header.channel, header.tag)
+        key = self._key = (header.comm_id, header.tag)
         sink = self._open.get(key)
         if sink is not None:
             if header.total != sink.total or not 0 < header.length <= sink.total - sink.seen:
@@ -182,14 +182,14 @@ class Inbound:
             return sink
         self.messages += 1
         self.bytes += header.total
-        wants_go = bool(header.flags & WANTS_GO)
+        is_rendezvous = bool(header.flags & RENDEZVOUS)
         receive = self._next_posted(key)
         if receive is None:
-            sink = Stored(header.total, header.operation, header.call, wants_go=wants_go)
+            sink = Stored(header.total, header.operation, header.call, is_rendezvous=is_rendezvous)
             self._inbox.setdefault(key, deque()).append(sink)
         else:
             sink = self._match(receive, header.operation, header.call, header.total)
-            if wants_go and not self._disagrees(receive, header.operation, header.call):
+            if is_rendezvous and not self._disagrees(receive, header.operation, header.call):
                 self.replies.append((key, header.operation))
         if header.length < header.total:
             self._open[key] = sink
@@ -242,7 +242,7 @@ class Inbound:
         elif isinstance(sink, Discard) and sink.refused is not None:
             self._posted.setdefault(key, deque()).appendleft(sink.refused)
         elif isinstance(sink, Receive):
-            if sink.fold is None:
+            if sink.reducer is None:
                 sink.restart()
                 self._posted.setdefault(key, deque()).appendleft(sink)
             else:
@@ -262,7 +262,7 @@ class Inbound:
             del self._inbox[key]
         self.stored_bytes -= len(stored.data)
         sink = self._match(receive, stored.operation, stored.call, stored.total)
-        if stored.wants_go and not self._disagrees(receive, stored.operation, stored.call):
+        if stored.is_rendezvous and not self._disagrees(receive, stored.operation, stored.call):
             self.replies.append((key, stored.operation))
         sink.absorb(memoryview(stored.data), self._scratch)
         if stored.seen == stored.total:
@@ -306,12 +306,12 @@ class Inbound:
         queue = self._inbox.get(key)
         return queue is not None and queue[0].seen == queue[0].total
 
-    def early(self, channel: int) -> list[Stored]:
-        """The stored messages of collectives on `channel`: what the peer is doing while we wait for something else."""
+    def early(self, comm_id: int) -> list[Stored]:
+        """The stored messages of collectives on `comm_id`: what the peer is doing while we wait for something else."""
         return [
             stored
             for key, queue in self._inbox.items()
-            if key[0] == channel
+            if key[0] == comm_id
             for stored in queue
             if stored.call != NO_CALL
         ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ringfort.errors import DistributedError
+from ringfort.transport.abort_reasons import AbortReason
 from ringfort.transport.inbound import Inbound
 from ringfort.transport.locks import Signal
 from ringfort.transport.messages import Receive, Scratch, Send
-from ringfort.transport.notices import Notice
 from ringfort.transport.outbound import Outbound
 from ringfort.transport.sealed import SealedStream
 from ringfort.transport.stream import Stream
@@ -31,10 +31,10 @@ class Link:
         self.outbound = Outbound(epoch)
         self.error: MakeError | None = None
         """Set when the stream is of no more use: why."""
-        self.farewell: Notice | None = None
+        self.farewell: AbortReason | None = None
         """The peer said goodbye: what that is to those who still need it."""
         self.waits_in: dict[int, tuple[int, bytes]] = {}
-        """By channel: the collective in which the peer said that it waits for us, as its number and call."""
+        """By communicator: the collective in which the peer said that it waits for us, as its number and call."""
         self.watch: tuple[bool, bool] = (True, False)
         """What the poller looks for: reading, writing."""
 
@@ -105,7 +105,7 @@ class Job:
         self.receive: Receive | None = None
         self.receive_link: Link | None = None
         self.before: tuple[tuple[Send | Receive, Link], ...] = ()
-        """Of a relay: the messages before these two, on the same links, which so are done before them."""
+        """Of a pipelined ring: the messages before these two, on the same links, which so are done before them."""
         self.is_posted = False
         self.say_at: float | None = None
         """When to tell the peer that we wait for it; never again after that."""
@@ -124,9 +124,9 @@ class Job:
         if self.receive is not None and self.receive_link is not None:
             yield self.receive, self.receive_link
 
-    def is_on(self, channel: int) -> bool:
-        """Whether this is part of a collective on `channel`."""
-        return any(half.envelope.channel == channel and half.envelope.members is not None for half, _ in self.halves())
+    def is_on(self, comm_id: int) -> bool:
+        """Whether this is part of a collective on `comm_id`."""
+        return any(half.envelope.comm_id == comm_id and half.envelope.members is not None for half, _ in self.halves())
 
     def fail(self, error: MakeError) -> None:
         """Ends the halves that are not done, and takes them off their links."""

@@ -14,12 +14,12 @@ from ringfort.errors import (
     ProtocolError,
     TamperedError,
 )
-from ringfort.transport import notices
+from ringfort.transport import abort_reasons
+from ringfort.transport.abort_reasons import Aborted, AbortReason, Left, Lost, Mismatch, TimedOut
 from ringfort.transport.frames import ABORT, BELL, GOODBYE, HAS_ENDED, NO_CALL, WAITING, pack
 from ringfort.transport.inbound import Control, Disagreement, GivenUp
 from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch, Send
-from ringfort.transport.notices import Aborted, Left, Lost, Mismatch, Notice, TimedOut
 from ringfort.transport.stream import Poller, Stream
 
 _LINGER = 0.3
@@ -56,7 +56,7 @@ class Links:
         self._poller = poller
         self._jobs: list[Job] = []  # posted and not done
         self._failure: MakeError | None = None  # of everything
-        self._failed_channels: dict[int, Notice] = {}
+        self._failed_comms: dict[int, AbortReason] = {}
         self._lost: dict[int, MakeError] = {}  # peers that went without a word
         self._pending: set[Link] = set()  # links that can be read though the poller does not know it
         self.has_trouble = False  # something of the above, or a closed link: posting must look closer
@@ -95,7 +95,7 @@ class Links:
             # What came before the link ended can still be received.
             if not link.is_open and not half.done and not (half is job.receive and link.inbound.holds_whole(half.key)):
                 if members is not None and link.farewell is not None:
-                    self._fail_channel(half.envelope.channel, members, link.farewell)
+                    self._fail_comm(half.envelope.comm_id, members, link.farewell)
                 return link.error
         return None
 
@@ -106,9 +106,9 @@ class Links:
         members = envelope.members
         if members is None:
             return None
-        notice = self._failed_channels.get(envelope.channel)
-        if notice is not None:
-            return lambda: notices.to_error(notice, self.rank)
+        abort_reason = self._failed_comms.get(envelope.comm_id)
+        if abort_reason is not None:
+            return lambda: abort_reasons.to_error(abort_reason, self.rank)
         return next((error for peer, error in tuple(self._lost.items()) if peer in members), None)
 
     def _update_watch(self, link: Link) -> None:
@@ -197,7 +197,7 @@ class Links:
             self._write(link)
             return
         what = f"operation {envelope.operation}, {self._describe(envelope.call)}, waiting for rank {peer}"
-        self._fail_channel(envelope.channel, envelope.members, TimedOut(self.rank, what, job.timeout, peer))
+        self._fail_comm(envelope.comm_id, envelope.members, TimedOut(self.rank, what, job.timeout, peer))
 
     def _disagree(self, link: Link, event: Disagreement) -> None:
         envelope = event.ours
@@ -205,30 +205,30 @@ class Links:
         theirs = "send" if event.call == NO_CALL else self._describe(event.call)
         if event.operation != envelope.operation:
             theirs += f" as its operation {event.operation}"
-        notice = Mismatch(self.rank, ours, link.peer, theirs, envelope.operation)
-        self._fail_channel(envelope.channel, envelope.members or frozenset(self.links), notice)
+        abort_reason = Mismatch(self.rank, ours, link.peer, theirs, envelope.operation)
+        self._fail_comm(envelope.comm_id, envelope.members or frozenset(self.links), abort_reason)
 
-    def _fail_channel(
-        self, channel: int, members: Container[int] | None, notice: Notice, error: MakeError | None = None
+    def _fail_comm(
+        self, comm_id: int, members: Container[int] | None, abort_reason: AbortReason, error: MakeError | None = None
     ) -> None:
         """Ends the collectives of one group for good, and tells its members, once: also what we were told ourselves,
         for a peer must not hear that we cancelled a message, or left, before it hears why."""
         self.has_trouble = True
-        is_news = channel not in self._failed_channels
-        notice = self._failed_channels.setdefault(channel, notice)
-        jobs = [job for job in self._jobs if job.is_on(channel)]
+        is_news = comm_id not in self._failed_comms
+        abort_reason = self._failed_comms.setdefault(comm_id, abort_reason)
+        jobs = [job for job in self._jobs if job.is_on(comm_id)]
         for job in jobs:
             members = members or next(half.envelope.members for half, _ in job.halves())
         if is_news and members is not None:
-            self._tell(members, notice, channel)
+            self._tell(members, abort_reason, comm_id)
         if error is None or not is_news:  # what came first is the cause: who told us of it may have ended since
-            error = lambda: notices.to_error(notice, self.rank)  # noqa: E731
+            error = lambda: abort_reasons.to_error(abort_reason, self.rank)  # noqa: E731
         for job in jobs:
             job.fail(error)
 
-    def _tell(self, members: Container[int], notice: Notice, channel: int = 0) -> None:
-        payload = notices.encode(notice)
-        frame = pack(ABORT, channel=channel, length=len(payload), epoch=self._epoch) + payload
+    def _tell(self, members: Container[int], abort_reason: AbortReason, comm_id: int = 0) -> None:
+        payload = abort_reasons.encode(abort_reason)
+        frame = pack(ABORT, comm_id=comm_id, length=len(payload), epoch=self._epoch) + payload
         told = [link for link in self.links.values() if link.error is None and link.peer in members]
         for link in told:  # all of them first: what is pushed may find out that a peer is gone, and tell of that
             link.outbound.control(frame)
@@ -248,22 +248,22 @@ class Links:
         if header.kind == BELL:
             return  # it has done all it can: whoever slept is awake and looks
         if header.kind == WAITING:
-            link.waits_in[header.channel] = (header.operation, header.call)
+            link.waits_in[header.comm_id] = (header.operation, header.call)
             if len(link.waits_in) > _MOST_WAITS:
                 del link.waits_in[next(iter(link.waits_in))]
             return
         try:
-            notice = notices.decode(event.payload)
+            abort_reason = abort_reasons.decode(event.payload)
         except ProtocolError as exc:
             self._garbled(link, exc)
             return
-        if isinstance(notice, Aborted):
+        if isinstance(abort_reason, Aborted):
             is_news = self._failure is None
-            self._fail_all(lambda: notices.to_error(notice, self.rank))
+            self._fail_all(lambda: abort_reasons.to_error(abort_reason, self.rank))
             if is_news:  # passed on, as `_fail_channel` does: else one who waits for us may hear only that we left
-                self._tell(self.links.keys() - {link.peer}, notice)
+                self._tell(self.links.keys() - {link.peer}, abort_reason)
         else:
-            self._fail_channel(header.channel, None, notice)
+            self._fail_comm(header.comm_id, None, abort_reason)
 
     def _garbled(self, link: Link, exc: ProtocolError | TamperedError) -> None:
         if isinstance(exc, TamperedError):
@@ -293,29 +293,29 @@ class Links:
         else:
             self._lose(link, lambda: PeerLostError(peer, reason), reason)
 
-    def _leave(self, link: Link, notice: Notice) -> None:
+    def _leave(self, link: Link, abort_reason: AbortReason) -> None:
         """A peer has said goodbye. Collectives that need nothing more of it go on: it may only have been done first."""
         needed = [
             half.envelope for job in self._jobs for half, other in job.halves() if other is link and not half.done
         ]
-        self._close_link(link, lambda: notices.to_error(notice, self.rank))
+        self._close_link(link, lambda: abort_reasons.to_error(abort_reason, self.rank))
         for envelope in needed:
             if envelope.members is not None:
-                self._fail_channel(envelope.channel, envelope.members, notice)
-        self._shut(link, lambda: notices.to_error(notice, self.rank))
+                self._fail_comm(envelope.comm_id, envelope.members, abort_reason)
+        self._shut(link, lambda: abort_reasons.to_error(abort_reason, self.rank))
 
     def _lose(self, link: Link, error: MakeError, reason: str) -> None:
         """A peer is gone: end what waits on it, and every collective that it is part of."""
         self._lost.setdefault(link.peer, error)
         failed = {
-            half.envelope.channel: half.envelope.members
+            half.envelope.comm_id: half.envelope.members
             for job in self._jobs
             for half, _ in job.halves()
             if half.envelope.members is not None and link.peer in half.envelope.members
         }
         self._close_link(link, error)
-        for channel, members in failed.items():
-            self._fail_channel(channel, members, Lost(link.peer, reason, self.rank), error)
+        for comm_id, members in failed.items():
+            self._fail_comm(comm_id, members, Lost(link.peer, reason, self.rank), error)
         self._shut(link, error)
 
     def _shut(self, link: Link, error: MakeError) -> None:
@@ -343,14 +343,14 @@ class Links:
         for link in self.links.values():
             self._shut(link, error)
 
-    def _abort(self, notice: Aborted) -> None:
-        self._fail_all(lambda: notices.to_error(notice, self.rank))
-        self._tell(self.links, notice)
+    def _abort(self, abort_reason: Aborted) -> None:
+        self._fail_all(lambda: abort_reasons.to_error(abort_reason, self.rank))
+        self._tell(self.links, abort_reason)
         self._flush()
         for link in self.links.values():
             # A link that is stuck inside a frame cannot carry the notice: its end says enough.
             if link.error is None and link.outbound.has_control:
-                self._shut(link, lambda: AbortedError(notice.reason))
+                self._shut(link, lambda: AbortedError(abort_reason.reason))
 
     def _close(self, *, has_ended: bool = False, linger: float = _LINGER) -> None:
         if not self._is_closed:

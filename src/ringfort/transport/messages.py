@@ -10,15 +10,15 @@ import numpy as np
 
 from ringfort.config import KIB
 from ringfort.errors import DistributedError
-from ringfort.transport.fold import Array, Fold
 from ringfort.transport.frames import NO_CALL, Key
+from ringfort.transport.reducer import Array, Reducer
 
 CHUNK = 256 * KIB
-"""Bytes received at once for folding, where a stream does not ask for more (`Stream.chunk`): they stay in the cache
+"""Bytes received at once for reducing, where a stream does not ask for more (`Stream.chunk`): they stay in the cache
 until they are added. Whole slices received first and added later were measured 2 to 8 times slower on large arrays.
-What is not folded goes straight to its place."""
+What is not reduced goes straight to its place."""
 
-LEAST_RELAYED = 64 * KIB
+LEAST_FORWARDED = 64 * KIB
 """Bytes that are worth a frame of their own, when a message is passed on while it arrives."""
 
 _SLACK = 16
@@ -31,11 +31,11 @@ _NO_ARRAY: Array = np.empty(0)
 class Envelope(NamedTuple):
     """Which conversation a message belongs to.
 
-    A plain tag is a message between two ranks of the outermost group. Sub-groups have a channel of their own, and
+    A plain tag is a message between two ranks of the outermost group. Sub-groups have a communicator of their own, and
     collectives add what they are part of, so that ranks which disagree find out at the first message.
     """
 
-    channel: int
+    comm_id: int
     tag: int
     operation: int = 0
     call: bytes = NO_CALL
@@ -67,7 +67,7 @@ class Scratch:
 
 
 class Send:
-    """A message to be sent. Done when its memory may be used again and, if it wants a GO, that has come."""
+    """A message to be sent. Done when its memory may be used again and, if it wants a clear-to-send, that has come."""
 
     __slots__ = (
         "begun",
@@ -75,26 +75,28 @@ class Send:
         "done",
         "envelope",
         "error",
-        "go",
+        "is_clear",
+        "is_rendezvous",
         "key",
         "sent",
         "serial",
         "size",
         "source",
-        "wants_go",
     )
 
-    def __init__(self, data: memoryview, envelope: Envelope, *, wants_go: bool, source: Receive | None = None) -> None:
+    def __init__(
+        self, data: memoryview, envelope: Envelope, *, is_rendezvous: bool, source: Receive | None = None
+    ) -> None:
         self.data = data
         self.size = len(data)
         self.envelope = envelope
         self.key: Key = envelope[:2]
-        self.wants_go = wants_go
+        self.is_rendezvous = is_rendezvous
         self.serial = envelope.operation
-        """What a GO names: the collective's number, or the link's count of plain messages."""
+        """What a clear-to-send names: the collective's number, or the link's count of plain messages."""
         self.begun = False
         self.sent = 0
-        self.go = not wants_go
+        self.is_clear = not is_rendezvous
         self.source = source
         """What is still receiving into this memory: only what it has done with may go out."""
         self.done = False
@@ -110,7 +112,7 @@ class Send:
             self.source = None
             return self.size
         ready = source.settled
-        return ready if ready - self.sent >= LEAST_RELAYED else self.sent
+        return ready if ready - self.sent >= LEAST_FORWARDED else self.sent
 
 
 class Sink:
@@ -155,13 +157,13 @@ class Discard(Sink):
 class Stored(Sink):
     """A message that came before its receive. Memory is taken as bytes arrive, not as the header claims."""
 
-    __slots__ = ("call", "data", "operation", "wants_go")
+    __slots__ = ("call", "data", "is_rendezvous", "operation")
 
-    def __init__(self, total: int, operation: int, call: bytes, *, wants_go: bool) -> None:
+    def __init__(self, total: int, operation: int, call: bytes, *, is_rendezvous: bool) -> None:
         super().__init__(total)
         self.operation = operation
         self.call = call
-        self.wants_go = wants_go
+        self.is_rendezvous = is_rendezvous
         self.data = bytearray()
 
     def filled(self, count: int, scratch: Scratch) -> None:
@@ -170,18 +172,18 @@ class Stored(Sink):
 
 
 class Receive(Sink):
-    """A receive somebody waits on. Bytes go straight into `into`, or through the scratch and the fold."""
+    """A receive somebody waits on. Bytes go straight into `into`, or through the scratch and the reduce."""
 
-    __slots__ = ("array", "carry", "done", "envelope", "error", "fold", "folded", "into", "key")
+    __slots__ = ("array", "carry", "done", "envelope", "error", "into", "key", "reduced", "reducer")
 
-    def __init__(self, into: memoryview, envelope: Envelope, fold: Fold | None) -> None:
+    def __init__(self, into: memoryview, envelope: Envelope, reducer: Reducer | None) -> None:
         super().__init__(len(into))
         self.into = into
         self.envelope = envelope
         self.key: Key = envelope[:2]
-        self.fold = fold
-        self.array: Array = _NO_ARRAY if fold is None else np.frombuffer(into, fold.dtype)
-        self.folded = 0
+        self.reducer = reducer
+        self.array: Array = _NO_ARRAY if reducer is None else np.frombuffer(into, reducer.dtype)
+        self.reduced = 0
         self.carry = b""
         self.done = False
         self.error: DistributedError | None = None
@@ -189,22 +191,22 @@ class Receive(Sink):
     @property
     def settled(self) -> int:
         """Bytes of `into`, from the beginning, that will not change any more."""
-        return self.seen if self.fold is None else self.folded * self.fold.dtype.itemsize
+        return self.seen if self.reducer is None else self.reduced * self.reducer.dtype.itemsize
 
     def take(self, data: memoryview) -> None:
         """All of the message at once."""
         self.seen = self.total
-        if self.fold is None:
+        if self.reducer is None:
             self.into[:] = data
         elif self.total:
-            self.fold.apply(self.array, np.frombuffer(data, self.fold.dtype))
+            self.reducer.apply(self.array, np.frombuffer(data, self.reducer.dtype))
 
     def restart(self) -> None:
-        """Forgets a message that its sender gave up on. Only without a fold: that cannot be undone."""
+        """Forgets a message that its sender gave up on. Only without a reduce: that cannot be undone."""
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
-        if self.fold is None:
+        if self.reducer is None:
             return self.into[self.seen : self.seen + limit]
         count = min(limit, scratch.chunk)
         held = len(self.carry)
@@ -214,16 +216,16 @@ class Receive(Sink):
 
     def filled(self, count: int, scratch: Scratch) -> None:
         self.seen += count
-        if self.fold is None:
+        if self.reducer is None:
             return
         # A read may end inside an element; its bytes wait in `carry` for the next one.
         have = len(self.carry) + count
-        dtype, apply, _ = self.fold
+        dtype, apply, _ = self.reducer
         whole = have // dtype.itemsize
         if whole:
-            start = self.folded
-            self.folded = start + whole
-            apply(self.array[start : self.folded], scratch.typed(dtype)[:whole])
+            start = self.reduced
+            self.reduced = start + whole
+            apply(self.array[start : self.reduced], scratch.typed(dtype)[:whole])
         rest = have - whole * dtype.itemsize
         self.carry = bytes(scratch.bytes[have - rest : have]) if rest else b""
 

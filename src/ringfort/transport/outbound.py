@@ -11,13 +11,13 @@ from collections import deque
 
 from ringfort.transport.frames import (
     CANCEL,
+    CLEAR_TO_SEND,
     DATA,
     FIRST_FRAGMENT,
-    GO,
     HEADER,
     MAX_FRAGMENT,
     NO_CALL,
-    WANTS_GO,
+    RENDEZVOUS,
     WINDOW,
     Key,
     pack,
@@ -42,7 +42,7 @@ class Outbound:
         self._serial = 0
         self._epoch = epoch
         self.owes_go = False
-        """A GO, for which somebody on the other side waits, has not gone out."""
+        """A clear-to-send, for which somebody on the other side waits, has not gone out."""
         self._control: deque[bytes] = deque()
         self._queues: dict[Key, deque[Send]] = {}
         self._turns: deque[Key] = deque()  # keys of _queues; the first is next
@@ -59,7 +59,7 @@ class Outbound:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits to be written, not even for a GO."""
+        """Nothing waits to be written, not even for a clear-to-send."""
         return not (self._queues or self._head or self._body or self._control)
 
     def count(self, size: int) -> None:
@@ -118,17 +118,17 @@ class Outbound:
             return
         envelope = send.envelope
         length = min(send.ready - send.sent, MAX_FRAGMENT)
-        if not send.go:
+        if not send.is_clear:
             length = min(length, WINDOW - send.sent)
         if not send.begun:
             send.begun = True
             self.messages += 1
             self.bytes += send.size
-            if send.wants_go and send.size > WINDOW:
+            if send.is_rendezvous and send.size > WINDOW:
                 length = min(length, FIRST_FRAGMENT)
-        flags = WANTS_GO if send.wants_go else 0
+        flags = RENDEZVOUS if send.is_rendezvous else 0
         head = HEADER.pack(
-            DATA, flags, length, self._epoch, envelope.channel, envelope.tag, send.serial, send.size, envelope.call
+            DATA, flags, length, self._epoch, envelope.comm_id, envelope.tag, send.serial, send.size, envelope.call
         )
         body = send.data[send.sent : send.sent + length]
         send.sent += length
@@ -139,7 +139,7 @@ class Outbound:
             self._head, self._body = memoryview(head), body
 
     def _choose(self) -> Send | None:
-        """The message whose frame is next: the first in turn that need not wait for its GO."""
+        """The message whose frame is next: the first in turn that need not wait for its clear-to-send."""
         for _ in range(len(self._turns)):
             send = self._queues[self._turns[0]][0]
             if not _waits(send):
@@ -153,7 +153,7 @@ class Outbound:
             if not self._control:
                 self.owes_go = False
             return
-        if send.sent == send.size and send.go:
+        if send.sent == send.size and send.is_clear:
             self._finish(send)
         elif len(self._turns) > 1:
             self._turns.rotate(-1)
@@ -192,7 +192,7 @@ class Outbound:
             self._body = memoryview(bytes(self._body))
         self._remove(send)
         if send.begun and send.sent < send.size:
-            self.control(pack(CANCEL, epoch=self._epoch, channel=send.key[0], tag=send.key[1]))
+            self.control(pack(CANCEL, epoch=self._epoch, comm_id=send.key[0], tag=send.key[1]))
 
     def control(self, frame: bytes) -> None:
         """Queues a control frame; it goes out before any further DATA frame."""
@@ -201,15 +201,16 @@ class Outbound:
     def reply_go(self, key: Key, serial: int) -> None:
         """Tells the other side that its message is being received."""
         self.owes_go = True
-        self.control(pack(GO, epoch=self._epoch, channel=key[0], tag=key[1], operation=serial))
+        self.control(pack(CLEAR_TO_SEND, epoch=self._epoch, comm_id=key[0], tag=key[1], operation=serial))
 
     def granted(self, key: Key, serial: int) -> None:
-        """A GO came. One for a message that was withdrawn meanwhile is no error: the serial tells them apart."""
+        """A clear-to-send came. One for a message that was withdrawn meanwhile is no error: the serial tells them
+        apart."""
         queue = self._queues.get(key)
         if queue is None or queue[0].serial != serial or not queue[0].begun:
             return
         send = queue[0]
-        send.go = True
+        send.is_clear = True
         if send.sent == send.size and self._send is not send:
             self._finish(send)
 
@@ -221,4 +222,4 @@ class Outbound:
 def _waits(send: Send) -> bool:
     if send.source is not None and send.ready == send.sent < send.size:
         return True  # for what it passes on
-    return not send.go and send.begun and (send.sent == send.size or send.sent >= WINDOW)
+    return not send.is_clear and send.begun and (send.sent == send.size or send.sent >= WINDOW)

@@ -15,7 +15,7 @@ class Stream(Protocol):
 
     @property
     def chunk(self) -> int:
-        """Bytes that should be asked for at once, where they are folded."""
+        """Bytes that should be asked for at once, where they are reduced."""
         ...
 
     @property

@@ -19,7 +19,7 @@ from ringfort.transport.forks import keep_from_children
 from ringfort.transport.stream import Ready
 
 _BACKLOG = 128
-"""Connections the kernel holds for us: more than the largest group, so that all ranks may knock at once."""
+"""Connections the kernel holds for us: more than the largest group, so that all ranks may connect at once."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 """Seconds between tries to connect: short at first, since ranks are usually started together."""
 

@@ -64,7 +64,7 @@ def test_it_goes_with_its_last_reference_and_its_peer_has_lost_it(pair: list[Dis
 
 def test_another_engine_does_not_keep_it() -> None:
     pytest.importorskip("torch")
-    from ringfort.backends.gloo import GlooNative
+    from ringfort.backends.engines.gloo import GlooNative
 
     [backend] = SimulatedBackend.create_group(1)
     engine = GlooNative(backend, backend._engine, lambda: None, lambda: None)

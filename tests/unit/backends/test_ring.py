@@ -19,7 +19,7 @@ from ringfort.errors import (
 )
 from ringfort.testing import ring_group, run_ranks
 from ringfort.testing.groups import reserved_addresses
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 CONFIG = DistributedConfig(timeout=20)
 SHORT = DistributedConfig(timeout=0.5)

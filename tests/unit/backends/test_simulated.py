@@ -9,7 +9,7 @@ import pytest
 from ringfort import DistributedConfig, SimulatedBackend
 from ringfort.errors import ChannelClosedError, InvalidRankError, InvalidWorldSizeError, PeerLostError, SelfSendError
 from ringfort.testing import VirtualClock, run_ranks
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 @pytest.mark.parametrize("world_size", [0, -1, 1.0, True, "2", None])

@@ -10,7 +10,7 @@ import pytest
 from ringfort import SimulatedBackend, SubBackend
 from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError, OperationTimeoutError
 from ringfort.testing import VirtualClock, run_ranks
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 @pytest.fixture
@@ -73,17 +73,17 @@ def test_a_number_outside_the_group_has_no_translation(group: list[SimulatedBack
 
 
 def test_every_sub_group_has_a_channel_that_its_members_agree_on(group: list[SimulatedBackend]) -> None:
-    def channels(rank: int) -> list[int]:
+    def comm_ids(rank: int) -> list[int]:
         outer = SubBackend(group[rank], [0, 1, 2])
         return [
-            outer.channel,
-            SubBackend(group[rank], [0, 1, 2]).channel,  # a twin
-            SubBackend(group[rank], [0, 1]).channel,
-            SubBackend(outer, [0, 1]).channel,
-            SubBackend(outer, [0, 1, 2]).channel,
+            outer.comm_id,
+            SubBackend(group[rank], [0, 1, 2]).comm_id,  # a twin
+            SubBackend(group[rank], [0, 1]).comm_id,
+            SubBackend(outer, [0, 1]).comm_id,
+            SubBackend(outer, [0, 1, 2]).comm_id,
         ]
 
-    first, second = channels(0), channels(1)
+    first, second = comm_ids(0), comm_ids(1)
     assert first == second
     assert len({0, *first}) == 6
 

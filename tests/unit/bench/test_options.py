@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.bench.options import DTYPES, OPS, Case, Options, parse_ranks, parse_size, parse_sizes, parse_stripes
+from ringfort.bench.options import DTYPES, OPS, Case, Options, parse_connections, parse_ranks, parse_size, parse_sizes
 from ringfort.errors import ConfigError, InvalidArgumentError
 
 
@@ -28,10 +28,10 @@ def test_ranks_that_cannot_be_are_refused_by_name(text: str) -> None:
         parse_ranks(text)
 
 
-def test_stripes_are_a_number_or_auto() -> None:
-    assert [parse_stripes(text) for text in ("1", " 4 ", "auto")] == [1, 4, "auto"]
-    with pytest.raises(InvalidArgumentError, match="stripes='-2'"):
-        parse_stripes("-2")
+def test_connections_are_a_number_or_auto() -> None:
+    assert [parse_connections(text) for text in ("1", " 4 ", "auto")] == [1, 4, "auto"]
+    with pytest.raises(InvalidArgumentError, match="connections='-2'"):
+        parse_connections("-2")
 
 
 def test_lists_keep_their_order_and_drop_repeats() -> None:
@@ -50,8 +50,8 @@ def test_lists_keep_their_order_and_drop_repeats() -> None:
         {"repeat": 0},
         {"min_time": 0.0},
         {"min_time": float("nan")},
-        {"stripes": 0},
-        {"stripes": "many"},
+        {"connections": 0},
+        {"connections": "many"},
     ],
     ids=str,
 )
@@ -62,7 +62,7 @@ def test_options_that_cannot_work_are_refused_by_name(keywords: dict[str, object
 
 
 def test_options_reach_a_rank_unchanged() -> None:
-    options = Options(op="reduce", strategy="tree(3)", against=("gloo",), repeat=5, stripes="auto")
+    options = Options(op="reduce", strategy="tree(3)", against=("gloo",), repeat=5, connections="auto")
     assert Options.from_json(options.to_json()) == options
 
 

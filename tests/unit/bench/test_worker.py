@@ -7,14 +7,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ringfort.bench.crew import Crew, CrewFailedError
 from ringfort.bench.engines import ENGINES, OTHERS, choose_engines
 from ringfort.bench.engines.base import Bound, Engine
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.patterns import WrongResultError, new_source
-from ringfort.bench.turns import MAX_BURST, Turns, schedule
+from ringfort.bench.schedule import MAX_BURST, Turns, schedule
 from ringfort.bench.worker import UnsupportedError, prepare
+from ringfort.bench.workers import Crew, CrewFailedError
 from ringfort.errors import InvalidArgumentError, PeerLostError
 
 

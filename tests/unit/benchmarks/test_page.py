@@ -92,14 +92,14 @@ def test_the_page_has_every_section_that_was_measured_and_says_why_one_was_not(t
     assert {path.name for path in (docs / "images").iterdir()} == {"all-reduce.png", "scaling.png"}
 
 
-def test_stripes_are_shown_beside_one_connection(tmp_path: Path) -> None:
+def test_connections_are_shown_beside_one_connection(tmp_path: Path) -> None:
     cells = [
-        {"network": network, "ranks": 2, "stripes": way, "used": used, "median_ms": ms}
+        {"network": network, "ranks": 2, "connections": way, "used": used, "median_ms": ms}
         for network in ("flows", "cables")
         for way, used, ms in ((1, 1, 800.0), (2, 2, 400.0), ("auto", 4, 200.0))
     ]
     result = {"bytes": 32 * MIB, "flow_rate": 2e8, "cable_rate": 4e8, "cells": cells, "machine": MACHINE}
-    (tmp_path / "stripes.json").write_text(json.dumps(result))
+    (tmp_path / "connections.json").write_text(json.dumps(result))
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| 2 | 400 ms (2.00) | 400 ms (2.00) |" in page
     assert "| auto | 200 ms (4.00, took 4) | 200 ms (4.00, took 4) |" in page

@@ -27,7 +27,7 @@ COMMANDS = {
         "--repeat",
         "--encryption",
         "--shared-memory",
-        "--stripes",
+        "--connections",
         "--min-time",
         "--json",
         "--plot",

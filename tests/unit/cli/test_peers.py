@@ -6,22 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ringfort.cli.peers import (
-    Seen,
-    as_dict,
-    bandwidth,
-    document,
-    drawn,
-    lines,
-    ranks,
-    round_trip,
-    row,
-    summary,
-    uptime,
-)
-from ringfort.cluster.health import HealthStatus, HealthSummary
-from ringfort.cluster.kinds import LinkKind
-from ringfort.cluster.topology import ClusterTopology, ConnectionProfile, NodeProfile
+from ringfort.cli.peers import Seen, as_dict, bandwidth, document, drawn, lines, ranks, round_trip, row, summary, uptime
+from ringfort.cluster.core.health import HealthStatus, HealthSummary
+from ringfort.cluster.core.link_kinds import LinkKind
+from ringfort.cluster.core.topology import ClusterTopology, ConnectionProfile, NodeProfile
 from ringfort.cluster.view import PeerView
 
 VIEW = PeerView(

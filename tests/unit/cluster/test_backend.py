@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 
 import ringfort
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster import backend as module
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.cluster.events import EpochEnded
-from ringfort.cluster.messages import Epoch, Member
+from ringfort.cluster.core.events import EpochEnded
+from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.errors import NoConnectionError, RendezvousTimeoutError
 from ringfort.testing.ranks import at_once
 from ringfort.transport import tcp
-from ringfort.transport.channel import Channel
-from ringfort.transport.greeting import Stripes
-from ringfort.transport.opening import Opening
+from ringfort.transport.handshake import Handshake
+from ringfort.transport.hello import OfferConnections
 
 
 class Leaving:
@@ -106,7 +106,7 @@ class Connected:
         with tcp.listen("127.0.0.1", 0) as listener:
             listener.setblocking(True)
             ends = at_once(lambda: listener.accept()[0], lambda: tcp.connect([listener.getsockname()], _soon()))
-        self.ours, self.theirs = (Channel(sock, Opening(None)) for sock in cast("Any", ends))
+        self.ours, self.theirs = (Connection(sock, Handshake(None)) for sock in cast("Any", ends))
 
     def start(self) -> None:
         pass
@@ -115,7 +115,7 @@ class Connected:
         self.tell = callback
         return lambda: None
 
-    def connect_members(self, *_: object) -> dict[int, Channel]:
+    def connect_members(self, *_: object) -> dict[int, Connection]:
         return {1: self.ours}
 
     def hold(self, holding: bool) -> None:
@@ -138,7 +138,7 @@ def test_what_forms_is_given_up_when_its_epoch_ends(is_early: bool) -> None:
     def end() -> None:
         if is_early:
             return
-        assert isinstance(node.theirs.hear("it", _soon()), Stripes)  # now it waits for ours
+        assert isinstance(node.theirs.hear("it", _soon()), OfferConnections)  # now it waits for ours
         node.end_epoch()
 
     def form() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfort.cluster.events import DiskTrouble, Waiting
-from ringfort.cluster.instructions import Instruction, Notify, Remember, Send
-from ringfort.cluster.messages import Accept, Beat, Epoch, Lead, Member, Propose, Reject, Standing, Term
-from ringfort.cluster.standings import StandingStore
+from ringfort.cluster.core.events import DiskTrouble, Waiting
+from ringfort.cluster.core.instructions import Instruction, Notify, Remember, Send
+from ringfort.cluster.core.peer_messages import Accept, Beat, Epoch, Lead, Member, Propose, Reject, Standing, Term
+from ringfort.cluster.net.durable_votes import StandingStore
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
-from tests.unit.cluster.test_peer import LINE, Bench, sent
+from tests.unit.cluster.core.test_peer import LINE, Bench, sent
 
 EPOCH = Epoch(3, "n0.a", (Member("n0.a"), Member("n1.b", "host1")), (), LINE)
 FULL = os.strerror(errno.ENOSPC)

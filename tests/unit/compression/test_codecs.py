@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from ringfort.compression import messages, wire
+from ringfort.compression import encoded, packing
 from ringfort.compression.noise import CHUNK
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import BLOCK, drawn, largest
@@ -30,8 +29,8 @@ def parse(name: str) -> CompressionStrategy:
 def round_trip(strategy: CompressionStrategy, x: Array, seed: int = 0, *, keep: bool = True) -> tuple[Array, Array]:
     """What arrives, and what is kept."""
     work = x.reshape(-1).copy()
-    data, _ = messages.write(strategy, work, x.shape, None, seed, keep)
-    return messages.read(data), work
+    data, _ = encoded.write(strategy, work, x.shape, None, seed, keep)
+    return encoded.read(data), work
 
 
 def bound(kind: QuantizationType, x: Array) -> Array:
@@ -69,9 +68,9 @@ def test_what_arrives_is_within_the_bound(kind: QuantizationType, numbers: list[
 @pytest.mark.parametrize("count", [0, 1, 7, 127, 129, 512, 513, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 77])
 def test_every_length_is_within_the_bound_and_of_the_size_it_says(kind: QuantizationType, count: int) -> None:
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
-    data, _ = messages.write(CompressionStrategy.quantize(kind), x.copy(), (count,), None, 3, False)
-    assert data.size == wire.SIZE + codec_of(kind).nbytes(count)
-    assert (np.abs(messages.read(data) - x) <= bound(kind, x)).all()
+    data, _ = encoded.write(CompressionStrategy.quantize(kind), x.copy(), (count,), None, 3, False)
+    assert data.size == packing.SIZE + codec_of(kind).nbytes(count)
+    assert (np.abs(encoded.read(data) - x) <= bound(kind, x)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,56 +173,56 @@ def test_a_matrix_of_low_rank_arrives_whole() -> None:
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        messages.read(np.frombuffer(data, np.uint8))
+        encoded.read(np.frombuffer(data, np.uint8))
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(NAMES), st.data())
 def test_a_message_with_a_changed_byte_is_read_or_refused(name: str, data: st.DataObject) -> None:
     x = np.random.default_rng(3).standard_normal((40, 30)).astype(np.float32)
-    message, _ = messages.write(parse(name), x.reshape(-1).copy(), x.shape, None, 0, False)
+    message, _ = encoded.write(parse(name), x.reshape(-1).copy(), x.shape, None, 0, False)
     place = data.draw(st.integers(0, message.size - 1))
     message[place] ^= data.draw(st.integers(1, 255))
     try:
-        got = messages.read(message)
+        got = encoded.read(message)
     except ProtocolError:
         return
-    assert got.size == x.size or place < wire.SIZE
+    assert got.size == x.size or place < packing.SIZE
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_cut_short_or_too_long_is_refused(name: str) -> None:
     x = np.ones((40, 30), np.float32)
-    message, _ = messages.write(parse(name), x.reshape(-1).copy(), x.shape, None, 0, False)
-    for wrong in (message[:-1], message[: wire.SIZE], message[: wire.SIZE - 1], np.append(message, message[:1])):
+    message, _ = encoded.write(parse(name), x.reshape(-1).copy(), x.shape, None, 0, False)
+    for wrong in (message[:-1], message[: packing.SIZE], message[: packing.SIZE - 1], np.append(message, message[:1])):
         with pytest.raises(ProtocolError):
-            messages.read(wrong)
+            encoded.read(wrong)
 
 
 def test_a_place_outside_the_array_is_refused() -> None:
     x = np.arange(100, dtype=np.float32)
-    message, _ = messages.write(parse("topk(0.02)"), x, (100,), None, 0, False)
-    places = message[wire.SIZE + 4 : wire.SIZE + 8].view(np.uint16)
+    message, _ = encoded.write(parse("topk(0.02)"), x, (100,), None, 0, False)
+    places = message[packing.SIZE + 4 : packing.SIZE + 8].view(np.uint16)
     np.testing.assert_array_equal(places, [98, 99])
     places[1] = BLOCK - 1
     with pytest.raises(ProtocolError, match="place 65535 of 100"):
-        messages.read(message)
+        encoded.read(message)
 
 
 def test_a_claim_of_very_many_elements_takes_no_memory() -> None:
-    message, _ = messages.write(parse("randomk(0.2)"), np.ones(100, np.float32), (100,), None, 0, False)
+    message, _ = encoded.write(parse("randomk(0.2)"), np.ones(100, np.float32), (100,), None, 0, False)
     message[8:16].view(np.uint64)[...] = 1 << 40
     with pytest.raises(ProtocolError, match="claim to be 1099511627776 elements"):
-        messages.read(message)
+        encoded.read(message)
     with pytest.raises(ProtocolError, match="where 100 were due"):
-        messages.read(message, 100)
+        encoded.read(message, 100)
 
 
 def test_another_version_is_named() -> None:
-    message, _ = messages.write(parse("int8"), np.ones(3, np.float32), (3,), None, 0, False)
+    message, _ = encoded.write(parse("int8"), np.ones(3, np.float32), (3,), None, 0, False)
     message[0] = 9
     with pytest.raises(ProtocolError, match="version 9"):
-        messages.read(message)
+        encoded.read(message)
 
 
 # --- strategies -------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import InvalidArgumentError, InvalidKeyError, JoinCodeError
 from ringfort.identity import base32, typed

@@ -11,8 +11,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from noise.connection import Keypair, NoiseConnection
 
 from ringfort.errors import HandshakeError, InvalidKeyError

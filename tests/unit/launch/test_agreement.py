@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from ringfort.cluster.messages import Epoch, Member
+from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.errors import ProtocolError
 from ringfort.launch.agreement import (
     COMPARE_SECONDS,
@@ -25,8 +25,8 @@ from ringfort.launch.agreement import (
     Stop,
     Tell,
 )
-from ringfort.launch.blame import Failure
-from ringfort.launch.messages import Done, Failed, Go, Offer, Place, Ready, Running, Ticket, decode, encode
+from ringfort.launch.agreement_messages import Done, Failed, Go, Offer, Place, Ready, Running, Ticket, decode, encode
+from ringfort.launch.failure_report import Failure
 
 PLACE = Place("10.0.0.1", 1234, 1235)
 NAMES = ("a.1", "b.1", "c.1")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringfort.launch.agreement_messages import Ticket
 from ringfort.launch.differences import EXIT_USAGE, MAX_SHOWN, machine_names, mistake, warnings
-from ringfort.launch.messages import Ticket
 
 
 def tickets(*changes: dict[str, Any]) -> dict[str, Ticket]:

@@ -11,7 +11,7 @@ import pytest
 from ringfort.config import Environment
 from ringfort.launch import ranks as ranks_module
 from ringfort.launch.agreement import Assignment
-from ringfort.launch.messages import Place
+from ringfort.launch.agreement_messages import Place
 from ringfort.launch.ranks import BLAME_AFAR_SECONDS, BLAME_SECONDS, STOP_SECONDS, MachineRanks, Program, rank_variables
 
 PROGRAM = Program(["train.py"], "mine", 2.5, 3)

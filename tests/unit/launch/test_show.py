@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ringfort.launch.blame import Failure
 from ringfort.launch.drawing import Row
+from ringfort.launch.failure_report import Failure
 from ringfort.launch.show import DRAW_SECONDS, THIN_SECONDS, Printer, Shown, summary
 from tests.helpers.terminal import Screen
 

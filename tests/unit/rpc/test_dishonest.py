@@ -10,11 +10,12 @@ import pytest
 
 from ringfort.config import RpcConfig
 from ringfort.errors import InvalidMessageError, RpcOverloadedError, RpcPeerLostError
-from ringfort.rpc import references as references_module
-from ringfort.rpc import values
+from ringfort.rpc import references as references_module, values
 from ringfort.rpc.agent import RpcAgent, RpcFuture
+from ringfort.rpc.framing import Request, overloaded
 from ringfort.rpc.inbound import Head
-from ringfort.rpc.messages import (
+from ringfort.rpc.outbound import Outgoing
+from ringfort.rpc.protocol import (
     FIRST,
     HEADER,
     REFERENCE,
@@ -26,8 +27,6 @@ from ringfort.rpc.messages import (
     pack_cancel,
     pack_count,
 )
-from ringfort.rpc.outbound import Outgoing
-from ringfort.rpc.wire import Request, overloaded
 from tests.helpers.agents import PATIENCE, agents, until
 
 Buffers = Sequence[bytes | memoryview]

@@ -6,15 +6,14 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from ringfort.rpc import references as references_module
+from ringfort.rpc.framing import Failed
 from ringfort.rpc.inbound import Inbound
-from ringfort.rpc.messages import Count, Reference
 from ringfort.rpc.outbound import Outgoing
+from ringfort.rpc.protocol import Count, Reference
 from ringfort.rpc.references import References, RRef
-from ringfort.rpc.wire import Failed
 
 RANKS = 3
 

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ringfort.errors import InvalidMessageError
 from ringfort.rpc import values
-from ringfort.rpc.messages import Reference
+from ringfort.rpc.protocol import Reference
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),

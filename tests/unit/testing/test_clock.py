@@ -8,7 +8,7 @@ import pytest
 
 from ringfort.errors import InvalidArgumentError, OperationTimeoutError
 from ringfort.testing import VirtualClock
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 def sleep(clock: VirtualClock, bell: threading.Condition, deadline: float) -> float:

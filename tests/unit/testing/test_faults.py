@@ -23,7 +23,7 @@ from ringfort.testing import (
     results,
     run_ranks,
 )
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 def faulty_group(
@@ -216,7 +216,7 @@ def test_a_wrapper_without_faults_changes_nothing() -> None:
     assert run_ranks(group, work) == [6.0, 6.0, 6.0]
     for backend in group:
         assert backend.traffic() == backend.backend.traffic()
-        assert (backend.channel, backend.members) == (0, (0, 1, 2))
+        assert (backend.comm_id, backend.members) == (0, (0, 1, 2))
         assert backend.native() is None
     close(group)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringfort.cluster.peer import PeerCore
+from ringfort.cluster.core.peer import PeerCore
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.testing.histories import History, RuleBroken, Rules

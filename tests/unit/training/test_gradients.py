@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ringfort import DistributedContext, SimulatedBackend
 from ringfort.backends.group import Group
-from ringfort.collectives import kernels
+from ringfort.collectives import reduction
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError, UnsupportedArrayError
@@ -78,12 +77,12 @@ class FakeContext:
 
     def _reduce(self, view: Any, op: Op) -> None:
         scaled = view.flat.copy()
-        kernels.scale_before(op, view.kind, scaled)
-        parts = self._meet(f"all_reduce({view.kind.name}, {view.flat.size}, {kernels.describe(op)})", scaled)
+        reduction.scale_before(op, view.kind, scaled)
+        parts = self._meet(f"all_reduce({view.kind.name}, {view.flat.size}, {reduction.describe(op)})", scaled)
         total = parts[0].copy()
         for part in parts[1:]:
-            kernels.fold(op, view.kind).apply(total, part)
-        kernels.scale_after(op, view.kind, total, self.world_size)
+            reduction.reducer(op, view.kind).apply(total, part)
+        reduction.scale_after(op, view.kind, total, self.world_size)
         view.flat[...] = total
         view.finish()
 

@@ -9,27 +9,14 @@ import pytest
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.simulated import SimulatedBackend
-from ringfort.errors import (
-    AbortedError,
-    ChannelClosedError,
-    InvalidArgumentError,
-    OperationTimeoutError,
-)
+from ringfort.errors import AbortedError, ChannelClosedError, InvalidArgumentError, OperationTimeoutError
 from ringfort.testing import VirtualClock, run_ranks
 from ringfort.testing.check import pattern
-from ringfort.transport.frames import (
-    CANCEL,
-    DATA,
-    GO,
-    HEADER_BYTES,
-    WINDOW,
-    pack,
-    parse,
-)
+from ringfort.transport.frames import CANCEL, CLEAR_TO_SEND, DATA, HEADER_BYTES, WINDOW, pack, parse
 from ringfort.transport.memory import MemoryPoller
 from ringfort.transport.stream import Ready
-from tests.unit.transport.background import Background
-from tests.unit.transport.scene import CONFIG, Scene, scene_with
+from tests.helpers.background import Background
+from tests.helpers.scene import CONFIG, Scene, scene_with
 
 
 @pytest.fixture
@@ -155,7 +142,8 @@ def test_bytes_that_trickle_do_not_keep_a_call_alive_beyond_its_timeout() -> Non
     assert clock.now() < 200
 
 
-# --- a message that waits for its GO ----------------------------------------------------------------------------------
+# --- a message that waits for its clear-to-send
+# ----------------------------------------------------------------------------------
 
 
 class Flood:
@@ -185,8 +173,8 @@ class Flood:
 
 
 class Granting(Flood):
-    """A stream that takes all that it is given and answers the first frame with its GO, at once or `late`: only when
-    it was asked in vain so often since the window was used up."""
+    """A stream that takes all that it is given and answers the first frame with its clear-to-send, at once or `late`:
+    only when it was asked in vain so often since the window was used up."""
 
     def __init__(self, beside: Flood, late: int = 0) -> None:
         super().__init__(0)
@@ -212,7 +200,9 @@ class Granting(Flood):
         buffers = tuple(buffers)
         if not self.taken:
             asked = parse(buffers[0])
-            self._data = memoryview(pack(GO, channel=asked.channel, tag=asked.tag, operation=asked.operation))
+            self._data = memoryview(
+                pack(CLEAR_TO_SEND, comm_id=asked.comm_id, tag=asked.tag, operation=asked.operation)
+            )
         count = sum(map(len, buffers))
         self.taken += count
         self.reads_beside = self._beside.reads
@@ -230,7 +220,7 @@ class NeverAsked(MemoryPoller):
     """Fails who sleeps."""
 
     def wait(self, deadline: float) -> list[Ready]:
-        raise AssertionError("slept in place of looking for the GO")
+        raise AssertionError("slept in place of looking for the clear-to-send")
 
 
 def test_a_rank_that_only_sends_looks_for_its_go_before_it_sleeps() -> None:

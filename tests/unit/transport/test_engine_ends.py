@@ -22,20 +22,12 @@ from ringfort.errors import (
     SizeMismatchError,
 )
 from ringfort.testing import VirtualClock, run_ranks
-from ringfort.transport import notices
-from ringfort.transport.fold import Fold
-from ringfort.transport.frames import (
-    ABORT,
-    DATA,
-    GO,
-    GOODBYE,
-    HEADER_BYTES,
-    WAITING,
-    pack,
-)
-from ringfort.transport.notices import Aborted, Lost
-from tests.unit.transport.background import Background
-from tests.unit.transport.scene import FOREVER, Scene, scene_with
+from ringfort.transport import abort_reasons
+from ringfort.transport.abort_reasons import Aborted, Lost
+from ringfort.transport.frames import ABORT, CLEAR_TO_SEND, DATA, GOODBYE, HEADER_BYTES, WAITING, pack
+from ringfort.transport.reducer import Reducer
+from tests.helpers.background import Background
+from tests.helpers.scene import FOREVER, Scene, scene_with
 
 
 @pytest.fixture
@@ -72,7 +64,7 @@ def test_the_others_are_told_who_was_lost_and_by_whom(wide: Scene) -> None:
     wide.peers[1].end()
     with pytest.raises(PeerLostError):
         call.result()
-    [told] = [notices.decode(payload) for header, payload in wide.peers[2].frames() if header.kind == ABORT]
+    [told] = [abort_reasons.decode(payload) for header, payload in wide.peers[2].frames() if header.kind == ABORT]
     assert isinstance(told, Lost)
     assert (told.peer, told.by) == (1, 0)
 
@@ -111,7 +103,7 @@ def test_a_peer_that_said_goodbye_has_closed(scene: Scene) -> None:
 
 
 def test_what_a_peer_said_before_its_end_is_heard_also_by_one_who_only_sends(scene: Scene) -> None:
-    why = notices.encode(Aborted(1, "no room on the disk"))
+    why = abort_reasons.encode(Aborted(1, "no room on the disk"))
     scene.peers[1].write(pack(ABORT, length=len(why)), why)
     scene.peers[1].end()
     with pytest.raises(AbortedError, match="no room on the disk"):
@@ -119,25 +111,25 @@ def test_what_a_peer_said_before_its_end_is_heard_also_by_one_who_only_sends(sce
 
 
 def test_one_who_hears_of_an_abort_passes_it_on_once_and_before_its_goodbye(wide: Scene) -> None:
-    why = notices.encode(Aborted(1, "enough"))
+    why = abort_reasons.encode(Aborted(1, "enough"))
     wide.peers[1].write(pack(ABORT, length=len(why)), why, pack(ABORT, length=len(why)), why)
     with pytest.raises(AbortedError):
         wide.me.recv(bytearray(1), 1)
     Background(wide.me.close).wait(wide.clock).result()
     [(abort, payload), (goodbye, _)] = wide.peers[2].frames()
     assert (abort.kind, goodbye.kind) == (ABORT, GOODBYE)
-    assert notices.decode(payload) == Aborted(1, "enough")
+    assert abort_reasons.decode(payload) == Aborted(1, "enough")
     assert wide.peers[1].kinds() == [GOODBYE], "who has told us knows"
 
 
 def test_an_abort_is_passed_on_before_what_is_found_out_while_telling_it() -> None:
     with scene_with(peers=3) as scene:
-        why = notices.encode(Aborted(1, "enough"))
+        why = abort_reasons.encode(Aborted(1, "enough"))
         scene.peers[1].write(pack(ABORT, length=len(why)), why)
         scene.peers[2].end()
         with pytest.raises(AbortedError):
             Background(scene.me.barrier, timeout=5).wait(scene.clock).result()
-        heard = [notices.decode(payload) for header, payload in scene.peers[3].frames() if header.kind == ABORT]
+        heard = [abort_reasons.decode(payload) for header, payload in scene.peers[3].frames() if header.kind == ABORT]
         assert heard[0] == Aborted(1, "enough")
 
 
@@ -221,13 +213,13 @@ def test_garbage_closes_that_link_with_an_error_that_names_the_peer(
     wide.me.send(b"x", 2)
 
 
-def test_a_fault_in_a_fold_ends_the_group_for_it_cannot_be_undone(scene: Scene) -> None:
+def test_a_fault_in_a_reduce_ends_the_group_for_it_cannot_be_undone(scene: Scene) -> None:
     def fault(into: object, span: object) -> None:
-        raise FloatingPointError("in the fold")
+        raise FloatingPointError("in the reduce")
 
     scene.peers[1].say(bytes(8))
     with pytest.raises(FloatingPointError):
-        scene.me.recv(np.zeros(1), 1, reduce=Fold(np.dtype(np.float64), fault))
+        scene.me.recv(np.zeros(1), 1, reduce=Reducer(np.dtype(np.float64), fault))
     with pytest.raises(AbortedError, match="interrupted"):
         scene.me.send(b"x", 1)
 
@@ -344,6 +336,6 @@ def test_a_timeout_in_a_collective_is_told_to_all_its_members_and_to_nobody_else
 
 def test_a_go_is_sent_when_a_large_message_is_received(scene: Scene) -> None:
     call = scene.recv(10)
-    scene.peers[1].say(bytes(10), wants_go=True)
+    scene.peers[1].say(bytes(10), is_rendezvous=True)
     assert call.result() == bytes(10)
-    assert scene.peers[1].kinds() == [GO]
+    assert scene.peers[1].kinds() == [CLEAR_TO_SEND]

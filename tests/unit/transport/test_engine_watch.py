@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from ringfort.errors import ChannelClosedError, CollectiveMismatchError, OperationTimeoutError, PeerLostError
-from ringfort.transport import notices
+from ringfort.transport import abort_reasons
 from ringfort.transport.frames import ABORT, BELL, GOODBYE, WAITING, pack
 from ringfort.transport.messages import Envelope
-from tests.unit.transport.background import Background
-from tests.unit.transport.scene import Scene, scene_with
+from tests.helpers.background import Background
+from tests.helpers.scene import Scene, scene_with
 
 CALL, OTHER = b"\x01" + bytes(15), b"\x02" + bytes(15)
 
@@ -56,7 +56,7 @@ def test_a_nudge_is_a_bell(scene: Scene) -> None:
 
 @pytest.mark.parametrize("goodbye", [pack(GOODBYE), b""], ids=["said goodbye", "died then"])
 def test_a_peer_that_tells_who_was_lost_and_ends_is_not_blamed_itself(scene: Scene, goodbye: bytes) -> None:
-    payload = notices.encode(notices.Lost(2, "it died"))
+    payload = abort_reasons.encode(abort_reasons.Lost(2, "it died"))
     call = watch(scene, [])
     # The watcher tells it on, and finds in the middle of that that the one who told it has gone.
     scene.peers[1].write(pack(ABORT, length=len(payload)), payload, goodbye)
@@ -98,4 +98,4 @@ def test_a_disagreement_found_elsewhere_ends_the_group(scene: Scene) -> None:
     assert scene.peers[1].kinds() == [ABORT]
     with pytest.raises(CollectiveMismatchError):
         scene.me._engine.check(envelope)
-    scene.me._engine.check(envelope._replace(channel=7))
+    scene.me._engine.check(envelope._replace(comm_id=7))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from ringfort.errors import ProtocolError
 from ringfort.transport import frames
 from ringfort.transport.frames import DATA, HEADER_BYTES, MAX_CONTROL, MAX_FRAGMENT, MAX_MESSAGE, Header, pack, parse
 
-CONTROL = range(frames.GO, frames.BELL + 1)
+CONTROL = range(frames.CLEAR_TO_SEND, frames.BELL + 1)
 
 u64 = st.integers(0, 2**64 - 1)
 
@@ -25,7 +24,7 @@ def headers(draw: st.DrawFn) -> Header:
         flags=draw(st.integers(0, 255)),
         length=length,
         epoch=draw(st.integers(0, 2**32 - 1)),
-        channel=draw(u64),
+        comm_id=draw(u64),
         tag=draw(u64),
         operation=draw(u64),
         total=total,
@@ -84,8 +83,8 @@ def test_a_claim_at_the_limits_is_taken(length: int, total: int) -> None:
 
 
 def test_the_wire_codes_never_change() -> None:
-    assert (frames.DATA, frames.GO, frames.CANCEL, frames.ABORT, frames.GOODBYE) == (1, 2, 3, 4, 5)
-    packed = pack(DATA, flags=1, length=2, epoch=3, channel=4, tag=5, operation=6, total=7, call=bytes(range(16)))
+    assert (frames.DATA, frames.CLEAR_TO_SEND, frames.CANCEL, frames.ABORT, frames.GOODBYE) == (1, 2, 3, 4, 5)
+    packed = pack(DATA, flags=1, length=2, epoch=3, comm_id=4, tag=5, operation=6, total=7, call=bytes(range(16)))
     assert packed.hex(" ", 8) == (
         "0101000002000000 0300000000000000 0400000000000000 0500000000000000 "
         "0600000000000000 0700000000000000 0001020304050607 08090a0b0c0d0e0f"

@@ -8,22 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from ringfort.errors import ProtocolError, SizeMismatchError
 from ringfort.testing.check import pattern
-from ringfort.transport.fold import Fold
 from ringfort.transport.frames import (
     ABORT,
     CANCEL,
+    CLEAR_TO_SEND,
     DATA,
-    GO,
     GOODBYE,
     MAX_FRAGMENT,
     MAX_MESSAGE,
     NO_CALL,
-    WANTS_GO,
+    RENDEZVOUS,
     WINDOW,
     pack,
     parse,
@@ -31,9 +29,10 @@ from ringfort.transport.frames import (
 from ringfort.transport.inbound import Control, Disagreement, GivenUp, Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch, Send
 from ringfort.transport.outbound import Outbound
-from tests.unit.transport import small
+from ringfort.transport.reducer import Reducer
+from tests.helpers import small
 
-ADD = Fold(np.dtype("<u2"), lambda into, span: np.add(into, span, out=into))
+ADD = Reducer(np.dtype("<u2"), lambda into, span: np.add(into, span, out=into))
 LIMIT = 1 << 20
 KEYS = ((0, 0), (0, 1), (7, 0))
 
@@ -50,12 +49,12 @@ class Wire:
 
     def send(self, key: tuple[int, int], size: int) -> None:
         data = pattern(len(self.sends), size)
-        send = Send(memoryview(bytearray(data)), Envelope(*key), wants_go=size > small.WINDOW)
+        send = Send(memoryview(bytearray(data)), Envelope(*key), is_rendezvous=size > small.WINDOW)
         self.sends.append(send)
         self.outbound.post(send)
 
-    def receive(self, key: tuple[int, int], size: int, *, fold: bool = False) -> Receive:
-        receive = Receive(memoryview(bytearray(size)), Envelope(*key), ADD if fold and size % 2 == 0 else None)
+    def receive(self, key: tuple[int, int], size: int, *, reducer: bool = False) -> Receive:
+        receive = Receive(memoryview(bytearray(size)), Envelope(*key), ADD if reducer and size % 2 == 0 else None)
         self.receives.append(receive)
         self.inbound.post(receive)
         self._settle()
@@ -126,12 +125,12 @@ def carry_out(wire: Wire, action: tuple[Any, ...]) -> None:
     match action:
         case ("send", key, size):
             wire.send(key, size)
-        case ("receive", key, None, fold):  # of the size of the message that is next, if all goes well
+        case ("receive", key, None, reducer):  # of the size of the message that is next, if all goes well
             mine = [send.size for send in wire.sends if send.key == key and send not in wire.withdrawn]
             asked = sum(receive.key == key for receive in wire.receives)
-            wire.receive(key, mine[asked] if asked < len(mine) else 8, fold=fold)
-        case ("receive", key, size, fold):
-            wire.receive(key, size, fold=fold)
+            wire.receive(key, mine[asked] if asked < len(mine) else 8, reducer=reducer)
+        case ("receive", key, size, reducer):
+            wire.receive(key, size, reducer=reducer)
         case ("move", count):
             wire.move(count)
         case ("withdraw send", index) if wire.sends:
@@ -167,7 +166,7 @@ def check_conversation(wire: Wire, key: tuple[int, int]) -> None:
             assert not receive.done
             assert receive.into == b"\xdd" * receive.total, "memory was written that its owner had taken back"
             continue
-        if not receive.done:  # there were more receives than messages, or its sender gave up on a fold
+        if not receive.done:  # there were more receives than messages, or its sender gave up on a reduce
             continue
         consumed += 1
         if isinstance(receive.error, SizeMismatchError):
@@ -196,7 +195,7 @@ def test_every_split_of_a_stream_delivers_the_same(
         wire = Wire()
 
         def receive_all() -> list[Receive]:
-            return [wire.receive(key, size, fold=fold) for key, size, fold in messages]
+            return [wire.receive(key, size, reducer=reducer) for key, size, reducer in messages]
 
         receives = receive_all() if posted_first else []
         for key, size, _ in messages:
@@ -216,19 +215,19 @@ def test_every_split_of_a_stream_delivers_the_same(
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5])
 @pytest.mark.parametrize("posted_first", [True, False])
-@pytest.mark.parametrize("fold", [True, False])
-def test_messages_of_real_sizes_arrive_whole(size: int, posted_first: bool, fold: bool) -> None:
+@pytest.mark.parametrize("reducer", [True, False])
+def test_messages_of_real_sizes_arrive_whole(size: int, posted_first: bool, reducer: bool) -> None:
     wire = Wire()
-    size += size % 2 if fold else 0
+    size += size % 2 if reducer else 0
     data = pattern(1, size)
-    send = Send(memoryview(data), Envelope(*KEYS[0]), wants_go=size > WINDOW)
+    send = Send(memoryview(data), Envelope(*KEYS[0]), is_rendezvous=size > WINDOW)
     if posted_first:
-        wire.receive(KEYS[0], size, fold=fold)
+        wire.receive(KEYS[0], size, reducer=reducer)
     wire.outbound.post(send)
     wire.move(1 << 30)
     assert wire.inbound.stored_bytes <= WINDOW
     if not posted_first:
-        wire.receive(KEYS[0], size, fold=fold)
+        wire.receive(KEYS[0], size, reducer=reducer)
         wire.move(1 << 30)
     assert send.done
     assert wire.receives[0].done
@@ -255,12 +254,12 @@ near_headers = st.builds(
 @settings(max_examples=400)
 @given(st.lists(st.one_of(st.binary(max_size=300), near_headers), max_size=12), st.integers(1, 5000), st.booleans())
 def test_garbage_ends_in_a_protocol_error_or_waits_for_more_and_takes_no_memory(
-    pieces: list[bytes], cut: int, fold: bool
+    pieces: list[bytes], cut: int, reducer: bool
 ) -> None:
     wire = Wire()
     for size in (8, 40):
         for key in KEYS:
-            wire.receive(key, size, fold=fold)
+            wire.receive(key, size, reducer=reducer)
     data = b"".join(pieces)
     try:
         for start in range(0, len(data), cut):
@@ -282,11 +281,11 @@ def test_garbage_ends_in_a_protocol_error_or_waits_for_more_and_takes_no_memory(
     ],
     ids=["another total", "too long", "a larger total", "nothing", "another epoch"],
 )
-@pytest.mark.parametrize("waits", ["receive", "fold", "nobody", "another size"])
+@pytest.mark.parametrize("waits", ["receive", "reduce", "nobody", "another size"])
 def test_a_frame_that_does_not_continue_its_message_is_a_protocol_error(second: bytes, waits: str) -> None:
     wire = Wire()
     if waits != "nobody":
-        wire.receive((0, 0), 8 if waits == "another size" else 10, fold=waits == "fold")
+        wire.receive((0, 0), 8 if waits == "another size" else 10, reducer=waits == "reduce")
     wire.feed(pack(DATA, length=5, total=10) + b"12345")
     with pytest.raises(ProtocolError):
         wire.feed(second + bytes(parse(second).length))
@@ -297,7 +296,7 @@ def test_a_claimed_length_takes_no_memory() -> None:
     tracemalloc.start()
     try:
         for tag in range(50):
-            wire.feed(pack(DATA, tag=tag, length=0, total=MAX_MESSAGE, flags=WANTS_GO))
+            wire.feed(pack(DATA, tag=tag, length=0, total=MAX_MESSAGE, flags=RENDEZVOUS))
         wire.feed(pack(DATA, tag=99, length=MAX_FRAGMENT, total=MAX_MESSAGE))
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
@@ -321,7 +320,7 @@ def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
 ) -> None:
     wire = Wire()
     receive = Receive(memoryview(bytearray(4)), of_collective(5, CALL_A), None)
-    frame = pack(DATA, tag=1 << 63, operation=operation, call=call, length=4, total=4, flags=WANTS_GO) + b"1234"
+    frame = pack(DATA, tag=1 << 63, operation=operation, call=call, length=4, total=4, flags=RENDEZVOUS) + b"1234"
     if posted_first:
         wire.inbound.post(receive)
     wire.feed(frame)
@@ -340,7 +339,7 @@ def test_a_message_that_wants_a_go_is_answered_when_it_is_received(posted_first:
     receive = Receive(memoryview(bytearray(2)), Envelope(0, 4), None)
     if posted_first:
         inbound.post(receive)
-    frame = pack(DATA, tag=4, operation=77, length=2, total=2, flags=WANTS_GO) + b"ab"
+    frame = pack(DATA, tag=4, operation=77, length=2, total=2, flags=RENDEZVOUS) + b"ab"
     inbound.want()[: len(frame)] = frame
     inbound.took(len(frame))
     if not posted_first:
@@ -352,7 +351,9 @@ def test_a_message_that_wants_a_go_is_answered_when_it_is_received(posted_first:
 
 
 def test_control_frames_are_passed_on_in_order_however_they_are_cut() -> None:
-    frames = pack(GO, channel=7, tag=2, operation=9) + pack(ABORT, channel=7, length=3) + b"why" + pack(GOODBYE)
+    frames = (
+        pack(CLEAR_TO_SEND, comm_id=7, tag=2, operation=9) + pack(ABORT, comm_id=7, length=3) + b"why" + pack(GOODBYE)
+    )
     for cut in range(1, len(frames)):
         wire = Wire()
         wire.feed(frames[:cut])
@@ -383,9 +384,9 @@ def test_a_message_that_is_taken_back_before_its_receive_leaves_nothing_behind()
     assert wire.receive((0, 0), 2).into == b"ok"
 
 
-def test_a_fold_cannot_begin_again_when_its_message_is_taken_back() -> None:
+def test_a_reduce_cannot_begin_again_when_its_message_is_taken_back() -> None:
     wire = Wire()
-    receive = wire.receive((0, 0), 10, fold=True)
+    receive = wire.receive((0, 0), 10, reducer=True)
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
     assert list(wire.inbound.events) == [GivenUp(receive)]
 
@@ -393,7 +394,7 @@ def test_a_fold_cannot_begin_again_when_its_message_is_taken_back() -> None:
 def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
     """They may come in one read: then whoever heeds the events in their order hears the reason first."""
     wire = Wire()
-    receive = wire.receive((0, 0), 10, fold=True)
+    receive = wire.receive((0, 0), 10, reducer=True)
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(ABORT) + pack(CANCEL))
     assert not receive.done
     reason, given_up = wire.inbound.events
@@ -401,11 +402,11 @@ def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
     assert given_up == GivenUp(receive)
 
 
-@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("reducer", [True, False])
 @pytest.mark.parametrize("had", [3, 10], ids=["in a frame", "between frames"])
-def test_a_receive_that_is_withdrawn_is_written_no_more(fold: bool, had: int) -> None:
+def test_a_receive_that_is_withdrawn_is_written_no_more(reducer: bool, had: int) -> None:
     wire = Wire()
-    receive = wire.receive((0, 0), 20, fold=fold)
+    receive = wire.receive((0, 0), 20, reducer=reducer)
     wire.feed(pack(DATA, length=10, total=20) + bytes(had))
     wire.withdraw(receive)
     wire.feed(bytes(10 - had) + pack(DATA, length=10, total=20) + bytes(10))

@@ -8,7 +8,7 @@ from ringfort.testing import VirtualClock
 from ringfort.transport import memory
 from ringfort.transport.memory import MemoryPoller, MemoryStream, Pipe
 from ringfort.transport.stream import Ready
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 def nothing() -> None: ...

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ringfort.testing.check import pattern
 from ringfort.transport.frames import (
     CANCEL,
+    CLEAR_TO_SEND,
     DATA,
     FIRST_FRAGMENT,
-    GO,
     GOODBYE,
     HEADER_BYTES,
     MAX_FRAGMENT,
-    WANTS_GO,
+    RENDEZVOUS,
     WINDOW,
     Header,
     pack,
@@ -23,12 +22,12 @@ from ringfort.transport.frames import (
 )
 from ringfort.transport.messages import Envelope, Send
 from ringfort.transport.outbound import Outbound
-from tests.unit.transport import small
+from tests.helpers import small
 
 
-def message(data: bytes, *, tag: int = 0, channel: int = 0, wants_go: bool | None = None) -> Send:
-    wants = len(data) > WINDOW if wants_go is None else wants_go
-    return Send(memoryview(bytearray(data)), Envelope(channel, tag), wants_go=wants)
+def message(data: bytes, *, tag: int = 0, comm_id: int = 0, is_rendezvous: bool | None = None) -> Send:
+    wants = len(data) > WINDOW if is_rendezvous is None else is_rendezvous
+    return Send(memoryview(bytearray(data)), Envelope(comm_id, tag), is_rendezvous=wants)
 
 
 def written(outbound: Outbound, limit: int = 1 << 30) -> bytes:
@@ -65,7 +64,7 @@ def test_nothing_is_offered_when_there_is_nothing() -> None:
 @pytest.mark.parametrize("size", [0, 1, 4096, 4097, WINDOW])
 def test_a_message_within_the_window_is_one_frame_and_done_when_it_is_out(size: int) -> None:
     outbound = Outbound(epoch=4)
-    send = message(pattern(1, size), tag=9, channel=8)
+    send = message(pattern(1, size), tag=9, comm_id=8)
     outbound.post(send)
     out = written(outbound, HEADER_BYTES + size - 1)
     assert not send.done
@@ -73,7 +72,7 @@ def test_a_message_within_the_window_is_one_frame_and_done_when_it_is_out(size: 
     assert send.done
     [(header, body)] = frames(out)
     assert (header.kind, header.flags, header.epoch) == (DATA, 0, 4)
-    assert (header.channel, header.tag, header.total) == (8, 9, size)
+    assert (header.comm_id, header.tag, header.total) == (8, 9, size)
     assert body == pattern(1, size)
     assert (outbound.messages, outbound.bytes) == (1, size)
     assert not outbound.is_active
@@ -91,7 +90,7 @@ def test_a_large_message_stops_at_the_window_until_its_go_comes() -> None:
     outbound.post(send)
     first = frames(written(outbound))
     assert [len(body) for _, body in first] == [FIRST_FRAGMENT, WINDOW - FIRST_FRAGMENT]
-    assert all(header.flags & WANTS_GO for header, _ in first)
+    assert all(header.flags & RENDEZVOUS for header, _ in first)
     assert not outbound.is_active
     outbound.granted(send.key, send.serial + 1)  # for another message
     outbound.granted((0, 5), send.serial)  # on another key
@@ -105,7 +104,7 @@ def test_a_large_message_stops_at_the_window_until_its_go_comes() -> None:
 
 def test_a_small_message_that_wants_a_go_is_done_when_it_comes() -> None:
     outbound = Outbound()
-    send = message(b"abc", wants_go=True)
+    send = message(b"abc", is_rendezvous=True)
     outbound.post(send)
     assert len(frames(written(outbound))) == 1
     assert not send.done
@@ -116,7 +115,7 @@ def test_a_small_message_that_wants_a_go_is_done_when_it_comes() -> None:
 
 def test_a_go_before_the_message_has_begun_is_not_for_it() -> None:
     outbound = Outbound()
-    send = message(b"abc", wants_go=True)
+    send = message(b"abc", is_rendezvous=True)
     outbound.post(send)
     outbound.granted(send.key, send.serial)
     written(outbound)
@@ -144,7 +143,7 @@ def test_a_message_that_waits_for_its_go_lets_those_of_other_keys_pass() -> None
 def test_frames_of_large_messages_take_turns() -> None:
     outbound = Outbound()
     for tag in (1, 2):
-        send = message(bytes(4 * WINDOW), tag=tag, wants_go=False)
+        send = message(bytes(4 * WINDOW), tag=tag, is_rendezvous=False)
         outbound.post(send)
     tags = [header.tag for header, _ in frames(written(outbound))]
     assert tags == [1, 2] * 4
@@ -169,7 +168,7 @@ def test_a_go_is_owed_until_it_is_out() -> None:
     out = written(outbound, 10)
     assert outbound.owes_go
     [(header, _)] = frames(out + written(outbound))
-    assert (header.kind, header.epoch, header.channel, header.tag, header.operation) == (GO, 2, 5, 6, 7)
+    assert (header.kind, header.epoch, header.comm_id, header.tag, header.operation) == (CLEAR_TO_SEND, 2, 5, 6, 7)
     assert not outbound.owes_go
 
 
@@ -209,7 +208,7 @@ def test_a_message_that_is_withdrawn_in_the_middle_is_cancelled_after_its_frame(
     assert kinds[-2:] == [CANCEL, DATA]
     assert (found[-2][0].epoch, found[-2][0].tag) == (3, 4)
     assert found[-1][1] == b"next"
-    outbound.granted(send.key, send.serial)  # its GO was on the way
+    outbound.granted(send.key, send.serial)  # its clear-to-send was on the way
     assert not outbound.is_active
 
 
@@ -242,7 +241,7 @@ def test_the_stream_is_always_whole_frames_and_every_message_begins_once(script:
         for action in script:
             match action:
                 case ("post", int(tag), int(size)):
-                    sends.append(message(pattern(len(sends), size), tag=tag, wants_go=size > small.WINDOW))
+                    sends.append(message(pattern(len(sends), size), tag=tag, is_rendezvous=size > small.WINDOW))
                     outbound.post(sends[-1])
                 case ("write", int(count)):
                     out += written(outbound, count)

@@ -6,14 +6,13 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ringfort.testing.check import pattern
 from ringfort.transport.segment import Segment
 from ringfort.transport.shm import RING, LocalPoller, ShmStream, stream_bytes
 from ringfort.transport.stream import Ready
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 class Pair:

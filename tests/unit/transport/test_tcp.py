@@ -14,7 +14,7 @@ from ringfort.errors import NoConnectionError, TransportError
 from ringfort.testing.groups import reserved_addresses
 from ringfort.transport import tcp
 from ringfort.transport.stream import Ready
-from tests.unit.transport.background import Background
+from tests.helpers.background import Background
 
 
 def free_port() -> Iterator[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ringfort.cluster.kinds import LinkKind
+from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.errors import ConfigError
 
 MAX_ADDRESSES: Final = 8

@@ -118,11 +118,11 @@ class MdnsDiscovery:
         self._choice = choice
         for trouble in interface_troubles(choice):
             self._say(trouble)
-        doors = _doors(choice)
-        if not doors:
+        listeners = _listeners(choice)
+        if not listeners:
             return
         try:
-            self._zeroconf = AsyncZeroconf(interfaces=doors)
+            self._zeroconf = AsyncZeroconf(interfaces=listeners)
         except (OSError, RuntimeError) as exc:
             self._say(trouble_of(exc))
             self._begin(self._open_again(choice))
@@ -250,7 +250,7 @@ async def browse(choice: Choice, seconds: float) -> set[Heard]:
             names.add(name)
 
     try:
-        zeroconf = AsyncZeroconf(interfaces=_doors(choice))
+        zeroconf = AsyncZeroconf(interfaces=_listeners(choice))
     except RuntimeError as exc:
         raise OSError(errno.ENODEV, str(exc)) from exc
     browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[add])
@@ -301,14 +301,14 @@ def interface_troubles(choice: Choice) -> list[Trouble]:
     return found
 
 
-def _doors(choice: Choice) -> list[str | int]:
+def _listeners(choice: Choice) -> list[str | int]:
     """What zeroconf is to bind to: an IPv4 address of each interface, and its index for IPv6."""
-    doors: list[str | int] = []
+    listeners: list[str | int] = []
     for interface in choice.interfaces:
-        doors += [address for address in interface.addresses if ":" not in address][:1]
+        listeners += [address for address in interface.addresses if ":" not in address][:1]
         if not interface.is_loopback and any(":" in address for address in interface.addresses):
-            doors.append(interface.index)
-    return doors
+            listeners.append(interface.index)
+    return listeners
 
 
 def trouble_of(exc: Exception) -> Trouble:

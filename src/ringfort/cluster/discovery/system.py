@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery.interfaces import Interface
-from ringfort.cluster.kinds import LinkKind
 
 SYS_CLASS_NET: Final = Path("/sys/class/net")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery.directory import (
     FIRST_PAUSE,
     FORGET_AFTER,
@@ -21,7 +21,6 @@ from ringfort.cluster.discovery.directory import (
     preference_for,
 )
 from ringfort.cluster.discovery.interfaces import Interface, choose
-from ringfort.cluster.kinds import LinkKind
 
 ETHER, RADIO = "10.0.0.2:1", "10.0.1.2:1"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery.interfaces import (
     MAX_ADDRESSES,
     Interface,
@@ -17,7 +17,6 @@ from ringfort.cluster.discovery.interfaces import (
     reachable,
     route,
 )
-from ringfort.cluster.kinds import LinkKind
 from ringfort.errors import ConfigError
 
 LO = Interface(

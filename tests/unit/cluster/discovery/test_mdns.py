@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from zeroconf import ServiceInfo, ServiceStateChange
 
+from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery import mdns
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
 from ringfort.cluster.discovery.mdns import MAX_HEARD, SERVICE, Announcement, MdnsDiscovery, Trouble
 from ringfort.cluster.discovery.watch import watch_interfaces
-from ringfort.cluster.kinds import LinkKind
 
 NETWORK = bytes(range(16))
 LOOPBACK = choose([Interface(name="lo", addresses=("127.0.0.1",), kind=LinkKind.LOOPBACK)])

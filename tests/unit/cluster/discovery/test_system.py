@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery.interfaces import Interface, choose
 from ringfort.cluster.discovery.system import list_interfaces, parse_hardware_ports
-from ringfort.cluster.kinds import LinkKind
 
 Address = namedtuple("Address", "family address netmask")
 Stats = namedtuple("Stats", "isup speed mtu flags")

@@ -1,0 +1,158 @@
+"""`GlooBackend`: ranks that talk through torch's Gloo, for sites that ask for it. torch's default group is not touched.
+
+Messages are Gloo's messages between two ranks, with our frames in them; large collectives are Gloo's own. **Gloo does
+not encrypt**: whoever is on the network can read and change what the ranks say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from ringfort.backends.engines.native import Native
+from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
+from ringfort.backends.mesh import MeshBackend
+from ringfort.bootstrap.torch_store import Place, check_place, meet_at_store, open_store
+from ringfort.config import DistributedConfig
+from ringfort.errors import RendezvousError
+from ringfort.transport.machine import this_machine
+from ringfort.transport.memory import MemoryPoller, RealClock
+from ringfort.transport.pumps import Pumps
+from ringfort.transport.stream import Stream
+
+_log = logging.getLogger(__name__)
+
+_FOR_EVER = timedelta(days=365)
+"""What Gloo is told to wait: our own deadlines are shorter, and a wait of Gloo's that runs out closes all its pairs."""
+_LAST_WORDS = 1.0
+"""Seconds that a close gives the goodbyes to leave. A peer that runs takes them at once."""
+_TAG = 1
+
+
+class GlooBackend(MeshBackend):
+    """A rank of a group over torch's Gloo. It has two threads for each peer, for Gloo can only block."""
+
+    is_measured = True
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master: str | None = None,
+        *,
+        store: Any = None,
+        interface: str | None = None,
+        config: DistributedConfig | None = None,
+    ) -> None:
+        """Returns when every rank is linked to every other.
+
+        The ranks meet at a store of torch's: at `master`, `host:port`, where rank 0 opens one, or at `store`. Gloo
+        listens on the interface that leads to the others, or on `interface`, by name.
+
+        Raises `BackendUnavailableError` without torch, and else as `TcpBackend` does.
+        """
+        config = config or DistributedConfig()
+        check_place(rank, world_size)
+        gloo = c10d_with("ProcessGroupGloo", "gloo", "it comes with torch: pip install 'ringfort[torch]'")
+        self._native: GlooNative | None = None
+        self._pumps: list[Pumps] = []
+        place = Place(rank, world_size, this_machine(shares=False), config.timeout)
+        poller = MemoryPoller(RealClock())
+        streams: dict[int, Stream] = {}
+        machines, make = {0: place.machine}, None
+        if world_size > 1:
+            _say_once()
+            store = open_store(place, master, store)
+            with meet_at_store(place, store, interface) as found:
+                machines, make = found.machines, _maker(gloo, found.store, found.listen, place)
+                self._group: Any = make("messages")
+            for peer in range(world_size):
+                if peer != rank:
+                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._group, peer), poller.ring)
+                    self._pumps.append(pumps)
+                    streams[peer] = poller.streams[peer] = pumps.stream
+        super().__init__(rank, world_size, config, streams, poller, machines)
+        if make is not None:
+            self._native = GlooNative(self, self._engine, lambda: make("collectives"), poller.wake)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return may_have("ProcessGroupGloo")
+
+    def native(self) -> Native | None:
+        return self._native
+
+    def close(self) -> None:
+        """Leaves the group. May be called twice, and from another thread; never raises."""
+        super().close()
+        with self._lock:
+            pumps, self._pumps = self._pumps, []
+        if not pumps:
+            return
+        for pump in pumps:
+            pump.join(_LAST_WORDS, sent=True)
+        # It keeps the store, and so in rank 0 a port, and connections of its own.
+        self._native = None
+        if not all(pump.join(0.0) for pump in pumps):
+            break_group(self._group)
+        for pump in pumps:
+            pump.join(_LAST_WORDS)
+        self._group = None
+
+    def kill(self) -> None:
+        """Ends this rank as a killed process ends. For tests."""
+        self._engine.drop()
+
+
+class _Carrier:
+    """One peer's packets."""
+
+    def __init__(self, group: Any, peer: int) -> None:
+        self._group, self._peer = group, peer
+
+    def send(self, packet: memoryview) -> None:
+        self._group.send([as_tensor(packet)], self._peer, _TAG).wait()
+
+    def recv(self, packet: memoryview) -> None:
+        self._group.recv([as_tensor(packet)], self._peer, _TAG).wait()
+
+
+class GlooNative(TorchNative):
+    """Gloo's collectives, over connections of their own: what breaks there does not break messages."""
+
+    name = "gloo"
+    collectives = frozenset({"all_reduce", "broadcast", "all_gather", "all_to_all"})
+    sums = frozenset({"float32", "float64", "int8", "uint8", "int32", "int64"})
+    orders = sums - {"float32", "float64"}
+
+    def abandon(self) -> None:
+        if self.group is not None:
+            break_group(self.group)
+
+
+@cache
+def _say_once() -> None:
+    _log.warning(
+        "Gloo does not encrypt: whoever is on the network can read and change what the ranks say. "
+        "TcpBackend and `ringfort.join()` do"
+    )
+
+
+def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Callable[[str], Any]:
+    """Makes one of Gloo's groups. Every rank has to, with the same name."""
+
+    def make(name: str) -> Any:
+        gloo = c10d.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(**listen)]
+        options._timeout = _FOR_EVER
+        options._threads = 1
+        try:
+            return gloo(c10d.PrefixStore(name, store), place.rank, place.world_size, options)
+        except RuntimeError as exc:
+            raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc
+
+    return make

@@ -1,0 +1,163 @@
+"""`NcclBackend`: NCCL for tensors on GPUs, our links for everything else: messages, agreement, and tensors of the CPU.
+
+NCCL comes by torch; its default group is not touched. **NCCL does not encrypt** what it sends between hosts;
+`HybridBackend` keeps it inside a host.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ringfort.backends.base import COLLECTIVE_TAG, Backend
+from ringfort.backends.engines.native import Native
+from ringfort.backends.engines.torch_groups import TorchNative, c10d_with, may_have
+from ringfort.backends.tcp import TcpBackend
+from ringfort.config import DistributedConfig
+from ringfort.errors import BackendUnavailableError
+from ringfort.identity.credentials import Credentials
+from ringfort.transport.engine import Engine
+from ringfort.transport.messages import Envelope
+
+_log = logging.getLogger(__name__)
+
+_HOW = (
+    "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); without one, TcpBackend and "
+    "HybridBackend move tensors of the CPU"
+)
+_PATH_BYTES = 256
+"""Room for the place where the ranks of a group meet, which the first tells the others."""
+
+
+class NcclBackend(TcpBackend):
+    """A rank of a group over TCP whose collectives on CUDA tensors are NCCL's."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        master: str | None = None,
+        *,
+        config: DistributedConfig | None = None,
+        listener: socket.socket | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """As `TcpBackend`. Raises `BackendUnavailableError` without CUDA or without NCCL in torch."""
+        check_cuda()
+        super().__init__(rank, world_size, master, config=config, listener=listener, credentials=credentials)
+        self._master_host = "" if master is None else master.rpartition(":")[0].strip("[]")
+        self._native: NcclNative | None = NcclNative(self, self._engine, self._master_host)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        # The driver's own file, here and under WSL: to ask CUDA would start it.
+        has_driver = any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg"))
+        return has_driver and may_have("ProcessGroupNCCL", "libtorch_cuda.so")
+
+    def native(self) -> Native | None:
+        return self._native
+
+    def close(self) -> None:
+        """Leaves the group. May be called twice, and from another thread; never raises."""
+        native, self._native = self._native, None
+        super().close()
+        if native is not None:
+            native.close()
+
+
+class NcclNative(TorchNative):
+    """NCCL's collectives, on the GPU that is current when the first of them begins."""
+
+    name = "nccl"
+    collectives = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"})
+    sums = frozenset(
+        {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "uint64"}
+    )
+    orders = frozenset({"int8", "uint8", "int32", "int64", "uint32", "uint64"})
+    tensors_on = "cuda"
+    eager = 0.05
+
+    def __init__(self, group: Backend, engine: Engine, host: str) -> None:
+        """`host` is where the others reach rank 0, if they are not all on one machine."""
+        super().__init__(group, engine, self._connect, lambda: None)
+        self._host = host
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def _connect(self) -> Any:
+        options = self._c10d.ProcessGroupNCCL.Options()
+        # Ours come first; this one only ends what nobody waits for any more.
+        options._timeout = timedelta(seconds=10 * self._group.config.timeout)
+        return self._c10d.ProcessGroupNCCL(self._open_store(), self._group.rank, self._group.world_size, options)
+
+    def _open_store(self) -> Any:
+        """Where NCCL's ranks find each other: a file that only this user can open, or between hosts a port."""
+        group, c10d = self._group, self._c10d
+        if group.world_size == 1:
+            return c10d.HashStore()
+        is_local = len(set(group.hosts)) == 1
+        timeout = timedelta(seconds=group.config.timeout)
+        envelope, told = Envelope(group.comm_id, COLLECTIVE_TAG + 1), bytearray(_PATH_BYTES)
+        store: Any = None
+        if group.rank == 0:
+            if is_local:
+                self._folder = tempfile.TemporaryDirectory(prefix="ringfort-nccl-")
+                place = str(Path(self._folder.name, "store"))
+            else:
+                _say_once()
+                store = c10d.TCPStore(self._host, 0, None, True, timeout, wait_for_workers=False)
+                place = str(store.port)
+            told = place.encode().ljust(_PATH_BYTES, b"\0")
+            for peer in range(1, group.world_size):
+                group.send(told, peer, tag=envelope)
+        else:
+            group.recv(told, 0, tag=envelope)
+        place = bytes(told).rstrip(b"\0").decode()
+        if is_local:
+            return c10d.FileStore(place, group.world_size)
+        return store or c10d.TCPStore(self._host, int(place), None, False, timeout, wait_for_workers=False)
+
+    def abandon(self) -> None:
+        group, self.group = self.group, None
+        if group is not None:
+            group.abort()  # ends the kernels that wait for the others
+
+    def close(self) -> None:
+        """Lets go of the GPU."""
+        group, self.group = self.group, None
+        if group is not None:
+            group.shutdown()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def check_cuda() -> None:
+    """Raises `BackendUnavailableError` unless there are a GPU and NCCL."""
+    c10d_with("ProcessGroupNCCL", "nccl", _HOW)
+    if not has_cuda():
+        raise BackendUnavailableError("nccl", _HOW)
+
+
+def has_cuda() -> bool:
+    """Whether torch, if the program uses it, sees a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available()
+
+
+def neighbours(hosts: Sequence[int], rank: int) -> list[int]:
+    """The ranks on the host of `rank`."""
+    return [other for other, host in enumerate(hosts) if host == hosts[rank]]
+
+
+@cache
+def _say_once() -> None:
+    _log.warning(
+        "NCCL does not encrypt: whoever is on the network between the hosts can read and change what its ranks send. "
+        "HybridBackend keeps NCCL inside each host"
+    )

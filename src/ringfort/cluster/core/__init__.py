@@ -1,0 +1,1 @@
+"""What a peer of a cluster decides. Pure: events and time in, instructions out."""

@@ -1,0 +1,193 @@
+"""`HealthMonitor`: who answers, how fast, and since when somebody is silent. Pure: time is an argument.
+
+Silence is judged by what is usual on that link: its pauses between messages are averaged together with how much they
+vary, and a peer is lost when it has been silent for the average and `caution` times the variation, within the bounds
+of `HealthConfig`. So a link that stutters is given longer than one that never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ringfort.cluster.core.events import ClusterEvent
+from ringfort.config import CLUSTER_PATIENCE, HealthConfig
+
+_WEIGHT: Final = 0.2
+"""Of a new sample in the averages: five beats, one second of the LAN preset, mostly forget the past."""
+
+
+JITTER_ROOM: Final = 1.0
+"""Seconds beyond `patience` that a link with jitter is given at most."""
+
+
+class HealthStatus(Enum):
+    """What the monitor thinks of a peer."""
+
+    UNKNOWN = "unknown"
+    """Never heard."""
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """Slow, busy, or silent for half of what it may be. Nobody gives up a peer for that."""
+    UNHEALTHY = "unhealthy"
+    """Silent for too long: lost."""
+
+
+@dataclass(frozen=True)
+class HealthEvent(ClusterEvent):
+    """A peer's status changed."""
+
+    peer: str
+    status: HealthStatus
+    was: HealthStatus
+    silence: float
+    """Seconds since it was heard."""
+    round_trip: float | None
+    """Seconds, smoothed; None before the first answer."""
+    busy: bool = False
+    """Its program runs but does not respond: it holds its interpreter lock, swaps or computes."""
+
+    def __str__(self) -> str:
+        if self.busy and self.status is HealthStatus.DEGRADED:
+            return f"{self.peer} is degraded (was {self.was.value}): its program is busy and does not respond"
+        trip = "" if self.round_trip is None else f", round trip {self.round_trip * 1e3:.1f} ms"
+        return f"{self.peer} is {self.status.value} (was {self.was.value}): silent for {self.silence:.1f} s{trip}"
+
+
+@dataclass(frozen=True)
+class HealthSummary:
+    """All peers in a few numbers."""
+
+    total: int
+    healthy: int
+    degraded: int
+    unhealthy: int
+    unknown: int
+    round_trip: float | None
+    """Seconds: the mean of the peers' smoothed ones."""
+    uptime: float
+    """The share of the time that peers were healthy or degraded while they were watched; 1 where none is."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Nobody is lost or degraded."""
+        return self.healthy + self.unknown == self.total
+
+
+@dataclass
+class _Watched:
+    since: float
+    heard: float
+    status: HealthStatus = HealthStatus.UNKNOWN
+    pause: float = 0.0
+    variation: float = 0.0
+    round_trip: float | None = None
+    jitter: float = 0.0
+    down: float = 0.0
+    down_since: float | None = None
+    busy: bool = False
+
+
+class HealthMonitor:
+    """Watches any number of peers. `heard` and `answered` feed it, `check` tells what changed."""
+
+    def __init__(self, config: HealthConfig | None = None) -> None:
+        self.config = HealthConfig() if config is None else config
+        self._peers: dict[str, _Watched] = {}
+
+    def watch(self, peer: str, now: float) -> None:
+        """Starts to watch `peer`; its silence counts from now."""
+        self._peers[peer] = _Watched(now, now, pause=self.config.interval)
+
+    def forget(self, peer: str) -> None:
+        """Stops watching."""
+        self._peers.pop(peer, None)
+
+    def heard(self, peer: str, now: float, *, busy: bool = False) -> None:
+        """A heartbeat of `peer` came; it says whether its program is `busy`."""
+        watched = self._peers[peer]
+        if watched.status is not HealthStatus.UNKNOWN:
+            error = now - watched.heard - watched.pause
+            watched.pause += _WEIGHT * error
+            watched.variation += _WEIGHT * (abs(error) - watched.variation)
+        watched.heard = now
+        watched.busy = busy
+
+    def answered(self, peer: str, round_trip: float) -> None:
+        """`peer` answered after `round_trip` seconds."""
+        watched = self._peers[peer]
+        if watched.round_trip is None:
+            watched.round_trip = round_trip
+        else:
+            watched.jitter += _WEIGHT * (abs(round_trip - watched.round_trip) - watched.jitter)
+            watched.round_trip += _WEIGHT * (round_trip - watched.round_trip)
+
+    def limit(self, peer: str) -> float:
+        """Seconds of silence after which `peer` is lost."""
+        watched = self._peers[peer]
+        usual = watched.pause + self.config.caution * watched.variation
+        patience = CLUSTER_PATIENCE if self.config.patience is None else self.config.patience
+        return min(max(patience, usual), patience + JITTER_ROOM)
+
+    def check(self, now: float) -> list[HealthEvent]:
+        """What changed since the last check, in the order in which peers were met."""
+        return list(self._changes(now))
+
+    def _changes(self, now: float) -> Iterator[HealthEvent]:
+        for peer, watched in self._peers.items():
+            was, status = watched.status, self._judge(peer, watched, now)
+            if status is was:
+                continue
+            watched.status = status
+            if status is HealthStatus.UNHEALTHY:
+                watched.down_since = now
+            elif watched.down_since is not None:
+                watched.down += now - watched.down_since
+                watched.down_since = None
+            yield HealthEvent(peer, status, was, now - watched.heard, watched.round_trip, watched.busy)
+
+    def _judge(self, peer: str, watched: _Watched, now: float) -> HealthStatus:
+        silence, limit = now - watched.heard, self.limit(peer)
+        if silence >= limit:
+            return HealthStatus.UNHEALTHY
+        if watched.heard == watched.since:
+            return HealthStatus.UNKNOWN
+        slow = watched.round_trip is not None and watched.round_trip >= self.config.slow_round_trip
+        is_degraded = watched.busy or slow or silence >= limit / 2
+        return HealthStatus.DEGRADED if is_degraded else HealthStatus.HEALTHY
+
+    def is_busy(self, peer: str) -> bool:
+        """Whether its last heartbeat said so; False for who is not watched."""
+        return peer in self._peers and self._peers[peer].busy
+
+    def status(self, peer: str) -> HealthStatus:
+        """As of the last check; UNKNOWN for who is not watched."""
+        return self._peers[peer].status if peer in self._peers else HealthStatus.UNKNOWN
+
+    def round_trip(self, peer: str) -> float | None:
+        """Seconds, smoothed."""
+        return self._peers[peer].round_trip if peer in self._peers else None
+
+    def jitter(self, peer: str) -> float:
+        """Seconds by which the round trip varies, smoothed."""
+        return self._peers[peer].jitter if peer in self._peers else 0.0
+
+    def summary(self, now: float) -> HealthSummary:
+        """All peers in a few numbers."""
+        count = dict.fromkeys(HealthStatus, 0)
+        for watched in self._peers.values():
+            count[watched.status] += 1
+        trips = [w.round_trip for w in self._peers.values() if w.round_trip is not None]
+        watched_for = sum(now - w.since for w in self._peers.values())
+        down = sum(w.down + (0 if w.down_since is None else now - w.down_since) for w in self._peers.values())
+        return HealthSummary(
+            total=len(self._peers),
+            healthy=count[HealthStatus.HEALTHY],
+            degraded=count[HealthStatus.DEGRADED],
+            unhealthy=count[HealthStatus.UNHEALTHY],
+            unknown=count[HealthStatus.UNKNOWN],
+            round_trip=sum(trips) / len(trips) if trips else None,
+            uptime=1 - down / watched_for if watched_for > 0 else 1.0,
+        )

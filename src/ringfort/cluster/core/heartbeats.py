@@ -1,0 +1,68 @@
+"""`Heartbeats`: a peer's beats and those of the others. Pure.
+
+They say who is lost, never who is dead: the law of membership rests on no clock (see membership.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ringfort.cluster.core.contacts import Contact
+from ringfort.cluster.core.health import HealthStatus
+from ringfort.cluster.core.peer_links import Links
+from ringfort.cluster.core.peer_messages import Beat
+from ringfort.cluster.core.state import PeerState
+
+HELLO_WITHIN: Final = 2.0
+"""Seconds within which the other side of a link must say who it is."""
+
+
+class Heartbeats:
+    """The part of a core that is heard and listens."""
+
+    def __init__(self, state: PeerState, links: Links) -> None:
+        self.next_at = 0.0
+        """When the next round of beats is due, in the state's `time`."""
+        self._state = state
+        self._links = links
+
+    def came(self, contact: Contact, beat: Beat) -> bool:
+        """True where nothing else can follow from it."""
+        state = self._state
+        if beat.echo > state.now or 0 < beat.echo < contact.asked:
+            self._links.refuse(contact, "it echoes a time that was never sent")
+            return False
+        if state.contacts.get(contact.peer) is not contact:
+            return True
+        contact.their_time, contact.their_time_came, contact.step = beat.sent, state.now, beat.step
+        was_busy = state.health.is_busy(contact.peer)
+        state.health.heard(contact.peer, state.time, busy=beat.busy)
+        if beat.echo > contact.asked:
+            contact.asked = beat.echo
+            state.health.answered(contact.peer, max(0.0, state.now - beat.echo - beat.held))
+        return state.health.status(contact.peer) is HealthStatus.HEALTHY and beat.busy == was_busy
+
+    def drop_the_silent(self) -> None:
+        """Closes the links of those who are lost, and of those who never said who they are."""
+        state = self._state
+        for event in state.health.check(state.time):
+            state.notify(event)
+            contact = state.contacts.get(event.peer)
+            if event.status is HealthStatus.UNHEALTHY and contact is not None:
+                self._links.close(contact, f"silent for {event.silence:.1f} s")
+        for contact in state.contacts.without_hello(state.time - HELLO_WITHIN):
+            self._links.close(contact, "it did not say who it is")
+
+    def beat_all(self) -> None:
+        """If it is time for it."""
+        state = self._state
+        if state.time >= self.next_at:
+            self.next_at = state.time + state.config.health.interval
+            for contact in state.contacts:
+                self.beat(contact)
+
+    def beat(self, contact: Contact) -> None:
+        """One heartbeat, which answers the other's latest."""
+        now = self._state.now
+        held = now - contact.their_time_came if contact.their_time else 0.0
+        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))

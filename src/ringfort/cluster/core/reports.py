@@ -1,0 +1,89 @@
+"""`Reports`: what others say of where they stand, and of peers that have ended. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ringfort.cluster.core.contacts import Contact, node_of
+from ringfort.cluster.core.epochs import Epochs
+from ringfort.cluster.core.events import PeerJoined
+from ringfort.cluster.core.membership import records_of
+from ringfort.cluster.core.peer_links import Links
+from ringfort.cluster.core.peer_messages import Departed, Epoch, Report
+from ringfort.cluster.core.state import PeerState
+
+MAX_DEPARTED: Final = 1024
+"""Peers remembered as departed, with the last they promised."""
+
+
+class Reports:
+    """The part of a core that believes others, or does not."""
+
+    def __init__(self, state: PeerState, links: Links, epochs: Epochs) -> None:
+        self._state = state
+        self._links = links
+        self._epochs = epochs
+
+    def came(self, contact: Contact, report: Report) -> None:
+        """With the first one, a peer is there."""
+        state = self._state
+        lie = self._lie_in(contact.peer, report)
+        if lie:
+            self._links.refuse(contact, lie)
+            return
+        is_first = contact.report is None
+        contact.report = report
+        if not state.counts(contact):
+            if is_first:
+                self._links.introduce_all(contact)
+            return
+        state.note(contact.peer, report)
+        if is_first:
+            self._welcome(contact)
+        formed = report.standing.formed
+        if formed is not None and formed in state.ledger.standing.doubts:
+            self._epochs.start(formed.key)  # the leader died before it could tell all
+
+    def _welcome(self, contact: Contact) -> None:
+        state = self._state
+        assert contact.hello is not None
+        state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
+        self._links.introduce_all(contact)
+        self._links.brief(contact)
+
+    def _lie_in(self, peer: str, report: Report) -> str:
+        ours = {record.key: record for record in records_of(self._state.ledger.standing)}
+        for record in records_of(report.standing):
+            # In doubt may also be what an earlier process of its machine was in.
+            mine = peer in record.peers if record is report.standing.formed else _names_node_of(peer, record)
+            if not mine or record.number > report.standing.highest:
+                return f"it lies about epoch {record.number}"
+            if record.key in ours and ours[record.key] != record:
+                return f"it has another epoch {record.number} than we agreed on"
+        formed = report.standing.formed
+        if report.current and (formed is None or formed.number != report.current):
+            return f"it lies about being in epoch {report.current}"
+        return ""
+
+    def bury(self, contact: Contact, said: Departed) -> None:
+        """The peer of `contact` says that it goes, or that an earlier process of its node has ended."""
+        state, about = self._state, said.peer
+        if node_of(about) != node_of(contact.peer):
+            self._links.refuse(contact, f"it speaks for {about}, a peer of another node")
+            return
+        if about == state.me.peer:
+            self._links.refuse(contact, "it says that we have ended")
+            return
+        state.departed.pop(about, None)
+        state.departed[about] = said.standing
+        while len(state.departed) > MAX_DEPARTED:
+            del state.departed[next(iter(state.departed))]
+        state.find_restart_without()
+        gone = state.contacts.get(about)
+        if gone is not None:
+            gone.has_left = not said.died
+            self._links.close(gone, said.why or "it left")
+
+
+def _names_node_of(peer: str, epoch: Epoch) -> bool:
+    return any(node_of(member) == node_of(peer) for member in epoch.peers)

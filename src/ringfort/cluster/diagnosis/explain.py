@@ -1,0 +1,168 @@
+"""What a node knows at one moment, for people: a view of every peer, and why nobody came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ringfort.cluster.core.link_kinds import LinkKind
+from ringfort.cluster.core.peer_messages import Epoch, Hello
+from ringfort.cluster.core.proposer import TOO_FEW
+from ringfort.cluster.core.strangers import HOW_TO_JOIN, other_clusters
+from ringfort.cluster.net.control import Control
+from ringfort.cluster.net.host import clock
+from ringfort.cluster.view import PeerView
+from ringfort.config import parse_address
+from ringfort.errors import ConfigError
+
+MAX_LISTED: Final = 6
+"""Of those who were refused, or gave no answer."""
+
+
+def view_peers(control: Control) -> tuple[PeerView, ...]:
+    """This peer and all in sight; members first, in the order of their ranks."""
+    core, setup = control.core, control.setup
+    hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version, setup.config.run)}
+    hellos.update({contact.peer: contact.hello for contact in core.contacts if contact.hello is not None})
+    views = [_view(control, peer, hello) for peer, hello in hellos.items()]
+    return tuple(
+        sorted(views, key=lambda view: (not view.is_member, view.run, view.ranks, not view.is_self, view.peer))
+    )
+
+
+def _view(control: Control, peer: str, hello: Hello) -> PeerView:
+    core, epoch = control.core, control.core.epoch_of(peer)
+    leader = core.leader if hello.run == control.setup.config.run else None
+    is_self = peer == control.setup.peer
+    contact = core.contacts.get(peer)
+    line = None if contact is None else control.lines.get(contact.link)
+    best, speed = control.speeds.best(peer), control.speeds.bandwidths(peer)
+    machine = control.speeds.node(peer)
+    where = best[0] if best else line.where if line else ""
+    address = next(iter(control.listener.addresses), "") if is_self else _listener(where, hello) if where else ""
+    interface = control.finder.interface_of(address if is_self else where)
+    return PeerView(
+        peer=peer,
+        name=hello.name,
+        host=hello.member.host,
+        address=address,
+        interface="" if interface is None else interface.name,
+        kind=LinkKind.UNKNOWN if interface is None else interface.kind,
+        round_trip=core.health.round_trip(peer),
+        bandwidth=speed[1] if speed else None,
+        bandwidth_range=(speed[0], speed[2]) if speed else None,
+        health=core.health.status(peer),
+        is_busy=core.health.is_busy(peer),
+        is_self=is_self,
+        is_leader=peer == (leader or (epoch and epoch.leader)),
+        is_member=epoch is not None and peer in epoch.peers,
+        version=hello.version,
+        run=hello.run,
+        slots=hello.member.slots,
+        ranks=_ranks(epoch, peer),
+        program=machine.program,
+        step=contact.step if contact else 0,
+        uptime=None if machine.started is None else clock() - machine.started,
+        accelerators=tuple(one.name for one in machine.accelerators),
+    )
+
+
+def _listener(where: str, hello: Hello) -> str:
+    """Where the peer is found: where its link comes from, but at the port it listens on and not at a passing one."""
+    host = _host(where)
+    return next((address for address in hello.member.addresses if _host(address) == host), where)
+
+
+def _host(address: str) -> str:
+    """Without scope and port; empty for what is no address, since peers may say anything."""
+    try:
+        return parse_address(address)[0].partition("%")[0]
+    except ConfigError:
+        return ""
+
+
+def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:
+    if epoch is None or peer not in epoch.peers:
+        return ()
+    first = epoch.first_rank(peer)
+    return tuple(range(first, first + epoch.members[epoch.peers.index(peer)].slots))
+
+
+def why_alone(control: Control) -> str:
+    """Who was seen, who was refused and why, and what to try."""
+    finder = control.finder
+    interfaces = [f"{one.name} ({one.addresses[0]})" for one in finder.choice.interfaces]
+    run = control.setup.config.run
+    views = [view for view in view_peers(control) if not view.is_self]
+    return in_words(
+        seen=[_seen(view, run) for view in views],
+        is_running=control.core.epoch is None and any(view.is_member and view.run == run for view in views),
+        gone=list(control.gone.values()),
+        refused=[*finder.refusals, *control.events],
+        no_answer=[f"{address} ({why})" for address, why in finder.directory.troubles()],
+        strangers=finder.strangers(),
+        waiting_for=control.waiting_for,
+        disk="" if control.disk_trouble is None else str(control.disk_trouble),
+        troubles=[f"{trouble.what}: {trouble.fix}" for trouble in finder.troubles.values()],
+        listening=f"{', '.join(interfaces) or 'no interface'}, port {control.listener.port}",
+    )
+
+
+def _seen(view: PeerView, run: str) -> str:
+    """One that is in sight; `run` is this peer's own."""
+    other = (
+        "" if view.run == run or view.role == "observer" else f" of the run {view.run!r}" if view.run else " of no run"
+    )
+    return f"{view.name or view.peer} at {view.address} ({view.role}{other}, {view.health.value})"
+
+
+def in_words(
+    *,
+    seen: Sequence[str],
+    gone: Sequence[str],
+    refused: Sequence[str],
+    no_answer: Sequence[str],
+    strangers: Sequence[str],
+    waiting_for: str,
+    troubles: Sequence[str],
+    listening: str,
+    disk: str = "",
+    is_running: bool = False,
+) -> str:
+    """A line for each thing that is known, and last what to try. `disk`: why promises cannot be written. `is_running`:
+    those who were seen are a group without this peer. Pure."""
+    if not seen and waiting_for.endswith(TOO_FEW):
+        waiting_for = ""  # nobody is here, as the first line says
+    lines = [
+        *_listed("seen", seen),
+        *_listed("was here and is gone", gone),
+        *([] if seen or gone else ["no other peer was seen"]),
+        *_listed("refused", refused),
+        *_listed("no answer from", no_answer),
+        *([other_clusters(strangers), f"  if they should be one cluster: {HOW_TO_JOIN}"] if strangers else []),
+        *(_sentences(f"no group yet: {waiting_for}") if waiting_for else []),
+        *(_sentences(disk) if disk else []),
+        *troubles,
+        f"this machine listens on {listening}",
+    ]
+    if is_running:
+        lines.append("to try: wait; they are a group already, and let others in when their run is over")
+    else:
+        where = "on more machines" if seen else "on the other machines"
+        lines.append(f"to try: start the same program {where}; `ringfort doctor` here and there;")
+        lines.append("        --peer HOST (or RINGFORT_PEERS) where the network blocks multicast")
+    return "\n".join(lines)
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    """One item stands beside the title; several have a line each."""
+    if len(items) <= 1:
+        return [f"{title}: {item}" for item in items]
+    more = [f"  and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
+    return [f"{title}:", *(f"  {item}" for item in items[:MAX_LISTED]), *more]
+
+
+def _sentences(text: str) -> list[str]:
+    """A line for each sentence."""
+    first, *rest = text.split(". ")
+    return [first, *(f"  {sentence}" for sentence in rest)]

@@ -1,0 +1,1 @@
+"""The control plane on the network and on this machine: links, processes, files."""

@@ -1,0 +1,307 @@
+"""`Finder`: looks for peers on the network and keeps the ways to them. I/O around the address directory: it hears
+announcements, resolves what a person named, dials what is due, measures, and notices when the network changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from socket import socket
+from typing import Any, Final
+
+from ringfort.cluster.discovery.directory import AddressDirectory, Source, preference_for
+from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, reachable
+from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble
+from ringfort.cluster.discovery.static import parse_peers, resolve
+from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.cluster.discovery.watch import watch_interfaces
+from ringfort.cluster.net.control_link import dial
+from ringfort.cluster.net.host import clock
+from ringfort.cluster.net.probing import MAX_PROBES, Measurement, probe
+from ringfort.cluster.net.setup import Setup
+from ringfort.cluster.net.waiting import within
+from ringfort.config import format_address, parse_address
+from ringfort.errors import ConfigError, DistributedError, NoConnectionError, RefusedError
+from ringfort.transport.handshake import Handshake
+from ringfort.transport.hello import Control
+
+RESOLVE_AGAIN: Final = 10.0
+"""Seconds between two looks at the names that a person gave: a machine that comes up gets its name then."""
+WATCH_PERIOD: Final = 0.5
+"""Seconds between two looks at the interfaces; one takes a millisecond."""
+MEASURE_WITHIN: Final = 1.5
+"""Seconds that a group waits for the ways between its members to be measured. A way that takes longer is not used."""
+MANNERS: Final = 0.25
+"""Seconds that the one of two peers with the higher token waits for the other to dial: usually both hear of each other
+at once, and one link is enough. If the other heard nothing, this one dials."""
+MAX_REFUSALS: Final = 16
+"""Reasons that are remembered for the error when nobody comes."""
+
+OnDialled = Callable[[socket, Handshake, str], None]
+"""Takes over an open control connection to the address."""
+
+
+def key_of(peer: str) -> str:
+    """What the directory files a peer under: its token, the last part of its id, which announcements have too."""
+    return peer.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class FinderEvents:
+    """What a finder tells its node."""
+
+    dialled: OnDialled
+    moved: Callable[[Choice], None]
+    """The interfaces are others."""
+    measured: Callable[[str, Measurement], None]
+    """An address was measured."""
+
+
+class Finder:
+    """Lives in the control service's loop."""
+
+    def __init__(self, setup: Setup, events: FinderEvents) -> None:
+        self.choice = Choice(())
+        self.directory = AddressDirectory()
+        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
+        self.troubles: dict[str, Trouble] = {}
+        self._setup = setup
+        self._events = events
+        self._named = parse_peers(setup.config.peers)
+        self._mdns: MdnsDiscovery | None = None
+        self._announced: dict[str, tuple[str, ...]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._measuring = asyncio.Lock()
+        self._probing = asyncio.Semaphore(MAX_PROBES - 1)  # as many as the other side answers at once, and room for it
+        self._wake: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def choose(self) -> Choice:
+        """The interfaces to be found on. Raises `ConfigError` for one that was asked for and is not there."""
+        self.choice = choose(list_interfaces(), self._setup.config.interfaces)
+        self.directory.preference = preference_for(self.choice)
+        return self.choice
+
+    async def start(self, port: int) -> None:
+        """Begins to look; this peer listens at `port`."""
+        setup = self._setup
+        if setup.config.multicast:
+            self._mdns = MdnsDiscovery(
+                setup.network_id,
+                setup.token,
+                port,
+                on_heard=self._heard,
+                on_gone=self._gone,
+                on_trouble=self._trouble,
+            )
+            await self._mdns.start(self.choice)
+        self._begin(watch_interfaces(self.choice, setup.config.interfaces, self._moved, period=WATCH_PERIOD))
+        if self._named:
+            self._begin(self._resolve_named())
+        self.look()
+
+    async def close(self) -> None:
+        """Stops, and says goodbye to those who only listen."""
+        self._is_over = True
+        if self._wake is not None:
+            self._wake.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._mdns is not None:
+            await self._mdns.close()
+
+    # --- what is heard --------------------------------------------------------------------------------------------
+
+    def learn(self, peer: str, addresses: Iterable[str], introducer: str) -> None:
+        """`introducer` says that `peer` is to be found at `addresses`."""
+        self._learn(key_of(peer), self._usable(addresses), Source.EXCHANGE, introducer)
+
+    def strangers(self) -> tuple[str, ...]:
+        """The machines from which peers of other clusters announce themselves, an address for each."""
+        return () if self._mdns is None else self._mdns.strangers()
+
+    def interface_of(self, address: str) -> Interface | None:
+        """The interface that leads to `address`, which is `host:port`."""
+        try:
+            return self.choice.interface_of(parse_address(address)[0])
+        except ConfigError:
+            return None
+
+    def _heard(self, heard: Announcement) -> None:
+        addresses = tuple(format_address(host, heard.port) for host in heard.addresses)
+        before = self._announced.get(heard.token, ())
+        self._announced[heard.token] = addresses
+        self.directory.withdraw(set(before) - set(addresses), Source.MDNS)
+        self._learn(heard.token, addresses, Source.MDNS)
+
+    def _learn(self, token: str, addresses: Sequence[str], source: Source, introducer: str = "") -> None:
+        def learn() -> None:
+            self.directory.learn(addresses, source, clock(), claim=token, introducer=introducer)
+            self.look()
+
+        if self._setup.token < token or token in self.directory.linked_peers:
+            learn()
+        else:
+            asyncio.get_running_loop().call_later(MANNERS, learn)
+
+    def _gone(self, token: str) -> None:
+        self.directory.withdraw(self._announced.pop(token, ()), Source.MDNS)
+
+    def _trouble(self, trouble: Trouble) -> None:
+        self.troubles[trouble.interface] = trouble
+
+    def _usable(self, addresses: Iterable[str]) -> list[str]:
+        """As this machine can use them; what is none is left out."""
+        found: list[str] = []
+        for address in addresses:
+            try:
+                host, port = parse_address(address)
+            except ConfigError:
+                continue
+            if port:
+                found += [format_address(one, port) for one in reachable((host,), self.choice)]
+        return found
+
+    async def _resolve_named(self) -> None:
+        while True:
+            for host, port in self._named:
+                found = await resolve(host, port)
+                self.directory.learn(found, Source.STATIC, clock(), claim=f"{host}:{port}")
+                if not found:
+                    self._refused(f"{host}:{port}", "its name is not known")
+            self.look()
+            await asyncio.sleep(RESOLVE_AGAIN)
+
+    def _moved(self, choice: Choice) -> None:
+        self.choice = choice
+        self.directory.preference = preference_for(choice)
+        self.directory.network_changed(clock())
+        self._events.moved(choice)
+        if self._mdns is not None:
+            self._begin(self._mdns.update(choice))
+        self.look()
+
+    # --- dialling -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Dials what is due and sets the clock for the rest."""
+        if self._is_over:
+            return
+        now = clock()
+        self.directory.forget(now)
+        for address in self.directory.due(now):
+            self._begin(self._try(address))
+        if self._wake is not None:
+            self._wake.cancel()
+        deadline = self.directory.deadline
+        if deadline < inf:
+            loop = asyncio.get_running_loop()
+            self._wake = loop.call_later(max(0.01, deadline - clock()), self.look)
+
+    async def _try(self, address: str) -> None:
+        linked = [token for token in self.directory.linked_peers if address in self.directory.addresses(token)]
+        if not linked:
+            await self._dial(address)
+        elif self._is_known_way(linked[0], address):
+            self.directory.skip(address, clock())
+        else:
+            await self.measure(address)
+        self.look()
+
+    async def _dial(self, address: str) -> None:
+        host, port = parse_address(address)
+        try:
+            sock, handshake = await dial(host, port, self._setup.wall, Control())
+        except DistributedError as exc:
+            self.directory.failed(address, clock(), str(exc))
+            if not isinstance(exc, NoConnectionError):
+                self._refused(address, str(exc))
+        else:
+            self._events.dialled(sock, handshake, address)
+
+    def _refused(self, address: str, why: str) -> None:
+        line = f"{address}: {why}"
+        if line not in self.refusals:
+            self.refusals.append(line)
+
+    def refused(self, address: str, why: str) -> None:
+        """Somebody who came to us was turned away."""
+        # Of one that keeps coming, the last port is enough.
+        host = address.rpartition(":")[0]
+        for line in [line for line in self.refusals if line.startswith(f"{host}:") and line.endswith(why)]:
+            self.refusals.remove(line)
+        self._refused(address, why)
+
+    # --- measuring ------------------------------------------------------------------------------------------------
+
+    async def measure(self, address: str) -> Measurement | None:
+        """How fast an address is; one at a time, so that they do not measure each other."""
+        host, port = parse_address(address)
+        async with self._probing:
+            try:
+                found = await probe(host, port, self._setup.wall, self._setup.peer, self._measuring)
+            except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
+                self.directory.failed(address, clock(), str(exc) or "it did not answer a probe in time")
+                if isinstance(exc, RefusedError):
+                    self._refused(address, str(exc))
+                return None
+        self.directory.answered(address, key_of(found.peer), clock(), found.round_trip)
+        self.directory.measured(address, bandwidth=found.bandwidth)
+        self._events.measured(address, found)
+        return found
+
+    async def ways_to(self, peer: str, addresses: Sequence[str]) -> list[str]:
+        """All addresses of `peer`, the fastest first. Where there are several that were not measured, that is done
+        now."""
+        token = key_of(peer)
+        self.directory.learn(self._usable(addresses), Source.EXCHANGE, clock(), claim=token, introducer=peer)
+        if len({self._way(address) for address in self.directory.addresses(token)}) > 1:
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await within(MEASURE_WITHIN, self.measure_ways(peer))
+        return self.directory.addresses(token) or self._usable(addresses)
+
+    async def measure_ways(self, peer: str) -> None:
+        """Measures an address of `peer` on each interface that leads to it: the others there go the same way."""
+        token = key_of(peer)
+        for address in self.directory.addresses(token):
+            if not self._is_known_way(token, address) and not self.directory.has_failed(address):
+                await self.measure(address)
+
+    def _is_known_way(self, token: str, address: str) -> bool:
+        way = self._way(address)
+        known = (other for other in self.directory.addresses(token) if self._way(other) == way)
+        return any(self.directory.is_measured(other) for other in known)
+
+    def _way(self, address: str) -> str:
+        interface = self.interface_of(address)
+        return "" if interface is None else interface.name
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def answered(self, address: str, peer: str) -> None:
+        """The link to `address` leads to `peer`."""
+        self.directory.answered(address, key_of(peer), clock())
+
+    def failed(self, address: str, why: str) -> None:
+        """The link to `address` came to nothing."""
+        self.directory.failed(address, clock(), why)
+        self.look()
+
+    def linked(self, peer: str, address: str) -> None:
+        """The link with `peer` goes to `address`; empty where it came in."""
+        self.directory.linked(key_of(peer), address)
+
+    def unlinked(self, peer: str) -> None:
+        """There is no link with `peer` any more, if there was one."""
+        if key_of(peer) in self.directory.linked_peers:
+            self.directory.unlinked(key_of(peer), clock())
+            self.look()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

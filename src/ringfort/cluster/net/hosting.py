@@ -1,0 +1,112 @@
+"""Where a control service runs: in a process of its own, or in a thread of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Final
+
+from ringfort.cluster.net.process_watch import open_own_pidfd
+from ringfort.cluster.net.service import ControlService
+from ringfort.transport.forks import keep_from_children
+from ringfort.transport.locks import Thread
+
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = sys.argv[3:]; from ringfort.cluster.net.service import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+"""The search path is this process's own, and set before anything is imported: so neither the current folder nor a .pth
+file decides what is loaded. (`-m` would put the current folder first.)"""
+
+
+class ProcessHost:
+    """A service in a process of its own, which ends with this one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """The process takes over `sock`."""
+        pidfd = open_own_pidfd()
+        inherited = [sock.fileno(), *([] if pidfd is None else [pidfd])]
+        package = str(Path(__file__).parents[2])
+        path = [entry or str(Path.cwd()) for entry in sys.path if isinstance(entry, str)]  # pyright: ignore[reportUnnecessaryIsInstance]
+        command = [os.fsdecode(spawn.get_executable()), "-S", *(["-B"] if sys.dont_write_bytecode else []), "-c"]
+        command += [_PROGRAM, str(sock.fileno()), str(-1 if pidfd is None else pidfd), *path, package]
+        try:
+            # A session of its own: Ctrl-C and the end of a terminal are for the training process, which says goodbye.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+            keep_from_children(self)
+        finally:
+            sock.close()
+            if pidfd is not None:
+                os.close(pidfd)
+
+    @property
+    def pid(self) -> int:
+        """Of the control process."""
+        return self._process.pid
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended within `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+
+    def abandon(self) -> None:
+        """In a child that was forked: the process is not its own."""
+        self._process.returncode = 0
+
+    @property
+    def how_it_ended(self) -> str:
+        """In words."""
+        code = self._process.returncode
+        if code is None:
+            return "closed its connection"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"
+
+    name = "control process"
+
+
+class ThreadHost:
+    """A service in a thread of this process: for observers, whom nobody waits for, and for tests."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """The thread takes over `sock`."""
+        self.service = ControlService(sock)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._thread = Thread(lambda: asyncio.run(self._run()), name="ringfort-control")
+        self._thread.start()
+
+    async def _run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.service.run()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended within `seconds`."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """A thread cannot be killed; it ends with the process."""
+
+    how_it_ended = "ended"
+    name = "control thread"

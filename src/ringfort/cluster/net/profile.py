@@ -1,0 +1,109 @@
+"""What this machine is: cores, memory, accelerators, system. Thin: it asks what is there and never waits for long."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from ringfort.cluster.core.topology import Accelerator, NodeProfile
+from ringfort.config import MIB
+
+NVIDIA_FOLDER: Final = Path("/proc/driver/nvidia/gpus")
+_TOOL_TIMEOUT: Final = 2.0
+"""Seconds for nvidia-smi, which can take one when no driver is loaded yet."""
+_MAX_NAME: Final = 64
+"""Characters of a name that others are told."""
+
+
+def this_machine(
+    peer: str, host: str, accelerators: tuple[Accelerator, ...] = (), version: str | None = None
+) -> NodeProfile:
+    """The profile of this machine. `accelerators` and `version` are found out unless they are given. Asks nothing of
+    the network; takes milliseconds, or up to two seconds where NVIDIA's driver has to be asked for the size of its
+    memory."""
+    import psutil  # not at the top: the command line starts without it
+
+    memory = psutil.virtual_memory().total
+    return NodeProfile(
+        peer=peer,
+        host=host,
+        name=platform.node()[:_MAX_NAME],
+        platform=f"{platform.system()} {platform.machine()}",
+        cores=usable_cores(),
+        memory=memory,
+        accelerators=accelerators or find_accelerators(memory),
+        version=own_version() if version is None else version,
+    )
+
+
+def own_version() -> str:
+    """Ringfort's version; empty when it runs from a folder that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # not at the top: it takes 20 ms
+
+    try:
+        return version("ringfort")
+    except PackageNotFoundError:
+        return ""
+
+
+def usable_cores() -> int:
+    """Those that this process may run on, which a container or `taskset` may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def find_accelerators(memory: int) -> tuple[Accelerator, ...]:
+    """GPUs that a program here could use. `memory` is the machine's, which Apple's chips share with their GPU."""
+    if sys.platform == "darwin":
+        return (Accelerator("Apple GPU", memory),) if platform.machine() == "arm64" else ()
+    # torch is asked only if the program uses it anyway: to import it would take seconds.
+    return from_torch(sys.modules.get("torch")) or _from_nvidia_smi() or from_driver(NVIDIA_FOLDER)
+
+
+def from_torch(torch: Any) -> tuple[Accelerator, ...]:
+    """From torch, if it is loaded and has found a GPU already: asking it first would take hold of the GPU."""
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return ()
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return tuple(Accelerator(str(one.name)[:_MAX_NAME], int(one.total_memory)) for one in found)
+
+
+def parse_nvidia_smi(text: str) -> tuple[Accelerator, ...]:
+    """Lines such as `NVIDIA H200, 143771`: a name, and MiB of memory. Other lines are not about a GPU."""
+    found: list[Accelerator] = []
+    for line in text.splitlines():
+        name, _, memory = line.rpartition(",")
+        if name and memory.strip().isdecimal():
+            found.append(Accelerator(name.strip()[:_MAX_NAME], int(memory) * MIB))
+    return tuple(found)
+
+
+def from_driver(folder: Path) -> tuple[Accelerator, ...]:
+    """From the kernel driver's own folder: names alone."""
+    found: list[Accelerator] = []
+    for path in sorted(folder.glob("*/information")):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        names = [value.strip() for label, _, value in (line.partition(":") for line in lines) if label == "Model"]
+        found += [Accelerator(name[:_MAX_NAME]) for name in names[:1]]
+    return tuple(found)
+
+
+def _from_nvidia_smi() -> tuple[Accelerator, ...]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ()

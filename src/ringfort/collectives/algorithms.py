@@ -1,0 +1,357 @@
+"""Who sends which slice to whom, and when: every collective as a list of steps, with no I/O.
+
+A plan is made by each rank alone, from its rank, the world size and the count. The law that holds between the plans of
+all ranks, and that a new plan must keep: the messages from one rank to another are expected in the order, and with the
+lengths, in which they are sent; and no rank ever waits for something that waits for it, even where nothing is buffered
+between ranks. Empty slices are sent like any other, so that the two sides never have to guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError
+
+Span = tuple[int, int]
+"""`(start, stop)`, in elements unless a plan says otherwise."""
+
+Links = tuple[int | None, tuple[int, ...]]
+"""A rank's place in a tree: its parent (`None` at the root) and its children."""
+
+_REMEMBERED: Final = 256
+"""Plans kept of each kind. Programs repeat a few sizes; a plan costs microseconds where a message costs tens."""
+
+
+class Step(NamedTuple):
+    """Send `x[out]` to `dst` while receiving `x[into]` from `src`; `None` where a half is missing.
+
+    The two spans of a step never overlap, so the two halves may run in any order or at once.
+    """
+
+    dst: int | None
+    out: Span | None
+    src: int | None
+    into: Span | None
+    reducer: bool = False
+    """Whether what arrives is reduced into `x[into]` or replaces it."""
+    finish: Span | None = None
+    """After this step `into`, which this then is, holds the whole reduction, here and nowhere else: the op's closing
+    scale is due."""
+
+
+def split(count: int, parts: int) -> list[Span]:
+    """`count` elements in `parts` neighbouring spans, the remainder spread over the first of them."""
+    _check_count(count)
+    if parts < 1:
+        raise InvalidArgumentError("parts", parts, "must be at least 1")
+    size, remainder = divmod(count, parts)
+    edges = [part * size + min(part, remainder) for part in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+# --- rings ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def ring_all_reduce(rank: int, world_size: int, count: int, ring: tuple[int, ...] = ()) -> tuple[Step, ...]:
+    """Reduce-scatter and then all-gather round the ring, in place. Each rank sends 2(n-1)/n of the data.
+
+    `ring` is the order in which the ring visits the ranks; that of their numbers where it is empty.
+    """
+    _check_place(rank, world_size)
+    parts = split(count, world_size)
+    place, left, right = _neighbours(rank, world_size, ring)
+    steps: list[Step] = []
+    for back in range(1, world_size):
+        into = parts[(place - back - 1) % world_size]
+        last = back == world_size - 1
+        steps.append(Step(right, parts[(place - back) % world_size], left, into, True, into if last else None))
+    # The rank at place p now has the whole of part p, which is where an all-gather begins.
+    order = [parts[(place - back) % world_size] for back in range(world_size)]
+    steps.extend(Step(right, out, left, into) for out, into in pairwise(order))
+    return tuple(steps)
+
+
+def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> list[Step]:
+    """Each rank's part to every rank, passed on round the ring. Spans are in parts: part `p` is `(p, p + 1)`."""
+    _check_place(rank, world_size)
+    place, left, right = _neighbours(rank, world_size, ring)
+    ring = ring or tuple(range(world_size))
+    order = [ring[(place - back) % world_size] for back in range(world_size)]
+    return [Step(right, (a, a + 1), left, (b, b + 1)) for a, b in pairwise(order)]
+
+
+def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
+    """The place of `rank` in the ring, and the ranks before and after it."""
+    if not ring:
+        return rank, (rank - 1) % world_size, (rank + 1) % world_size
+    if sorted(ring) != list(range(world_size)):
+        raise InvalidArgumentError("ring", ring, f"must name each of {world_size} ranks once")
+    place = ring.index(rank)
+    return place, ring[place - 1], ring[(place + 1) % world_size]
+
+
+# --- halving and doubling ---------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def halving_doubling_all_reduce(rank: int, world_size: int, count: int) -> tuple[Step, ...]:
+    """Reduce-scatter by halves and then all-gather by doubles, in place: 2 log2(n) steps instead of a ring's 2(n-1).
+
+    The pairing needs a power of two. The ranks beyond the largest one reduce all they have into a partner first and get
+    a copy of the result last.
+    """
+    _check_place(rank, world_size)
+    whole = (0, count)
+    core = 1 << (world_size.bit_length() - 1)
+    parts = split(count, core)
+    if rank >= core:
+        return (Step(rank - core, whole, None, None), Step(None, None, rank - core, whole))
+    extra = rank + core if rank + core < world_size else None
+    steps: list[Step] = []
+    if extra is not None:
+        steps.append(Step(None, None, extra, whole, True))
+
+    def reach(member: int, distance: int) -> Span:
+        # What `member` holds once the pairs are `distance` apart: its aligned group of `distance` parts.
+        first = member & -distance
+        return parts[first][0], parts[first + distance - 1][1]
+
+    distance = core
+    while distance > 1:
+        distance //= 2
+        partner, kept = rank ^ distance, reach(rank, distance)
+        steps.append(Step(partner, reach(partner, distance), partner, kept, True, kept if distance == 1 else None))
+    while distance < core:
+        partner = rank ^ distance
+        steps.append(Step(partner, reach(rank, distance), partner, reach(partner, distance)))
+        distance *= 2
+    if extra is not None:
+        steps.append(Step(extra, whole, None, None))
+    return tuple(steps)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def doubling_all_reduce(rank: int, world_size: int) -> tuple[int | None, tuple[int, ...]]:
+    """For arrays so small that only the number of steps counts: partners at doubling distances exchange all they have.
+
+    Returns the helper and the partners of `rank`. As above, the ranks beyond the largest power of two have no partners:
+    they give all to a helper first and get the result last. A rank that has partners may be the helper of one of them.
+    """
+    _check_place(rank, world_size)
+    core = 1 << (world_size.bit_length() - 1)
+    if rank >= core:
+        return rank - core, ()
+    helped = rank + core if rank + core < world_size else None
+    return helped, tuple(rank ^ (1 << bit) for bit in range(core.bit_length() - 1))
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tuple[Step, ...]:
+    """Reduce inside each host, ring between hosts, and spread inside each host, in place.
+
+    `hosts` names for each rank the lowest on its host. The data is cut into lanes, as many as the smallest host has
+    ranks: the i-th rank of every host collects lane i from its neighbours, and rings it with the i-th of the others. So
+    each byte crosses to another host as often as with one leader a host, and no rank does it all.
+    """
+    _check_place(rank, len(hosts))
+    groups = groups_of(hosts)
+    at = next(place for place, group in enumerate(groups) if rank in group)
+    group = groups[at]
+    lanes = split(count, min(map(len, groups)))
+    own = group.index(rank)
+    holds = own < len(lanes)
+    meetings = [((own + k) % len(group), (own - k) % len(group)) for k in range(1, len(group))]
+    steps: list[Step] = []
+    for turn, (to, of) in enumerate(meetings, start=2):
+        is_last = turn == len(group) and len(groups) == 1
+        dst, out = (group[to], lanes[to]) if to < len(lanes) else (None, None)
+        src, into = (group[of], lanes[own]) if holds else (None, None)
+        steps.append(Step(dst, out, src, into, holds, into if is_last else None))
+    if holds:
+        start, stop = lanes[own]
+        ring = [members[own] for members in groups]
+        steps.extend(_moved(step, ring, start) for step in ring_all_reduce(at, len(groups), stop - start))
+    for to, of in meetings:
+        dst, out = (group[to], lanes[own]) if holds else (None, None)
+        src, into = (group[of], lanes[of]) if of < len(lanes) else (None, None)
+        steps.append(Step(dst, out, src, into))
+    return tuple(step for step in steps if step.dst is not None or step.src is not None)
+
+
+def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> Links:
+    """The place of `rank` in a tree from `root` that enters every other host once.
+
+    What goes in one piece takes as few hops as can be: a tree of one leader a host, and one inside each host below its
+    leader. What goes in many, down a pipe, is best passed on once by everybody: a chain through one host after the
+    other.
+    """
+    _check_place(rank, len(hosts))
+    _check_tree(len(hosts), root, 1)
+    groups = [sorted(group, key=lambda member: member != root) for group in groups_of(hosts)]
+    groups.sort(key=lambda group: group[0] != root)
+    if is_pipelined:
+        return _links_in([member for group in groups for member in group], rank, 1)
+    group = next(group for group in groups if rank in group)
+    parent, inside = _links_in(group, rank, 2)
+    if rank != group[0]:
+        return parent, inside
+    parent, others = _links_in([leader for leader, *_ in groups], rank, 2)
+    return parent, others + inside  # the longer way first
+
+
+def groups_of(hosts: tuple[int, ...]) -> list[list[int]]:
+    """The ranks of each host."""
+    return [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
+
+
+def _links_in(order: list[int], rank: int, arity: int) -> Links:
+    """The links of `rank` in the tree that `order` fills level by level."""
+    place = order.index(rank)
+    first = arity * place + 1
+    return None if place == 0 else order[(place - 1) // arity], tuple(order[first : first + arity])
+
+
+def _moved(step: Step, members: list[int], start: int) -> Step:
+    """A step of a plan for some ranks and a part of the data, as one of the whole."""
+
+    def span(part: Span | None) -> Span | None:
+        return None if part is None else (part[0] + start, part[1] + start)
+
+    dst = None if step.dst is None else members[step.dst]
+    src = None if step.src is None else members[step.src]
+    return Step(dst, span(step.out), src, span(step.into), step.reducer, span(step.finish))
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
+    """The place of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a star."""
+    _check_place(rank, world_size)
+    _check_tree(world_size, root, arity)
+    place = (rank - root) % world_size
+    first = arity * place + 1
+    children = tuple((child + root) % world_size for child in range(first, min(first + arity, world_size)))
+    return None if place == 0 else ((place - 1) // arity + root) % world_size, children
+
+
+def tree_all_reduce(rank: int, world_size: int, count: int, arity: int, block: int) -> Iterator[Step]:
+    """Up the tree to rank 0 with reduces and down again, in place, in blocks of `block` elements."""
+    up = tree_reduce(rank, world_size, 0, count, arity, block)
+    down = broadcast(rank, world_size, 0, count, arity, block)
+    return (step for phase in (up, down) for step in phase)
+
+
+def tree_reduce(rank: int, world_size: int, root: int, count: int, arity: int, block: int) -> Iterator[Step]:
+    """`reduce_up` the tree of `tree_links`."""
+    return reduce_up(tree_links(rank, world_size, root, arity), count, block)
+
+
+def reduce_up(links: Links, count: int, block: int) -> Iterator[Step]:
+    """Up a tree to its root with reduces, in place: the nodes on the way hold partial reductions when it is over.
+
+    A node sends on block b-1 while it receives block b, and touches no other; so one that must keep its own array can
+    run this on a scratch of two blocks.
+    """
+    return _climb(*links, _blocks(count, block))
+
+
+def broadcast(rank: int, world_size: int, root: int, count: int, arity: int, block: int) -> Iterator[Step]:
+    """`broadcast_down` the tree of `tree_links`."""
+    return broadcast_down(tree_links(rank, world_size, root, arity), count, block)
+
+
+def broadcast_down(links: Links, count: int, block: int) -> Iterator[Step]:
+    """From the root down a tree, in place, in blocks of `block` elements. A count of 0 is one empty message an edge."""
+    return _descend(*links, _blocks(count, block))
+
+
+def _climb(parent: int | None, children: tuple[int, ...], blocks: Iterable[Span]) -> Iterator[Step]:
+    ready: Span | None = None  # reduced from every child, and not yet sent on
+    for span in blocks:
+        if not children:
+            if parent is not None:
+                yield Step(parent, span, None, None)
+            continue
+        for child in children:
+            finish = span if parent is None and child == children[-1] else None
+            if ready is not None:
+                yield Step(parent, ready, child, span, True, finish)
+                ready = None
+            else:
+                yield Step(None, None, child, span, True, finish)
+        ready = span if parent is not None else None
+    if ready is not None:
+        yield Step(parent, ready, None, None)
+
+
+def _descend(parent: int | None, children: tuple[int, ...], blocks: Iterable[Span]) -> Iterator[Step]:
+    ready: Span | None = None  # received, and not yet sent on
+    for span in blocks:
+        if parent is None:
+            for child in children:
+                yield Step(child, span, None, None)
+        elif ready is None or not children:
+            yield Step(None, None, parent, span)
+            ready = span
+        else:
+            yield Step(children[0], ready, parent, span)
+            for child in children[1:]:
+                yield Step(child, ready, None, None)
+            ready = span
+    if ready is not None:
+        for child in children:
+            yield Step(child, ready, None, None)
+
+
+def _blocks(count: int, block: int) -> Iterator[Span]:
+    # Checked here, at the call: the generator would only say it at the first step.
+    _check_count(count)
+    if block < 1:
+        raise InvalidArgumentError("block", block, "must be at least 1 element")
+    return ((start, min(start + block, count)) for start in range(0, max(count, 1), block))
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def exchange_order(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """`(dst, src)` of each step of a pairwise exchange: every rank meets every other once as each."""
+    _check_place(rank, world_size)
+    return [((rank + k) % world_size, (rank - k) % world_size) for k in range(1, world_size)]
+
+
+def dissemination(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """`(dst, src)` of each round of a barrier: after ceil(log2 n) of them every rank has heard of all others."""
+    _check_place(rank, world_size)
+    rounds = (world_size - 1).bit_length()
+    return [((rank + (1 << k)) % world_size, (rank - (1 << k)) % world_size) for k in range(rounds)]
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _check_place(rank: int, world_size: int) -> None:
+    if world_size < 1:
+        raise InvalidWorldSizeError(world_size)
+    if not 0 <= rank < world_size:
+        raise InvalidRankError(rank, world_size)
+
+
+def _check_tree(world_size: int, root: int, arity: int) -> None:
+    if not 0 <= root < world_size:
+        raise InvalidRankError(root, world_size, name="root")
+    if arity < 1:
+        raise InvalidArgumentError("arity", arity, "a node has at least 1 child")
+
+
+def _check_count(count: int) -> None:
+    if count < 0:
+        raise InvalidArgumentError("count", count, "must not be negative")

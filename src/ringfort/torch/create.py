@@ -1,0 +1,113 @@
+"""How a process group comes by its links: the default group forms a mesh through torch's store, and groups of its ranks
+use the links that it has."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+from ringfort.backends.base import Backend
+from ringfort.backends.sub import SubBackend
+from ringfort.backends.tcp import TcpBackend, machine_for
+from ringfort.bootstrap.rendezvous import is_loopback
+from ringfort.cluster.discovery.interfaces import Choice, choose, reachable
+from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.config import DistributedConfig, Environment, format_address
+from ringfort.context import DistributedContext
+from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTimeoutError
+from ringfort.torch.devices import tell_of_cuda
+from ringfort.torch.init_method import group_seconds, links_of
+from ringfort.torch.names import dist, torch
+from ringfort.torch.process_group import RingfortProcessGroup
+from ringfort.transport import tcp
+
+_PLACE: Final = "ringfort/place"
+"""The key under which rank 0 tells where it listens."""
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
+    """What torch calls for every group that is to be Ringfort's, at each of its members. Raises as `TcpBackend`.
+
+    `backend_options` are another engine's, named beside us for another device: Ringfort has none of its own.
+    """
+    if not isinstance(backend_options, torch._C._distributed_c10d.Backend.Options | None):
+        why = "Ringfort takes no options here; see RINGFORT_SHM and the others in docs/torch.md"
+        raise InvalidArgumentError("pg_options", backend_options, why)
+    config = _config(options)
+    tell_of_cuda(options.store, options.group_rank)
+    members = tuple(options.global_ranks_in_group)
+    world = dist.group.WORLD
+    links: Backend | None = None if members else links_of(options.store)
+    if links is None and members and isinstance(world, RingfortProcessGroup):
+        links = SubBackend(world.context.backend, members, is_ordered=True, label=str(options.group_id))
+    links = links or form(options.store, options.group_rank, options.group_size, config)
+    return RingfortProcessGroup(options.store, DistributedContext(links), config.timeout)
+
+
+def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> TcpBackend:
+    """A mesh of all who have the same `store`."""
+    if world_size == 1:
+        return TcpBackend(0, 1, config=config)
+    if rank == 0:
+        listener = tcp.listen_everywhere()
+        store.set(_PLACE, _place(listener, config))
+        return TcpBackend(0, world_size, config=config, listener=listener)
+    return TcpBackend(rank, world_size, _ways_to(store, config), config=config)
+
+
+def _config(options: Any) -> DistributedConfig:
+    told = Environment.from_mapping()
+    settings: dict[str, Any] = {"timeout": group_seconds(options.timeout)}
+    for name in ("encryption", "shared_memory"):
+        if getattr(told, name) is not None:
+            settings[name] = getattr(told, name)
+    return DistributedConfig(**settings)
+
+
+def _place(listener: socket.socket, config: DistributedConfig) -> str:
+    """What the others are told: on which machine this is, and all addresses that may lead here, best first. Link-local
+    ones come last and without their scope, which means something on this machine alone."""
+    found = _interfaces(strict=True).addresses
+    hosts = [host.partition("%")[0] for host in sorted(found, key=lambda host: "%" in host)]
+    port = listener.getsockname()[1]
+    return json.dumps({"machine": machine_for(config).id.hex(), "hosts": hosts, "port": port})
+
+
+def _interfaces(*, strict: bool) -> Choice:
+    wanted = (Environment.from_mapping().interfaces or "").replace(",", " ").split()
+    return choose(list_interfaces(), wanted, strict=strict)
+
+
+def _ways_to(store: Any, config: DistributedConfig) -> list[str]:
+    """Rank 0's addresses as seen from here, the likeliest first. On its own machine that is loopback only where all
+    ranks must be there, because the store is at loopback: a rank listens for the others where it found rank 0."""
+    until = time.monotonic() + config.timeout
+    try:
+        store.wait([_PLACE], timedelta(seconds=config.timeout))  # `get` would wait for as long as the store was told
+    except RuntimeError as exc:  # stores have no one word for it
+        if time.monotonic() < until:
+            raise
+        how = "it did not say where it is; start it with the same store and world size"
+        raise RendezvousTimeoutError("waiting for rank 0", config.timeout, missing=[0], state=how) from exc
+    place = store.get(_PLACE)
+    try:
+        said = json.loads(place)
+        hosts, port, machine = [str(host) for host in said["hosts"]], int(said["port"]), str(said["machine"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RendezvousError(f"what the store has of rank 0 makes no sense: {place[:200]!r}") from exc
+    ways = (*_host_of(store), *reachable(hosts, _interfaces(strict=False)))
+    if machine == machine_for(config).id.hex():
+        elsewhere = [way for way in ways if not is_loopback(way)]
+        ways = (_LOOPBACK,) if len(elsewhere) < len(ways) else (*elsewhere, _LOOPBACK)
+    return [format_address(way, port) for way in dict.fromkeys(ways)]
+
+
+def _host_of(store: Any) -> list[str]:
+    """Where the store is: usually at rank 0, and then a way that is known to lead there."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return [str(store.host)] if isinstance(store, dist.TCPStore) else []

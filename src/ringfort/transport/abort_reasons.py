@@ -1,0 +1,118 @@
+"""What one rank tells the others when a group fails: the payload of an ABORT frame, and the error it becomes. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ringfort.errors import (
+    AbortedError,
+    ChannelClosedError,
+    CollectiveMismatchError,
+    DistributedError,
+    OperationTimeoutError,
+    PeerLostError,
+    ProtocolError,
+)
+from ringfort.transport.frames import MAX_CONTROL
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost"):
+    """A peer went away without a word."""
+
+    peer: int
+    reason: str
+    by: int | None = None
+    """Who has found out."""
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """A peer closed its backend while the group still needed it."""
+
+    peer: int
+
+
+class Mismatch(msgspec.Struct, frozen=True, tag="mismatch"):
+    """Two ranks called different things."""
+
+    rank: int
+    ours: str
+    peer: int
+    theirs: str
+    operation: int
+
+
+class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
+    """A rank gave up, for the reason it states."""
+
+    rank: int
+    reason: str
+
+
+class TimedOut(msgspec.Struct, frozen=True, tag="timeout"):
+    """A rank waited too long in a collective."""
+
+    rank: int
+    what: str
+    timeout: float
+    peer: int | None
+
+
+AbortReason = Lost | Left | Mismatch | Aborted | TimedOut
+
+_decoder: msgspec.msgpack.Decoder[AbortReason] = msgspec.msgpack.Decoder(AbortReason)
+_MAX_TEXT = 900
+"""Characters of free text, so that the worst UTF-8 still fits a control frame."""
+
+
+def encode(abort_reason: AbortReason) -> bytes:
+    """The payload; long reasons are cut."""
+    for name in ("reason", "what"):
+        text = getattr(abort_reason, name, "")
+        # A file's name in it may hold what UTF-8 cannot.
+        plain = text.encode(errors="replace").decode()
+        if len(plain) > _MAX_TEXT:
+            plain = plain[:_MAX_TEXT] + "..."
+        if plain != text:
+            abort_reason = msgspec.structs.replace(abort_reason, **{name: plain})
+    payload = msgspec.msgpack.encode(abort_reason)
+    assert len(payload) <= MAX_CONTROL
+    return payload
+
+
+def decode(payload: bytes) -> AbortReason:
+    """The notice; raises `ProtocolError` for anything else."""
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"an ABORT frame holds no notice: {exc}") from exc
+
+
+def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
+    """The error that `abort_reason` is at rank `me`. A new object each time: a raised exception keeps its traceback."""
+    match abort_reason:
+        case Lost(peer=peer, reason=reason, by=int() as other) if peer == me:  # to us, the other one is out of reach
+            return PeerLostError(other, f"it has lost this rank: {reason}")
+        case Lost(peer=peer, reason=reason):
+            return PeerLostError(peer, reason)
+        case Left(peer=peer):
+            return ChannelClosedError(f"rank {peer} has closed its backend", peer=peer)
+        case Mismatch(peer=peer) if peer == me:  # found by the other side: to us, that is the one who differs
+            return CollectiveMismatchError(
+                me, abort_reason.theirs, abort_reason.rank, abort_reason.ours, operation=abort_reason.operation
+            )
+        case Mismatch():
+            return CollectiveMismatchError(
+                abort_reason.rank,
+                abort_reason.ours,
+                abort_reason.peer,
+                abort_reason.theirs,
+                operation=abort_reason.operation,
+            )
+        case TimedOut(rank=rank) if rank == me:
+            return OperationTimeoutError(abort_reason.what, abort_reason.timeout, peer=abort_reason.peer)
+        case TimedOut():
+            return AbortedError(
+                f"{abort_reason.what}: timeout after {abort_reason.timeout:g} s", peer=abort_reason.rank
+            )
+        case Aborted(rank=rank, reason=reason):
+            return AbortedError(reason, peer=None if rank == me else rank)

@@ -1,0 +1,231 @@
+"""How a connection opens: who is there, of which cluster, and what for. Pure: bytes in, bytes out.
+
+    initiator                                       responder
+    preamble, Noise message 1              ->
+                                           <-       preamble, Noise message 2
+    Noise message 3: proof, purpose, ciphers ->
+                                           <-       record: proof, cipher
+    records                                <->      records
+
+The preamble is in the clear and never changes its form, so that two versions or two clusters can tell each other that
+they differ: magic "RGFT" · version (2 bytes) · mode (1) · 0 · network id (16). The Noise prologue binds it. Nothing of
+a node is said before the other side has proved the cluster's secret: the static Noise keys of message 2 and 3 are fresh
+for each process, and the responder's proof of identity waits for message 3.
+
+The initiator says which ciphers it prefers and the responder which one it is. All records but that answer, which is
+always AES-256-GCM, are sealed with it. Both words are sealed, so nobody on the way can talk the sides into another.
+
+With encryption off there are the preambles and then the purpose; what follows are the same messages without records.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Generator
+from struct import Struct
+
+import msgspec
+
+from ringfort.errors import (
+    EncryptionMismatchError,
+    HandshakeError,
+    NamespaceMismatchError,
+    ProtocolError,
+    VersionMismatchError,
+)
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES, MESSAGE_3_OVERHEAD, NoiseHandshake
+from ringfort.identity.proof import MAX_PROOF_BYTES, check_proof, make_proof
+from ringfort.transport import hello
+from ringfort.transport.ciphers import CIPHERS, agree, preferred
+from ringfort.transport.frames import PROTOCOL_VERSION
+from ringfort.transport.hello import MAX_PURPOSE, Hello
+from ringfort.transport.records import LENGTH, Opener, Sealer
+
+MAGIC = b"RGFT"
+PREAMBLE = Struct("<4sHBB16s")
+PLAIN, NOISE = 0, 1
+_MODES = {PLAIN: "off", NOISE: "on"}
+
+Steps = Generator[int, bytes, None]
+"""Yields how many bytes it wants next and is sent exactly those."""
+
+
+class Handshake:
+    """One side of a handshake. Send what is in `outgoing` (and empty it); read at most `wants` bytes and `feed`
+    them."""
+
+    def __init__(
+        self,
+        credentials: Credentials | None,
+        purpose: Hello | None = None,
+        *,
+        version: int = PROTOCOL_VERSION,
+        ciphers: tuple[int, ...] | None = None,
+    ) -> None:
+        """With a `purpose` this is the initiator's side. Without `credentials`, encryption is off. `ciphers` are those
+        that this machine prefers, unless a test says otherwise."""
+        self.outgoing = bytearray()
+        self.purpose = purpose
+        """What the connection is for; at the responder, once it is open."""
+        self.identity = b""
+        """The other side's identity key, once it has proved it."""
+        self.sealer: Sealer | None = None
+        self.opener: Opener | None = None
+        self.is_open = False
+        self.has_begun = False
+        """At the responder: whether the other side has sent a valid first message. A stranger can do that too."""
+        self._credentials = credentials
+        self._ciphers = preferred() if ciphers is None else ciphers
+        self._preamble = PREAMBLE.pack(
+            MAGIC,
+            version,
+            PLAIN if credentials is None else NOISE,
+            0,
+            credentials.namespace.network_id if credentials else b"",
+        )
+        self._data = bytearray()
+        self._steps = self._initiate(purpose) if purpose is not None else self._respond()
+        self.wants = next(self._steps)
+
+    def feed(self, data: bytes) -> None:
+        """Takes what arrived. Raises `ProtocolError` for a stranger, a `RefusedError` for a cousin, `HandshakeError`
+        for one who does not know the secret. What is then in `outgoing` may still be sent: it tells them why."""
+        self._data += data
+        if self._is_first and not MAGIC.startswith(self._data[: len(MAGIC)]):
+            raise _not_ringfort(self._data)
+        self.wants -= len(data)
+        if self.wants > 0:
+            return
+        taken, self._data = bytes(self._data), bytearray()
+        self._is_first = False
+        try:
+            self.wants = self._steps.send(taken)
+        except StopIteration:
+            self.wants = 0
+            self.is_open = True
+
+    _is_first = True
+
+    # --- the two sides --------------------------------------------------------------------------------------------
+
+    def _initiate(self, purpose: Hello) -> Steps:
+        self.outgoing += self._preamble
+        if self._credentials is None:
+            self._compare((yield PREAMBLE.size))
+            self.outgoing += _framed(hello.encode(purpose))
+            return
+        noise = self._noise(initiator=True)
+        self.outgoing += noise.write()
+        self._compare((yield PREAMBLE.size))
+        noise.read((yield MESSAGE_2_BYTES))
+        static = self._credentials.static_public
+        proof = make_proof(self._credentials.identity, static, initiator=True, binding=noise.binding)
+        said = (proof, hello.encode(purpose), self._ciphers)
+        self.outgoing += _framed(noise.write(msgspec.msgpack.encode(said)))
+        sealer, opener = self._split(noise)
+        head = yield LENGTH.size
+        length = opener.body_length(head)
+        if length > MAX_PROOF_BYTES + opener.overhead:
+            raise HandshakeError(f"a proof cannot have {length} bytes")
+        plain = bytearray(length + LENGTH.size - opener.overhead)
+        opener.open(head + (yield length), memoryview(plain))
+        if not plain or plain[0] not in self._ciphers:
+            raise HandshakeError("the other side chose a cipher that was not offered")
+        self._use(plain[0], sealer, opener)
+        self.identity = check_proof(bytes(plain[1:]), noise.remote_static, initiator=False, binding=noise.binding)
+
+    def _respond(self) -> Steps:
+        preamble = yield PREAMBLE.size
+        self.outgoing += self._preamble
+        self._compare(preamble)
+        if self._credentials is None:
+            self.has_begun = True
+            length = _checked(LENGTH.unpack((yield LENGTH.size))[0], MAX_PURPOSE)
+            self.purpose = hello.decode((yield length) if length else b"")
+            return
+        noise = self._noise(initiator=False)
+        noise.read((yield MESSAGE_1_BYTES))
+        self.has_begun = True
+        self.outgoing += noise.write()
+        limit = MAX_PURPOSE + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 64
+        length = _checked(LENGTH.unpack((yield LENGTH.size))[0], limit, least=MESSAGE_3_OVERHEAD)
+        payload = noise.read((yield length))
+        try:
+            proof, purpose, theirs = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes, tuple[int, ...]])
+        except msgspec.MsgspecError as exc:
+            raise HandshakeError(f"the third message says nothing that can be read: {exc}") from exc
+        self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
+        sealer, opener = self._split(noise)
+        static = self._credentials.static_public
+        ours = make_proof(self._credentials.identity, static, initiator=False, binding=noise.binding)
+        cipher = agree(self._ciphers, theirs)
+        self.outgoing += sealed(sealer, bytes((cipher,)) + ours)
+        self._use(cipher, sealer, opener)
+        self.purpose = hello.decode(purpose)
+
+    def _noise(self, *, initiator: bool) -> NoiseHandshake:
+        assert self._credentials is not None
+        return NoiseHandshake(
+            initiator=initiator,
+            static=self._credentials.static,
+            psk=self._credentials.namespace.handshake_key,
+            # Both sides have the same preamble, or they would not have come here.
+            prologue=self._preamble,
+        )
+
+    @staticmethod
+    def _split(noise: NoiseHandshake) -> tuple[Sealer, Opener]:
+        send, receive = noise.keys()
+        return Sealer(send), Opener(receive)
+
+    def _use(self, cipher: int, sealer: Sealer, opener: Opener) -> None:
+        kind = CIPHERS[cipher]
+        self.sealer, self.opener = sealer.with_cipher(kind), opener.with_cipher(kind)
+
+    def _compare(self, theirs: bytes) -> None:
+        magic, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)
+        _, our_version, our_mode, _, our_id = PREAMBLE.unpack(self._preamble)
+        if magic != MAGIC:
+            raise _not_ringfort(theirs)
+        if version != our_version:
+            raise VersionMismatchError(
+                f"it speaks protocol version {version}, this side {our_version}; "
+                f"`pip install --upgrade ringfort` on {'this side' if version > our_version else 'the other side'}"
+            )
+        if mode != our_mode:
+            raise EncryptionMismatchError(
+                f"its encryption is {_MODES.get(mode, mode)}, here it is {_MODES[our_mode]}; set the same on all ranks "
+                "(encryption=, RINGFORT_ENCRYPTION)"
+            )
+        if reserved:  # so that both preambles are the same to the last bit, as the prologue has it
+            raise ProtocolError(f"the reserved byte of a preamble is {reserved}; version {version} has 0 there")
+        if not hmac.compare_digest(network_id, our_id):
+            name = self._credentials.namespace.name if self._credentials else ""
+            raise NamespaceMismatchError(
+                f"it belongs to another cluster than this side, which is in {name!r}; run `ringfort key show` on one "
+                "machine and `ringfort key join` on the other"
+            )
+
+
+def _framed(body: bytes) -> bytes:
+    return LENGTH.pack(len(body)) + body
+
+
+def sealed(sealer: Sealer | None, body: bytes) -> bytes:
+    """`body` as it goes over an open connection: a record, or without a sealer its length and itself."""
+    if sealer is None:
+        return _framed(body)
+    record = bytearray(len(body) + sealer.overhead)
+    sealer.seal(body, memoryview(record))
+    return bytes(record)
+
+
+def _checked(length: int, limit: int, *, least: int = 0) -> int:
+    if not least <= length <= limit:
+        raise ProtocolError(f"a message claims {length} bytes; the limits are {least} and {limit}")
+    return length
+
+
+def _not_ringfort(data: bytes | bytearray) -> ProtocolError:
+    return ProtocolError(f"this is not Ringfort: it began with {bytes(data[:16])!r}")

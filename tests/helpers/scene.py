@@ -1,0 +1,108 @@
+"""One rank with a real engine, in virtual time, against peers that follow a script."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from ringfort.backends.mesh import MeshBackend
+from ringfort.config import MIB, DistributedConfig
+from ringfort.testing import VirtualClock
+from ringfort.transport.frames import DATA, HEADER_BYTES, RENDEZVOUS, Header, pack, parse
+from ringfort.transport.memory import MemoryPoller, MemoryStream, Pipe
+from tests.helpers.background import Background
+
+CONFIG = DistributedConfig(inbox_bytes=MIB)
+
+FOREVER = 1e9
+"""Seconds: more than passes while a test lets time run."""
+
+
+class Peer:
+    """The other end of a link, without an engine: writes and reads frames as the test says."""
+
+    def __init__(self, stream: MemoryStream) -> None:
+        self._stream = stream
+        self._unread = b""
+
+    def write(self, *pieces: bytes) -> None:
+        data = memoryview(b"".join(pieces))
+        assert self._stream.send(data) == len(data), "the pipe is full"
+
+    def say(self, data: bytes, *, tag: int = 0, is_rendezvous: bool = False) -> None:
+        """A whole message in one frame."""
+        size = len(data)
+        self.write(pack(DATA, tag=tag, length=size, total=size, flags=RENDEZVOUS if is_rendezvous else 0), data)
+
+    def frames(self) -> list[tuple[Header, bytes]]:
+        """All whole frames that have come since the last call."""
+        buffer = bytearray(1 << 20)
+        try:
+            while count := self._stream.recv_into(memoryview(buffer)):
+                self._unread += buffer[:count]
+        except BlockingIOError:
+            pass
+        found: list[tuple[Header, bytes]] = []
+        while len(self._unread) >= HEADER_BYTES:
+            header = parse(self._unread)
+            end = HEADER_BYTES + header.length
+            if len(self._unread) < end:
+                break
+            found.append((header, self._unread[HEADER_BYTES:end]))
+            self._unread = self._unread[end:]
+        return found
+
+    def kinds(self) -> list[int]:
+        return [header.kind for header, _ in self.frames()]
+
+    def end(self) -> None:
+        self._stream.close()
+
+
+class Scene:
+    """Rank 0 with an engine, and scripted peers from rank 1 on."""
+
+    def __init__(self, peers: int) -> None:
+        self.clock = VirtualClock()
+        poller = MemoryPoller(self.clock)
+        self.peers: dict[int, Peer] = {}
+        for rank in range(1, peers + 1):
+            there = Pipe(ring_reader=lambda: None, ring_writer=poller.ring)
+            back = Pipe(ring_reader=poller.ring, ring_writer=lambda: None)
+            poller.streams[rank] = MemoryStream(incoming=back, outgoing=there)
+            self.peers[rank] = Peer(MemoryStream(incoming=there, outgoing=back))
+        self.me = MeshBackend(0, peers + 1, CONFIG, dict(poller.streams), poller)
+
+    def recv(
+        self, size: int, src: int = 1, *, tag: int = 0, timeout: float = 60, is_asleep: bool = True
+    ) -> Background[bytes]:
+        """A receive in a thread of its own, asleep when this returns."""
+
+        def call() -> bytes:
+            into = bytearray(size)
+            self.me.recv(into, src, tag=tag, timeout=timeout)
+            return bytes(into)
+
+        return self.asleep(Background(call)) if is_asleep else Background(call)
+
+    def asleep(self, call: Background[bytes]) -> Background[bytes]:
+        """`call`, once its message is posted and the leader sleeps."""
+        self.clock.wait_for_sleepers(1)
+        engine = self.me._engine
+        while engine._arrivals:
+            self.clock.wait_for_sleepers(1)
+        return call
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.end()
+        self.me.close()
+
+
+@contextmanager
+def scene_with(peers: int) -> Generator[Scene, None, None]:
+    scene = Scene(peers)
+    try:
+        yield scene
+    finally:
+        scene.close()

@@ -1,0 +1,38 @@
+"""Several connections between every two ranks: every shipped check with every array cut; kills and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfort.collectives import parallel
+from ringfort.config import MIB
+from ringfort.testing import ALL_CHECKS, Check, GroupFactory, ring_group, simulated_group, sub_group_of, tcp_group
+from ringfort.testing.groups import with_connections, without_encryption, without_shared_memory
+from tests.cluster.test_processes import kill_one, memory_of
+
+GROUPS: dict[str, GroupFactory] = {
+    "simulated": simulated_group,
+    "tcp": without_shared_memory(tcp_group),
+    "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
+    "ring": without_shared_memory(ring_group),
+    "sub of tcp": sub_group_of(without_shared_memory(tcp_group)),
+}
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS.values(), ids=ALL_CHECKS)
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+def test_every_check_holds_over_connections(group: GroupFactory, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "LEAST", 8)
+    check.run(with_connections(group, 3))
+
+
+def test_killed_ranks_are_each_named_within_a_second() -> None:
+    seconds = sorted(kill_one(turn % 4, 64 * MIB, shared_memory="off", connections=3) for turn in range(12))
+    print(f"median {seconds[6]:.3f} s, worst {seconds[-1]:.3f} s")
+    assert seconds[-1] < 1
+
+
+def test_four_connections_take_little_memory_beside_the_array() -> None:
+    grown = memory_of(2, 512 * MIB, shared_memory="off", connections=4)
+    print(f"{grown / MIB:.1f} MiB")
+    assert grown < 32 * MIB

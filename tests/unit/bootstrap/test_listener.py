@@ -1,0 +1,507 @@
+"""The listener: all who come are heard at the same time, and strays are dropped without keeping anybody waiting."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from ringfort.bootstrap import listener as listener_module
+from ringfort.bootstrap.admission import MAX_WAITING
+from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.listener import Arrival, Listener
+from ringfort.errors import (
+    EncryptionMismatchError,
+    HandshakeError,
+    NamespaceMismatchError,
+    NoConnectionError,
+    RankTakenError,
+    TamperedError,
+    VersionMismatchError,
+)
+from ringfort.identity.credentials import Credentials
+from ringfort.identity.namespace import NetworkNamespace
+from ringfort.transport.frames import PROTOCOL_VERSION
+from ringfort.transport.handshake import MAGIC, NOISE, PLAIN, PREAMBLE, Handshake
+from ringfort.transport.hello import MAX_PURPOSE, Hello, Join, Ready, Refused
+from ringfort.transport.records import LENGTH
+from ringfort.transport.tcp import listen
+from tests.helpers.background import Background
+from tests.helpers.handshakes import CLUSTER, impostor, member
+
+JOIN = Join(1, 2, "here", 5)
+HOST = member()
+
+
+class Street:
+    """A listener and all who come to it, in one thread: nobody waits for anybody in a call that blocks."""
+
+    def __init__(self, credentials: Credentials | None = HOST) -> None:
+        self.listener = Listener(listen("127.0.0.1", 0), credentials)
+        self._sockets: list[socket.socket] = []
+
+    def call(self, words: bytes = b"") -> socket.socket:
+        """Somebody who connects and says `words`."""
+        sock = socket.create_connection(self.listener.address, timeout=5)
+        self.keep(sock)
+        sock.sendall(words)
+        return sock
+
+    def keep(self, sock: socket.socket) -> None:
+        """Closes `sock` in the end."""
+        self._sockets.append(sock)
+
+    def visit(
+        self, purpose: Hello = JOIN, credentials: Credentials | None = None, *, encryption: str = "on"
+    ) -> Background[Connection]:
+        """Somebody who opens a connection properly, in a thread."""
+        sock = self.call()
+        credentials = (credentials or member()) if encryption == "on" else None
+        return Background(Connection.open, sock, credentials, purpose, "rank 0", soon())
+
+    def arrivals(self, wanted: int = 1) -> list[Arrival]:
+        """The first `wanted` who are let in."""
+        found: list[Arrival] = []
+        deadline = soon()
+        while len(found) < wanted:
+            found += self.listener.wait(deadline)[0]
+            assert time.monotonic() < deadline, f"nobody comes; turned away: {self.listener.turned_away}"
+        self._sockets += [arrival.connection.sock for arrival in found]
+        return found
+
+    def turned_away(self, number: int = 1) -> str:
+        """What is said about them, once so many were turned away."""
+        deadline = soon()
+        while len(self.listener.turned_away) < number:
+            assert self.listener.wait(deadline)[0] == []
+            assert time.monotonic() < deadline, "nobody is turned away"
+        return "; ".join(self.listener.turned_away)
+
+    def close(self) -> None:
+        self.listener.close()
+        for sock in self._sockets:
+            sock.close()
+
+
+@pytest.fixture
+def street() -> Iterator[Street]:
+    street = Street()
+    yield street
+    street.close()
+
+
+def soon() -> float:
+    return time.monotonic() + 5
+
+
+def address_of(sock: socket.socket) -> str:
+    return "{}:{}".format(*sock.getsockname())
+
+
+def ends(sock: socket.socket) -> bool:
+    """Whether the other side has closed, perhaps with unread words of ours."""
+    try:
+        while sock.recv(1000):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_somebody_who_proves_membership_arrives_with_what_they_came_for(encryption: str) -> None:
+    street = Street(HOST if encryption == "on" else None)
+    visitor = member()
+    visit = street.visit(credentials=visitor, encryption=encryption)
+    [arrival] = street.arrivals()
+    connection = visit.result()
+    assert arrival.said == JOIN
+    assert arrival.address == address_of(connection.sock)
+    assert arrival.connection.identity == (visitor.identity.public_key if encryption == "on" else b"")
+    assert connection.identity == (HOST.identity.public_key if encryption == "on" else b"")
+    arrival.connection.say(Ready(), soon())
+    connection.sock.settimeout(5)
+    assert connection.hear("rank 0", soon()) == Ready()
+    street.close()
+
+
+def test_many_at_once_are_all_heard(street: Street) -> None:
+    visits = [street.visit(Join(rank, 10, "", 0)) for rank in range(10)]
+    found = street.arrivals(10)
+    assert {arrival.said for arrival in found} == {Join(rank, 10, "", 0) for rank in range(10)}
+    for visit in visits:
+        visit.result()
+
+
+def test_an_handshake_in_single_bytes_is_heard_and_not_a_byte_more_is_read(street: Street) -> None:
+    sock = street.call()
+    handshake = Handshake(member(), JOIN)
+    found: list[Arrival] = []
+    deadline = soon()
+    sock.setblocking(False)
+    while not handshake.is_open:
+        for place in range(len(handshake.outgoing)):
+            sock.send(handshake.outgoing[place : place + 1])
+            found += street.listener.wait(time.monotonic() + 0.01)[0]
+        handshake.outgoing.clear()
+        try:
+            handshake.feed(sock.recv(handshake.wants))
+        except BlockingIOError:
+            found += street.listener.wait(time.monotonic() + 0.01)[0]
+        assert time.monotonic() < deadline
+    [arrival] = found
+    assert arrival.said == JOIN
+    sock.send(b"more")
+    arrival.connection.sock.settimeout(5)
+    assert arrival.connection.sock.recv(100) == b"more"
+    arrival.connection.close()
+
+
+# --- strays -----------------------------------------------------------------------------------------------------------
+
+
+def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
+    return PREAMBLE.pack(MAGIC, version, mode, 0, network_id)
+
+
+def wrong_third_message() -> bytes:
+    """All that a stranger can prepare beforehand; its third message opens under no key."""
+    return bytes(Handshake(impostor(), JOIN).outgoing) + LENGTH.pack(300) + bytes(300)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not Ringfort"),
+        (b"GET /\r\n", "not Ringfort"),
+        (b"\x16\x03\x01\x02\x00\x01", "not Ringfort"),
+        (preamble() + bytes(48), "does not know this cluster's secret"),
+        (wrong_third_message(), "does not know this cluster's secret"),
+        (bytes(Handshake(member(), JOIN).outgoing) + b"\xff\xff\xff\xff", "claims 4294967295 bytes"),
+        (preamble(version=99), f"version 99, this side {PROTOCOL_VERSION}"),
+        (preamble(mode=PLAIN, network_id=bytes(16)), "its encryption is off, here it is on"),
+        (preamble(network_id=bytes(16)), "belongs to another cluster than this side, which is in 'lab'"),
+    ],
+    ids=["http", "short http", "tls", "no key", "no secret", "too long", "version", "mode", "cluster"],
+)
+def test_a_stray_is_dropped_noted_and_logged(
+    street: Street, caplog: pytest.LogCaptureFixture, words: bytes, complaint: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        sock = street.call(words)
+        noted = street.turned_away()
+    assert complaint in noted
+    assert address_of(sock) in noted
+    assert complaint in caplog.text
+    assert ends(sock)
+
+
+def test_a_plain_listener_drops_what_is_no_hello_and_what_is_too_long() -> None:
+    street = Street(None)
+    plain = preamble(mode=PLAIN, network_id=bytes(16))
+    street.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
+    assert "cannot be read" in street.turned_away()
+    street.call(plain + LENGTH.pack(MAX_PURPOSE + 1))
+    assert str(MAX_PURPOSE + 1) in street.turned_away(2)
+    street.close()
+
+
+def test_a_port_scanner_is_dropped(street: Street) -> None:
+    street.call().close()
+    assert "closed before it said who it is" in street.turned_away()
+
+
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_a_cousin_is_told_why(street: Street, encryption: str) -> None:
+    visit = street.visit(credentials=member(NetworkNamespace.generate()), encryption=encryption)
+    street.turned_away()
+    with pytest.raises(NamespaceMismatchError if encryption == "on" else EncryptionMismatchError, match="rank 0: "):
+        visit.result()
+
+
+def test_another_version_is_told_why(street: Street) -> None:
+    handshake = Handshake(member(), JOIN, version=7)
+    sock = street.call(bytes(handshake.outgoing))
+    street.turned_away()
+    with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side 7"):
+        handshake.feed(sock.recv(handshake.wants))
+
+
+def test_who_does_not_know_the_secret_is_dropped_without_a_name(street: Street) -> None:
+    visit = street.visit(credentials=impostor())
+    assert "does not know this cluster's secret" in street.turned_away()
+    with pytest.raises(NoConnectionError):
+        visit.result()
+
+
+def test_a_silent_client_is_dropped_in_the_end(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT", 0.05)
+    sock = street.call()
+    assert "said nothing useful for 0.05 s" in street.turned_away()
+    assert sock.recv(1) == b""
+
+
+def test_a_client_that_drips_is_dropped_as_soon_as_a_silent_one(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT", 0.2)
+    sock = street.call()
+    words = iter(bytes(Handshake(member(), JOIN).outgoing))
+    start = time.monotonic()
+    while not street.listener.turned_away:
+        sock.sendall(bytes([next(words)]))  # always something, never enough
+        for _ in range(2):  # takes the byte, and then waits for another
+            street.listener.wait(time.monotonic() + 0.01)
+    assert "said nothing useful for 0.2 s" in street.listener.turned_away[0]
+    assert 0.2 <= time.monotonic() - start < 2
+    assert ends(sock)
+
+
+def test_who_has_no_room_for_what_it_is_told_is_dropped(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = socket.socket.send
+    monkeypatch.setattr(socket.socket, "send", lambda sock, data: send(sock, data[:1]))
+    street.call(bytes(Handshake(member(), JOIN).outgoing))
+    assert "it does not read what it is told" in street.turned_away()
+
+
+def test_the_oldest_stranger_makes_room_for_a_new_one(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "MAX_WAITING", 3)
+    strangers = [street.call() for _ in range(3)]
+    visit = street.visit()
+    street.arrivals()
+    visit.result()
+    assert "too many strangers" in street.turned_away()
+    assert strangers[0].recv(1) == b""
+
+
+@pytest.mark.parametrize("kind", ["silent, the same address", "half a handshake, another address"])
+def test_a_member_whose_answer_takes_long_keeps_its_place_in_a_flood(street: Street, kind: str) -> None:
+    """Between its first message and its third, four times as many come as there are places."""
+    words = b"" if "silent" in kind else bytes(Handshake(impostor(), JOIN).outgoing)
+    source = ("127.0.0.1" if "the same" in kind else "127.0.0.2", 0)
+
+    def flood() -> None:
+        for _ in range(2 * MAX_WAITING):
+            sock = socket.create_connection(street.listener.address, timeout=5, source_address=source)
+            street.keep(sock)
+            sock.sendall(words)
+            assert street.listener.wait(time.monotonic())[0] == []
+
+    flood()
+    handshake = Handshake(member(), JOIN)
+    sock = street.call(bytes(handshake.outgoing))
+    handshake.outgoing.clear()
+    flood()
+    while not handshake.outgoing:
+        handshake.feed(sock.recv(handshake.wants))
+    flood()
+    sock.sendall(handshake.outgoing)
+    [arrival] = street.arrivals()
+    assert arrival.said == JOIN
+
+
+class Full(socket.socket):
+    """A listening socket whose process has no descriptor left. Counts how often it was asked."""
+
+    asked = 0
+    is_full = True
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        if self.is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    slept: list[float] = []
+    monkeypatch.setattr(listener_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    full = Full(fileno=listen("127.0.0.1", 0).detach())
+    listener = Listener(full, HOST)
+    select = listener._selector.select
+
+    def sleep(seconds: float) -> object:
+        found = select(0)
+        if not found:  # nothing to do until then
+            slept.append(seconds)
+            now[0] += seconds
+        return found
+
+    monkeypatch.setattr(listener._selector, "select", sleep)
+    with socket.create_connection(listener.address, timeout=5) as caller, caplog.at_level(logging.WARNING):
+        while now[0] < 1002:
+            assert listener.wait(1002) == ([], [])
+        assert full.asked == 20
+        assert len(slept) == 20
+        assert len(caplog.records) == 1
+        where = f"127.0.0.1:{listener.address[1]}"
+        assert f"cannot accept connections at {where}: Too many open files; raise the limit with" in caplog.text
+        full.is_full = False
+        while not listener._waiting:
+            listener.wait(1010)
+        assert now[0] < 1003
+        assert listener._waiting[next(iter(listener._waiting))].address == address_of(caller)
+    listener.close()
+
+
+def test_a_stranger_that_speaks_while_it_makes_room_is_no_problem(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "MAX_WAITING", 1)
+    first = street.call()
+    street.listener.wait(time.monotonic() + 0.2)
+    visit = street.visit()  # both stir before the listener looks again
+    first.sendall(b"RG")
+    street.arrivals()
+    visit.result()
+    assert "too many strangers" in street.turned_away()
+
+
+def test_a_thousand_strangers_are_few_lines_in_the_log_that_count_them_all(
+    street: Street, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_LOG_EVERY", 60.0)
+    turned = 0
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(1000):
+            before = street.listener._unlogged, len(caplog.records)
+            street.call(b"hello?").close()
+            deadline = soon()
+            while (street.listener._unlogged, len(caplog.records)) == before:
+                street.listener.wait(deadline)
+                assert time.monotonic() < deadline
+            turned += 1
+        assert len(caplog.records) == 1
+        street.listener.close()
+    assert turned == 1000
+    assert len(caplog.records) == 2
+    assert "turned away 999 more" in caplog.text
+    assert len(street.listener.turned_away) == 8
+
+
+# --- after the handshake
+# ------------------------------------------------------------------------------------------------
+
+
+def test_who_is_refused_hears_why(street: Street) -> None:
+    visit = street.visit()
+    [arrival] = street.arrivals()
+    street.listener.refuse(arrival, "rank_taken", "rank 1 is here already")
+    with pytest.raises(RankTakenError, match="rank 1 is here already"):
+        visit.result().hear("rank 0", soon())
+    assert "rank 1 is here already" in street.listener.turned_away[0]
+
+
+def test_a_watched_channel_that_stirs_is_reported(street: Street) -> None:
+    visit = street.visit()
+    [arrival] = street.arrivals()
+    street.listener.watch(arrival.connection)
+    connection = visit.result()
+    assert street.listener.wait(time.monotonic()) == ([], [])
+    connection.close()
+    assert street.listener.wait(soon()) == ([], [arrival.connection.sock])
+    street.listener.forget(arrival.connection)
+
+
+def test_a_listener_that_closes_closes_on_those_outside(street: Street) -> None:
+    sock = street.call()
+    street.listener.wait(soon())
+    street.listener.close()
+    assert sock.recv(1) == b""
+
+
+# --- connections
+# ---------------------------------------------------------------------------------------------------------
+
+
+def connections(encryption: str) -> tuple[Connection, Connection]:
+    """Both ends of an open connection."""
+    credentials = member() if encryption == "on" else None
+    initiator, responder = Handshake(credentials, JOIN), Handshake(credentials)
+    while not (initiator.is_open and responder.is_open):
+        for one, other in ((initiator, responder), (responder, initiator)):
+            data = bytes(one.outgoing)
+            one.outgoing.clear()
+            while data:
+                piece, data = data[: other.wants], data[other.wants :]
+                other.feed(piece)
+    a, b = socket.socketpair()
+    return Connection(a, initiator), Connection(b, responder)
+
+
+@pytest.fixture(params=["on", "off"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Connection, Connection]]:
+    pair = connections(request.param)
+    yield pair
+    for connection in pair:
+        connection.close()
+
+
+def test_what_is_said_is_heard_and_nothing_behind_it(pair: tuple[Connection, Connection]) -> None:
+    a, b = pair
+    a.say(Ready(), soon())
+    a.sock.sendall(b"data")
+    assert b.hear("rank 1", soon()) == Ready()
+    assert b.sock.recv(10) == b"data"
+
+
+def test_a_peer_that_does_not_answer_is_named(pair: tuple[Connection, Connection]) -> None:
+    with pytest.raises(NoConnectionError, match="rank 7 accepted the connection but did not answer"):
+        pair[0].hear("rank 7", time.monotonic() + 0.05)
+
+
+def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[Connection, Connection]) -> None:
+    pair[1].close()
+    with pytest.raises(NoConnectionError, match="rank 7 closed the connection"):
+        pair[0].hear("rank 7", soon())
+    with pytest.raises(NoConnectionError, match="broke"):
+        pair[0].say(Ready(), soon())
+
+
+def test_a_refusal_is_raised_as_what_it_means(pair: tuple[Connection, Connection]) -> None:
+    pair[1].say(Refused("rank_taken", "taken"), soon())
+    with pytest.raises(RankTakenError, match="refused by rank 7: taken"):
+        pair[0].hear("rank 7", soon())
+
+
+def test_a_refusal_to_somebody_who_has_gone_is_no_error(pair: tuple[Connection, Connection]) -> None:
+    pair[1].close()
+    pair[0].refuse("failed", "too late")
+
+
+@pytest.mark.parametrize("far", [1e10, 1e300])
+def test_a_deadline_may_be_further_than_any_clock_counts(pair: tuple[Connection, Connection], far: float) -> None:
+    pair[0].say(Ready(), far)
+    assert pair[1].hear("rank 1", far) == Ready()
+
+
+def test_a_hello_that_was_changed_on_the_way_is_noticed() -> None:
+    a, b = connections("on")
+    a.say(Ready(), soon())
+    b.sock.settimeout(5)
+    record = bytearray(b.sock.recv(1000))
+    record[-1] ^= 1
+    a.sock.sendall(record)
+    with pytest.raises(TamperedError):
+        b.hear("rank 1", soon())
+    a.close()
+    b.close()
+
+
+def test_whoever_answers_without_the_secret_is_a_handshake_error_that_names_them() -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        b.sendall(preamble() + bytes(96))
+        with pytest.raises(HandshakeError, match="rank 7: "):
+            Connection.open(a, member(), JOIN, "rank 7", soon())

@@ -1,0 +1,136 @@
+"""What a finder makes of what it hears, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ringfort.cluster.discovery.interfaces import Choice, Interface
+from ringfort.cluster.discovery.mdns import Announcement
+from ringfort.cluster.net import connector as connector_module
+from ringfort.cluster.net.connector import MAX_REFUSALS, Finder, FinderEvents
+from ringfort.cluster.net.setup import Setup
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.errors import DistributedError, NamespaceMismatchError, NoConnectionError
+from tests.helpers.handshakes import member
+
+WIRE = Interface(name="eth0", index=2, addresses=("10.0.0.1",), prefixes=(24,))
+FIRST, LAST = "0" * 16, "z" * 16
+"""Tokens below and above every other."""
+
+
+class Dials:
+    """Every dial ends as `outcome` says; None leaves it under way."""
+
+    def __init__(self) -> None:
+        self.dialled: list[str] = []
+        self.outcome: DistributedError | None = None
+
+    async def __call__(self, host: str, port: int, *_: object) -> Any:
+        self.dialled.append(f"{host}:{port}")
+        if self.outcome is None:
+            await asyncio.Event().wait()
+        raise self.outcome or AssertionError
+
+
+def run(scene: Callable[[Finder], Awaitable[None]]) -> None:
+    async def main() -> None:
+        setup = Setup.make(AutoDiscoveryConfig(multicast=False), 1, member())
+        finder = Finder(setup, FinderEvents(lambda *_: None, lambda _: None, lambda *_: None))
+        finder.choice = Choice((WIRE,))
+        try:
+            await scene(finder)
+        finally:
+            await finder.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def dials(monkeypatch: pytest.MonkeyPatch) -> Dials:
+    made = Dials()
+    monkeypatch.setattr(connector_module, "dial", made)
+    return made
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_the_one_with_the_lower_token_dials_and_the_other_waits_a_moment(
+    dials: Dials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(finder: Finder) -> None:
+        later: list[Callable[[], None]] = []
+        loop = asyncio.get_running_loop()
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_later", lambda seconds, action: later.append(action))
+            finder._heard(Announcement(FIRST, ("10.0.0.2",), 7))
+        await turns()
+        assert dials.dialled == []
+        finder._heard(Announcement(LAST, ("10.0.0.3",), 7))
+        await turns()
+        assert dials.dialled == ["10.0.0.3:7"]
+        later[0]()  # the other has not come
+        await turns()
+        assert dials.dialled == ["10.0.0.3:7", "10.0.0.2:7"]
+
+    run(scene)
+
+
+def test_addresses_that_are_announced_no_more_are_forgotten(dials: Dials) -> None:
+    async def scene(finder: Finder) -> None:
+        finder._heard(Announcement(LAST, ("10.0.0.2", "10.0.0.3"), 7))
+        finder._heard(Announcement(LAST, ("10.0.0.3", "10.0.0.4"), 7))
+        assert sorted(finder.directory.addresses(LAST)) == ["10.0.0.3:7", "10.0.0.4:7"]
+        finder._gone(LAST)
+        assert finder.directory.addresses(LAST) == []
+
+    run(scene)
+
+
+def test_what_is_no_address_is_not_learnt(dials: Dials) -> None:
+    async def scene(finder: Finder) -> None:
+        finder.learn(f"node.{LAST}", ["nonsense", "10.0.0.2:0", ":::", "10.0.0.2:7"], "somebody")
+        assert finder.directory.addresses(LAST) == ["10.0.0.2:7"]
+
+    run(scene)
+
+
+def test_who_refuses_is_remembered_and_who_is_not_there_is_not(dials: Dials) -> None:
+    async def scene(finder: Finder) -> None:
+        dials.outcome = NamespaceMismatchError("another cluster")
+        await finder._dial("10.0.0.2:7")
+        await finder._dial("10.0.0.2:7")
+        dials.outcome = NoConnectionError("Connection refused")
+        await finder._dial("10.0.0.3:7")
+        assert list(finder.refusals) == ["10.0.0.2:7: another cluster"]
+
+    run(scene)
+
+
+def test_of_one_that_keeps_coming_one_line_is_kept_and_of_many_the_last(dials: Dials) -> None:
+    async def scene(finder: Finder) -> None:
+        for port in (1, 2, 3):
+            finder.refused(f"10.0.0.2:{port}", "not Ringfort")
+        finder.refused("10.0.0.2:4", "another cluster")
+        assert list(finder.refusals) == ["10.0.0.2:3: not Ringfort", "10.0.0.2:4: another cluster"]
+        for host in range(100):
+            finder.refused(f"10.0.1.{host}:1", "not Ringfort")
+        assert len(finder.refusals) == MAX_REFUSALS
+
+    run(scene)
+
+
+def test_a_finder_that_is_closed_dials_nobody(dials: Dials) -> None:
+    async def scene(finder: Finder) -> None:
+        await finder.close()
+        finder._heard(Announcement(LAST, ("10.0.0.2",), 7))
+        await turns()
+        assert dials.dialled == []
+
+    run(scene)

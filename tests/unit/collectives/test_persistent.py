@@ -1,0 +1,132 @@
+"""All-reduces that are like one before them: the second time goes another way and ends the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp, SimulatedBackend
+from ringfort.collectives.cost_model import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES
+from ringfort.collectives.persistent import _VIEWED, OverLinks
+from ringfort.collectives.shared_memory import SMALL_BYTES, SharedReducer
+from ringfort.errors import AbortedError
+from ringfort.testing import run_ranks
+from ringfort.testing.groups import closing_all, tcp_group
+from ringfort.testing.ranks import results
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each all-reduce that goes over links by what was kept ready."""
+    found: list[int] = []
+    through = OverLinks.__call__
+
+    def spy(self: OverLinks, flat: Any) -> None:
+        found.append(flat.nbytes)
+        through(self, flat)
+
+    monkeypatch.setattr(OverLinks, "__call__", spy)
+    return found
+
+
+@pytest.mark.parametrize("encryption", ["on", "off"])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float16])
+def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
+    world_size: int, op: Any, dtype: Any, encryption: Any, short: list[int]
+) -> None:
+    if op is ReduceOp.MEAN and dtype is np.int32:
+        op = ReduceOp.MIN
+    nbytes = (64, _VIEWED - 8, _VIEWED, _VIEWED + 8, DOUBLING_BYTES + 8, BLOCK_BYTES, BLOCK_BYTES + 8, READY_BYTES)
+    sizes = [size // np.dtype(dtype).itemsize for size in nbytes]
+
+    def program(backend: Backend) -> list[tuple[bytes, bytes]]:
+        context = DistributedContext(backend)
+        found: list[tuple[bytes, bytes]] = []
+        for size in sizes:
+            own = np.random.default_rng((size, context.rank)).normal(0, 100, size).astype(dtype)
+            if own.dtype == np.float32:
+                own.view(np.uint32)[0] = 0x7FC00001 + context.rank  # a sum of two of them is one of them: the first
+            found.append((context.all_reduce(own.copy(), op).tobytes(), context.all_reduce(own.copy(), op).tobytes()))
+        return found
+
+    with tcp_group(world_size, DistributedConfig(timeout=20, shared_memory="off", encryption=encryption)) as backends:
+        first, *others = results(run_ranks(backends, program))
+    assert all(usual == quick for usual, quick in first)
+    assert all(other == first for other in others)
+    assert len(short) == world_size * len(sizes)
+
+
+def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_timeout(short: list[int]) -> None:
+    def program(backend: Backend) -> None:
+        context = DistributedContext(backend)
+        x = np.ones((3, 5), np.float32)
+        context.all_reduce(x)
+        assert short == []
+        backend.barrier()
+        assert context.all_reduce(x, async_op=True).wait() is x
+        assert context.all_reduce(x, timeout=20) is x
+        context.all_reduce(x, timeout=19)
+        context.all_reduce(x.T)
+        context.all_reduce(x, strategy=AllReduceStrategy.RING)
+        assert set(x.ravel()) == {2.0**6}
+
+    with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
+        results(run_ranks(backends, program))
+    assert short == [60] * 4
+
+
+def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know() -> None:
+    def program(backend: Backend) -> None:
+        context = DistributedContext(backend)
+        x = np.ones(BLOCK_BYTES, np.float32)
+        context.all_reduce(x)
+        if context.rank == 0:
+            ready = next(iter(backend.persistent.values())).run
+            assert isinstance(ready, OverLinks)
+            ready._steps = tuple((step._replace(combine=interrupted), place) for step, place in ready._steps)
+            with pytest.raises(KeyboardInterrupt):
+                context.all_reduce(x)
+        else:
+            with pytest.raises(AbortedError):
+                context.all_reduce(x)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
+        results(run_ranks(backends, program))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_more_than_a_frame_for_a_partner_is_not_kept_ready(world_size: int) -> None:
+    def ready(backend: Backend, flat: Any) -> OverLinks | None:
+        shared_reducer = SharedReducer(flat.dtype, np.add, np.add)
+        return OverLinks.suited(backend, AllReduceStrategy.HALVING_DOUBLING, bytes(16), flat, shared_reducer)
+
+    with closing_all(SimulatedBackend.create_group(world_size)) as backends:
+        for backend in backends:
+            assert ready(backend, np.empty(READY_BYTES // 4, np.float32)) is not None
+            assert ready(backend, np.empty(READY_BYTES // 4 + 2, np.float32)) is None
+
+
+@pytest.mark.parametrize("shared_memory", ["on", "off"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_rank_that_has_it_ready_meets_one_that_goes_the_ordinary_way(world_size: int, shared_memory: Any) -> None:
+    """As one does that passes a timeout of its own. The sizes are odd, so that shares are not alike."""
+    sizes = [3, SMALL_BYTES // 4 + 1, BLOCK_BYTES // 4 + 1, READY_BYTES // 8 + 1, READY_BYTES // 4 - 1]
+
+    def program(backend: Backend) -> None:
+        context = DistributedContext(backend)
+        for size in sizes:
+            parts = [np.random.default_rng((size, r)).integers(0, 1000, size, np.int32) for r in range(world_size)]
+            for turn in range(world_size + 1):
+                timeout = 20.0 if turn and context.rank == turn - 1 else None
+                total = context.all_reduce(parts[context.rank].copy(), timeout=timeout)
+                assert np.array_equal(total, sum(parts)), (size, turn)
+
+    with tcp_group(world_size, DistributedConfig(timeout=20, shared_memory=shared_memory)) as backends:
+        results(run_ranks(backends, program))

@@ -1,0 +1,63 @@
+"""Agents' connections: each is with the rank whose identity the group knows, and with nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.listener import Listener
+from ringfort.bootstrap.rendezvous import Terms
+from ringfort.errors import HandshakeError, RefusedError
+from ringfort.rpc import setup
+from ringfort.transport.hello import Calls
+from ringfort.transport.machine import Machine
+from ringfort.transport.tcp import connect, listen
+from tests.helpers.background import Background
+from tests.helpers.handshakes import member
+
+TOKEN = bytes(16)
+
+
+def terms() -> Terms:
+    """Those of a machine of its own."""
+    return Terms.begin(20, member(), Machine())
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener(listen("127.0.0.1", 0), member())
+    yield listener
+    listener.close()
+
+
+def test_a_member_with_another_key_does_not_get_a_ranks_connection_and_the_rank_does(listener: Listener) -> None:
+    rank = terms()
+    keys = [b"", rank.credentials.identity.public_key]
+    connections: dict[int, Connection] = {}
+    accepting = Background(setup._accept, [listener], range(1, 2), TOKEN, keys, connections, terms())
+    other = terms()
+    claim = Connection.open(
+        connect([listener.address], other.deadline), other.credentials, Calls(1, TOKEN), "rank 0", other.deadline
+    )
+    with pytest.raises(RefusedError, match="for the agents of a group that has formed"):
+        claim.hear("rank 0", other.deadline)
+    claim.close()
+    sock = connect([listener.address], rank.deadline)
+    connection = Connection.open(sock, rank.credentials, Calls(1, TOKEN), "rank 0", rank.deadline)
+    accepting.result()
+    assert connections[1].identity == keys[1]
+    for each in (connection, *connections.values()):
+        each.close()
+
+
+def test_whoever_answers_in_a_ranks_place_with_another_key_is_not_called(listener: Listener) -> None:
+    here = terms()
+    connections: dict[int, Connection] = {}
+    keys = [b"", here.credentials.identity.public_key]
+    accepting = Background(setup._accept, [listener], range(1, 2), TOKEN, keys, connections, terms())
+    with pytest.raises(HandshakeError, match="another machine answers"):
+        setup._connect(0, [listener.address], Calls(1, TOKEN), member().identity.public_key, here)
+    accepting.result()
+    connections[1].close()
