@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend, Ready, Traffic
-from ringfort.backends.group import Group
+from ringfort.backends.base import Backend
+from ringfort.backends.group import Group, Traffic
 from ringfort.backends.sub import SubBackend
-from ringfort.collectives import movements, objects, reductions
+from ringfort.collectives import objects
+from ringfort.collectives.all_gather import all_gather, gather
+from ringfort.collectives.all_reduce import all_reduce
+from ringfort.collectives.all_to_all import all_to_all
 from ringfort.collectives.arrays import as_view
-from ringfort.collectives.operation import Operation
+from ringfort.collectives.broadcast import broadcast
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.plan import Operation, Plan
+from ringfort.collectives.reduce import reduce
+from ringfort.collectives.reduce_scatter import reduce_scatter
+from ringfort.collectives.scatter import scatter
 from ringfort.collectives.work import Runner, Work
 from ringfort.compression import collective as compressed
+from ringfort.compression.calls import describe
 from ringfort.compression.collective import Compression
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import CompressionStrategy
@@ -57,6 +65,8 @@ class DistributedContext:
         """How tensors on a GPU get to the network and back, by device: see `ringfort.torch.gpu`."""
         self._traffic = Traffic()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
+        self._group: Group | None = None
+        self._fast_plans: dict[object, Plan] = {}
         keep_from_children(self)
 
     def abandon(self) -> None:
@@ -75,8 +85,13 @@ class DistributedContext:
 
     @property
     def group(self) -> Group:
-        """What is true only for the ranks that are this context's group now."""
-        return self.backend.current.group
+        """The ranks that are this context's group now, and what is true only for them. Where groups follow each other,
+        as epochs do, the context takes the next one here and keeps its metrics and its queue."""
+        group = self.backend.group
+        if group is not self._group:
+            group.describe_calls(describe)
+            self._group, self._fast_plans = group, group.fast_plans  # which are cleared when the group ends
+        return group
 
     @property
     def is_master(self) -> bool:
@@ -121,27 +136,26 @@ class DistributedContext:
             and not async_op
         ):
             # Like one before it. All in one place: of the 2 us that a tiny one takes, a call more would be a fiftieth.
-            key = (x.dtype, x.size) if op is _SUM else (x.dtype, x.size, id(op))  # as quick.key_of
-            ready, runner = self.backend.persistent.get(key), self._runner
-            if ready is not None and x.flags.carray and not runner.queue:
+            key = (x.dtype, x.size) if op is _SUM else (x.dtype, x.size, id(op))  # as collectives/all_reduce.py
+            plan, runner = self._fast_plans.get(key), self._runner
+            if plan is not None and x.flags.carray and not runner.queue:
                 try:
                     with runner.turn:  # which is free, but for what was issued before; not by hand, because of Ctrl-C
                         start = perf_counter()
-                        ready.run(x if x.ndim == 1 else x.reshape(-1))
+                        plan.run(x if x.ndim == 1 else x.reshape(-1))
                         seconds = perf_counter() - start
                 except BaseException:
                     self.metrics.record_operation("all_reduce", 0.0, 0, failed=True)
                     raise
-                if ready.metrics is not self.metrics:
-                    self._attend(ready, seconds, x.nbytes)
+                if plan.metrics is not self.metrics:
+                    self._count_first(plan, seconds, x.nbytes)
                     return x
-                durations = ready.durations
+                durations = plan.durations
                 durations.append(seconds)
                 if len(durations) >= MOST_RECENT:
                     self.metrics.count_recent()
                 return x
-        operation = reductions.all_reduce(self.backend.current, x, op, strategy=strategy, timeout=timeout)
-        return self.issue(operation, async_op)
+        return self.issue(all_reduce(self.group, x, op, strategy=strategy, timeout=timeout), async_op)
 
     def all_reduce_compressed(
         self,
@@ -155,7 +169,7 @@ class DistributedContext:
     ) -> Any:
         """`all_reduce(x, compression=...)` where several tensors, of these names and shapes, lie in `x` in a row."""
         operation = compressed.all_reduce(
-            self.backend.current, x, op, compression=compression, tensors=tensors, timeout=timeout, metrics=self.metrics
+            self.group, x, op, compression=compression, tensors=tensors, timeout=timeout, metrics=self.metrics
         )
         return self.issue(operation, async_op)
 
@@ -170,8 +184,7 @@ class DistributedContext:
         async_op: bool = False,
     ) -> Any:
         """The root's `x` becomes the reduction of all, in place; the others keep theirs. Returns `x`."""
-        operation = reductions.reduce(self.backend.current, x, root, op, strategy=strategy, timeout=timeout)
-        return self.issue(operation, async_op)
+        return self.issue(reduce(self.group, x, root, op, strategy=strategy, timeout=timeout), async_op)
 
     def broadcast(
         self,
@@ -183,28 +196,36 @@ class DistributedContext:
         async_op: bool = False,
     ) -> Any:
         """Every rank's `x` becomes the root's, in place; returns `x`."""
-        return self.issue(
-            movements.broadcast(self.backend.current, x, root, strategy=strategy, timeout=timeout), async_op
-        )
+        return self.issue(broadcast(self.group, x, root, strategy=strategy, timeout=timeout), async_op)
 
-    def all_gather(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
-        return self.issue(movements.all_gather(self.backend.current, x, timeout=timeout), async_op)
+    def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Gather every rank's `x` at every rank: a new array of shape `(world_size, *x.shape)`, or `out`, which is such
+        an array or a list of one array per rank."""
+        return self.issue(all_gather(self.group, x, out=out, timeout=timeout), async_op)
 
-    def gather(self, x: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """At the root what `all_gather` gives, `None` elsewhere."""
-        return self.issue(movements.gather(self.backend.current, x, root, timeout=timeout), async_op)
+    def gather(
+        self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Gather every rank's `x` at the root as `all_gather` does; return `None` elsewhere. Only the root may pass
+        `out`."""
+        return self.issue(gather(self.group, x, root, out=out, timeout=timeout), async_op)
 
-    def scatter(self, x: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """The root passes an array with one part a rank along its first axis, the others `None`; returns this rank's
-        part: at the root of the same kind as `x`, elsewhere a NumPy array."""
-        return self.issue(movements.scatter(self.backend.current, x, root, timeout=timeout), async_op)
+    def scatter(
+        self, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Give each rank its part of the root's `x`.
+
+        The root passes an array with one part per rank along its first axis, or a list of arrays; the others pass
+        `None`. Returns this rank's part: in `out`, which then all ranks must pass; else a new array, at the root of the
+        same kind as `x`, elsewhere a NumPy array."""
+        return self.issue(scatter(self.group, x, root, out=out, timeout=timeout), async_op)
 
     def reduce_scatter(
-        self, x: Any, op: Op = ReduceOp.SUM, *, timeout: float | None = None, async_op: bool = False
+        self, x: Any, op: Op = ReduceOp.SUM, *, out: Any = None, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """`x` has a part for each rank along its first axis; returns the reduction of this rank's parts."""
-        return self.issue(reductions.reduce_scatter(self.backend.current, x, op, timeout=timeout), async_op)
+        """Reduce this rank's part of all ranks' `x`, which has one part per rank along its first axis or is a list of
+        arrays. Returns `out`, or a new array; `x` is kept."""
+        return self.issue(reduce_scatter(self.group, x, op, out=out, timeout=timeout), async_op)
 
     def reduce_scatter_compressed(
         self,
@@ -220,28 +241,30 @@ class DistributedContext:
         """`x` has a part for each rank; `into` becomes about the sum or mean of this rank's parts. Returns `into`. For
         strategies that quantize; `name` is the tensor's, for what was not sent."""
         operation = compressed.reduce_scatter(
-            self.backend.current, x, into, op, compression=compression, name=name, timeout=timeout, metrics=self.metrics
+            self.group, x, into, op, compression=compression, name=name, timeout=timeout, metrics=self.metrics
         )
         return self.issue(operation, async_op)
 
-    def all_to_all(self, x: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Part i of rank j's `x` becomes part j of rank i's result. With a list of arrays, parts may have any shapes
-        and a list is returned."""
-        return self.issue(movements.all_to_all(self.backend.current, x, timeout=timeout), async_op)
+    def all_to_all(self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Exchange parts: part i of rank j's `x` becomes part j of rank i's result, which is `out` or new. With a list
+        of arrays, parts may have any shapes and a list is returned."""
+        return self.issue(all_to_all(self.group, x, out=out, timeout=timeout), async_op)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Returns when every rank has called it."""
-        return self.issue(movements.barrier(self.backend.current, timeout=timeout), async_op)
+        """Return when every rank has called it."""
+        group = self.group
+        group.check_timeout(timeout)
+        return self.issue(Operation("barrier", 0, lambda: group.barrier(timeout)), async_op)
 
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
         """The root's object at every rank: JSON-like values, bytes and arrays. Tuples become lists."""
-        return self.issue(objects.broadcast_object(self.backend.current, obj, root, timeout=timeout), async_op)
+        return self.issue(objects.broadcast_object(self.group, obj, root, timeout=timeout), async_op)
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """A list with every rank's object."""
-        return self.issue(objects.all_gather_object(self.backend.current, obj, timeout=timeout), async_op)
+        return self.issue(objects.all_gather_object(self.group, obj, timeout=timeout), async_op)
 
     # --- between two ranks ----------------------------------------------------------------------------------------
 
@@ -249,27 +272,24 @@ class DistributedContext:
         self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
     ) -> Work | None:
         """Sends an array to `dst`, which must `recv` one of the same size."""
-        view, backend = as_view(x, "x"), self.backend.current
-        backend.check_peer(dst, "dst")
-        backend.check_tag(tag)
-        backend.check_timeout(timeout)
-        send = backend.send
+        view, group = as_view(x, "x"), self.group
+        group.check_peer(dst, "dst")
+        group.tagged(tag, timeout)  # raises where they cannot be
         return self._between(
-            Operation("send", view.flat.nbytes, lambda: send(view.flat, dst, tag=tag, timeout=timeout)), async_op
+            Operation("send", view.nbytes, lambda: group.send(view.flat, dst, group.tagged(tag, timeout))), async_op
         )
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receives an array from `src` into `into`; returns it."""
-        view, backend = as_view(into, "into", writable=True), self.backend.current
-        backend.check_peer(src, "src")
-        backend.check_tag(tag)
-        backend.check_timeout(timeout)
+        view, group = as_view(into, "into", writable=True), self.group
+        group.check_peer(src, "src")
+        group.tagged(tag, timeout)
 
         def run() -> Any:
-            backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            group.recv(view.flat, src, group.tagged(tag, timeout))
             return view.finish()
 
-        return self._between(Operation("recv", view.flat.nbytes, run), async_op)
+        return self._between(Operation("recv", view.nbytes, run), async_op)
 
     def sendrecv(
         self,
@@ -284,17 +304,16 @@ class DistributedContext:
     ) -> Any:
         """Sends `out` to one rank while receiving `into` from another, or the same; returns `into`."""
         sent, received = as_view(out, "out"), as_view(into, "into", writable=True)
-        backend = self.backend.current
-        backend.check_peer(dst, "dst")
-        backend.check_peer(src, "src")
-        backend.check_tag(tag)
-        backend.check_timeout(timeout)
+        group = self.group
+        group.check_peer(dst, "dst")
+        group.check_peer(src, "src")
+        group.tagged(tag, timeout)
 
         def run() -> Any:
-            backend.exchange(sent.flat, dst, received.flat, src, tag=tag, timeout=timeout)
+            group.exchange(sent.flat, dst, received.flat, src, group.tagged(tag, timeout))
             return received.finish()
 
-        return self._between(Operation("sendrecv", sent.flat.nbytes + received.flat.nbytes, run), async_op)
+        return self._between(Operation("sendrecv", sent.nbytes + received.nbytes, run), async_op)
 
     # --- groups and life ------------------------------------------------------------------------------------------
 
@@ -305,8 +324,7 @@ class DistributedContext:
         chosen = list(members)
         if self.rank not in chosen:
             for member in chosen:
-                if member != self.rank:
-                    self.backend.check_peer(member, "members")
+                self.group.check_rank(member, "members")
             return None
         return DistributedContext(SubBackend(self.backend, chosen))
 
@@ -346,7 +364,7 @@ class DistributedContext:
         """Leaves the group. What is still under way ends with `ChannelClosedError`. May be called twice."""
         self.backend.close()
         # A sub-group's links stay open: what it has under way goes on to its end.
-        self._runner.close(wait=not isinstance(self.backend, SubBackend))
+        self._runner.close(wait=self._group is None or self._group.comm_id == 0)
 
     def __enter__(self) -> Self:
         return self
@@ -366,12 +384,12 @@ class DistributedContext:
             return self._runner.submit(operation.name, lambda: self._measure(operation))
         return self._runner.run(operation.name, lambda: self._measure(operation))
 
-    def _attend(self, ready: Ready, seconds: float, nbytes: int) -> None:
+    def _count_first(self, plan: Plan, seconds: float, nbytes: int) -> None:
         """Counts the first all-reduce of a kind. The next are counted together, unless there are too many kinds."""
         self.metrics.record_operation("all_reduce", seconds, nbytes)
         durations = self.metrics.recent("all_reduce", nbytes)
         if durations is not None:
-            ready.durations, ready.metrics = durations, self.metrics
+            plan.durations, plan.metrics = durations, self.metrics
 
     def _between(self, operation: Operation, async_op: bool) -> Any:
         """Messages between two ranks do not queue behind collectives: the other side may wait for them first. A message

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from ringfort import Backend, DistributedConfig, SimulatedBackend
-from ringfort.backends.base import Tag
+from ringfort import Backend, DistributedConfig
 from ringfort.collectives import parallel
 from ringfort.testing import (
     ALL_CHECKS,
@@ -19,49 +19,34 @@ from ringfort.testing import (
     CheckFailedError,
     GroupFactory,
     ProcessRanks,
+    results,
     ring_group,
+    run_ranks,
     simulated_group,
     sub_group_of,
     tcp_group,
 )
 from ringfort.testing.groups import closing_all, with_connections, without_encryption, without_shared_memory
 from ringfort.transport import machine
-from ringfort.transport.reducer import Reducer
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from tests.helpers.documents import blocks
 
 
-class PlainBackend(Backend):
-    """The least that a backend can be: everything but the abstract methods is inherited."""
-
-    def __init__(self, inner: SimulatedBackend) -> None:
-        super().__init__(inner.rank, inner.world_size, inner.config)
-        self._inner = inner
-
-    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
-        self._inner.send(data, dst, tag=tag, timeout=timeout)
-
-    def recv(
-        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
-    ) -> None:
-        self._inner.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
-
-    def abort(self, reason: str) -> None:
-        self._inner.abort(reason)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def kill(self) -> None:
-        self._inner.kill()
+@cache
+def documented() -> dict[str, Any]:
+    """The backend that docs/backends.md shows to people who write one."""
+    code = next(block.code for block in blocks() if "class PipeBackend" in block.code)
+    assert len([line for line in code.splitlines() if line]) <= 72
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
 
 
 @contextmanager
-def plain_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
-    inner = SimulatedBackend.create_group(world_size, config=config)
-    with closing_all([PlainBackend(backend) for backend in inner]) as backends:
-        yield backends
+def pipe_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = run_ranks(range(world_size), lambda rank: documented()["PipeBackend"](rank, world_size, folder, config))
+        with closing_all(results(made)) as backends:
+            yield backends
 
 
 @contextmanager
@@ -73,7 +58,7 @@ def unordered_group(world_size: int, config: DistributedConfig) -> Iterator[Sequ
 
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
-    "plain": plain_group,
+    "pipes, as in the documents": pipe_group,
     "tcp": without_shared_memory(tcp_group),
     "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
     "ring with shared memory": ring_group,
@@ -95,7 +80,8 @@ def test_between_threads(group: GroupFactory, check: Check) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ALL_CHECKS if "all_reduce" in name or "killed" in name])
 def test_over_connections(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every array cut. The rest of the checks, over real connections too, are in tests/stress/test_stripes.py."""
+    """With every array cut. The rest of the checks, over real connections too, are in
+    tests/stress/test_connections.py."""
     monkeypatch.setattr(parallel, "LEAST", 8)
     ALL_CHECKS[name].run(with_connections(simulated_group))
 

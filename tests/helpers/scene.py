@@ -88,7 +88,7 @@ class Scene:
     def asleep(self, call: Background[bytes]) -> Background[bytes]:
         """`call`, once its message is posted and the leader sleeps."""
         self.clock.wait_for_sleepers(1)
-        engine = self.me._engine
+        engine = self.me.group.engine
         while engine._arrivals:
             self.clock.wait_for_sleepers(1)
         return call

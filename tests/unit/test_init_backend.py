@@ -109,5 +109,5 @@ def test_an_engine_that_is_not_installed_is_not_available(
 
 
 def test_gloo_measures_its_links_as_tcp_does() -> None:
-    assert GlooBackend.is_measured
-    assert TcpBackend.is_measured
+    assert GlooBackend(0, 1).group.is_measured
+    assert TcpBackend(0, 1).group.is_measured

@@ -62,14 +62,14 @@ class Grower(Worker):
         say(formed=time.monotonic() - begun, rank=self.backend.rank)
 
     def price(self, size: int) -> None:
-        backend = self.backend.current
-        model = cost_model.model_of(backend)
-        choice = explain(backend, CompressionStrategy.AUTO, [(size // 4,)])
+        group = self.backend.group
+        model = cost_model.model_of(group)
+        choice = explain(group, CompressionStrategy.AUTO, [(size // 4,)])
         say(
             mbit=8e-6 / float(model.links.per_byte.max()),
             strategy=str(model.choose(AllReduceStrategy, size)),
             compression=str(choice.strategy),
-            hosts=backend.hosts,
+            hosts=group.hosts,
         )
 
     def clock(self, size: int, compression: str | None = None, rounds: int = 5) -> None:

@@ -22,8 +22,6 @@ class RingBackend(MeshBackend):
     A node may have several addresses; the first that can be bound or reached is used.
     """
 
-    is_measured = True
-
     def __init__(self, config: DistributedConfig, *, credentials: Credentials | None = None) -> None:
         """Returns when this rank is linked to every other. Raises as `TcpBackend` does."""
         if not config.nodes or config.rank is None:
@@ -50,7 +48,9 @@ class RingBackend(MeshBackend):
                 raise
             finally:
                 listener.close()
-        super().__init__(rank, world_size, config, *links_over(rank, connections, config, credentials))
+        super().__init__(
+            rank, world_size, config, *links_over(rank, connections, config, credentials), is_measured=True
+        )
 
 
 def _addresses(node: str | Sequence[str]) -> list[tuple[str, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from threading import Lock
 
-from ringfort.backends.base import Ways
+from ringfort.backends.group import Routes
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.more_connections import wanted
 from ringfort.config import DistributedConfig, check_world_size
@@ -37,7 +37,9 @@ class SimulatedBackend(MeshBackend):
     ) -> None:
         machines = {r: Machine(b"%d" % host) for r, host in enumerate(hosts or range(world_size))}
         links: list[tuple[dict[int, Stream], Poller]] = [(dict(poller.streams), poller) for poller in pollers]
-        super().__init__(rank, world_size, config, *links[0], machines, links[1:])
+        places = {peer: (_LOOPBACK, _LOOPBACK) for peer in range(world_size) if peer != rank}
+        routes = Routes(places, None if config.encryption == "off" else _credentials())
+        super().__init__(rank, world_size, config, *links[0], machines, links[1:], routes)
         self._pollers = pollers
 
     @classmethod
@@ -61,19 +63,9 @@ class SimulatedBackend(MeshBackend):
             cls(rank, config, pollers, world_size, places) for rank, pollers in enumerate(zip(*meshes, strict=True))
         ]
 
-    @property
-    def ways(self) -> Ways:
-        """Over loopback, for what needs connections."""
-        places = {peer: (_LOOPBACK, _LOOPBACK) for peer in range(self.world_size) if peer != self.rank}
-        return Ways(places, None if self.config.encryption == "off" else _credentials())
-
-    def kill(self) -> None:
-        """Ends this rank as a killed process ends: links close without a goodbye."""
-        self.drop()
-
     def cut(self, peer: int, *, is_cut: bool = True) -> None:
         """Pulls the cable to `peer`, both ways: nothing arrives and nobody is told. `is_cut=False` mends it."""
-        self.check_peer(peer, "peer")
+        self.group.check_peer(peer, "peer")
         for poller in self._pollers:
             poller.streams[peer].incoming.cut(is_cut=is_cut)
             poller.streams[peer].outgoing.cut(is_cut=is_cut)

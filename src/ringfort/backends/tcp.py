@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ringfort.backends.base import Ways
+from ringfort.backends.group import Routes
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.more_connections import open_connections, wanted
 from ringfort.bootstrap.rendezvous import Address, Connections, Terms, host_group, host_of, is_loopback, join_group
@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 class TcpBackend(MeshBackend):
     """A rank of a group over TCP. Rank 0 listens at `master`; the others find it there, and then each other."""
-
-    is_measured = True
 
     def __init__(
         self,
@@ -66,7 +64,9 @@ class TcpBackend(MeshBackend):
                 connections = host_group(listener, world_size, terms)
             else:
                 connections = join_group(rank, world_size, addresses, terms)
-        super().__init__(rank, world_size, config, *links_over(rank, connections, config, credentials))
+        super().__init__(
+            rank, world_size, config, *links_over(rank, connections, config, credentials), is_measured=True
+        )
 
 
 def terms_for(config: DistributedConfig, credentials: Credentials | None) -> Terms:
@@ -99,7 +99,7 @@ class Links(NamedTuple):
     poller: Poller
     machines: dict[int, Machine]
     connections: list[tuple[dict[int, Stream], Poller]]
-    ways: Ways
+    routes: Routes
 
 
 def links_over(
@@ -134,7 +134,7 @@ def links_over(
             for connection in each.values():
                 connection.close()
         raise
-    return Links(*made[0], machines, made[1:], Ways(hosts, credentials))
+    return Links(*made[0], machines, made[1:], Routes(hosts, credentials))
 
 
 def _streams_over(

@@ -124,15 +124,15 @@ def print_explained(console: Console, options: Options, rows: Sequence[Explained
 def run_rank(options: Options) -> None:
     """Measures every case, and at rank 0 reports it."""
     with ringfort.init(config=options.settings(), encryption=options.encryption) as ctx:
-        backend = ctx.backend
-        model = cost_model.model_of(backend)
+        group = ctx.group
+        model = cost_model.model_of(group)
         gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
         kind = STRATEGIES[options.op]
         for case in options.cases(ctx.world_size):
             weighed = model.candidates(kind)
             predicted = {str(strategy): model.predict(strategy, case.nbytes, case.dtype) for strategy in weighed}
             measured = measure(ctx, case, [AUTO, *predicted], options)
-            chosen = MEMORY if backend.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
+            chosen = MEMORY if group.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
             said, compressed = _compression(ctx, case)
             if ctx.is_master:
                 micros = {name: seconds * 1e6 for name, seconds in predicted.items()}
@@ -142,7 +142,7 @@ def run_rank(options: Options) -> None:
                     chosen=chosen,
                     predicted=micros,
                     measured=measured,
-                    connections=parallel.count_for(backend, case.nbytes),
+                    connections=parallel.count_for(group, case.nbytes),
                     compression=said,
                     compressed=compressed,
                 )
@@ -152,8 +152,8 @@ def _compression(ctx: DistributedContext, case: Case) -> tuple[str, dict[str, fl
     """What AUTO says of compressing this case, and the microseconds that it predicts for each strategy."""
     if case.op != "all_reduce" or case.dtype != "float32":
         return "", {}
-    backend, asked, shapes = ctx.backend, CompressionStrategy.AUTO, [(case.nbytes // 4,)]
-    choice = compression.explain(backend, asked, shapes)
+    asked, shapes = CompressionStrategy.AUTO, [(case.nbytes // 4,)]
+    choice = compression.explain(ctx.group, asked, shapes)
     predicted = {str(strategy): seconds * 1e6 for strategy, seconds in choice.predicted.items()}
     return f"auto takes {choice.strategy}: {choice.why}", predicted
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from ringfort.backends.base import Backend, RingStep, Tag, Traffic, Ways
+from ringfort.backends.base import Backend
+from ringfort.backends.group import Group, Traffic
 from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.tcp import Links, links_over, machine_for
 from ringfort.bootstrap.connection import Connection
@@ -31,13 +33,10 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
-from ringfort.transport.arena import Arena
 from ringfort.transport.finalisers import weakly, when_gone
-from ringfort.transport.messages import Envelope
-from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Self
 
 _EPOCHS: Final = 1 << 32
 """A frame has 32 bits for the epoch: enough to tell neighbouring ones apart."""
@@ -51,38 +50,46 @@ lost first, and by the same word at all members."""
 class _EpochBackend(MeshBackend):
     """A rank of the group that was formed in one epoch. It ends with the epoch."""
 
-    is_measured = True
-
     def __init__(
-        self,
-        node: ClusterNode,
-        epoch: Epoch | None,
-        config: DistributedConfig,
-        links: Links | None = None,
+        self, node: ClusterNode, epoch: Epoch | None, config: DistributedConfig, links: Links | None = None
     ) -> None:
         """Without an epoch it is the world of one that a process is before it has met others."""
-        self.node, self.epoch = node, epoch
+        self.epoch = epoch
         self.has_lost = False
         if epoch is None or links is None:
             super().__init__(0, 1, config, {}, tcp.SocketPoller({}))
             return
-        rank = epoch.peers.index(node.peer_id)
-        super().__init__(rank, len(epoch.members), config, *links, epoch=epoch.number % _EPOCHS)
         # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
-        self.ring = epoch.ring if sorted(epoch.ring) == list(range(self.world_size)) else ()
+        ring = epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else ()
+        super().__init__(
+            epoch.peers.index(node.peer_id),
+            len(epoch.members),
+            config,
+            *links,
+            epoch=epoch.number % _EPOCHS,
+            ring=ring,
+            bandwidths=_bandwidths(node, epoch),
+            is_measured=True,
+            next_operation=_counted(node),
+        )
 
-    def next_operation(self) -> int:
-        self.node.record_work()  # who has done most leads, among equals
-        return super().next_operation()
 
-    def numbering(self) -> Callable[[], int]:
-        node, number = self.node, super().numbering()
+def _counted(node: ClusterNode) -> Callable[[], int]:
+    """Numbers for collectives, which the node counts as work done: among equals, who has done most leads."""
+    numbers = count(1)
 
-        def next_number() -> int:
-            node.record_work()
-            return number()
+    def next_operation() -> int:
+        node.record_work()
+        return next(numbers)
 
-        return next_number
+    return next_operation
+
+
+def _bandwidths(node: ClusterNode, epoch: Epoch) -> dict[int, float]:
+    """Bytes per second between this member and others, as the cluster has measured, by their ranks."""
+    topology, me = node.topology(), node.peer_id
+    links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.peers) if peer != me}
+    return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
 
 class AutoDiscoveryBackend(Backend):
@@ -94,11 +101,9 @@ class AutoDiscoveryBackend(Backend):
 
     Until `establish_ring` it is a world of one. When a member is lost, what waits on it raises `PeerLostError`, and
     everything else of the group ends too; `establish_ring` then goes on with those who are left, under new ranks. Each
-    time, it makes a group that knows nothing of the one before (`current`): what was kept of an old one, such as a
-    sub-group, is refused with `EpochEndedError`.
+    time, it makes a group that knows nothing of the one before: what was kept of an old one, such as a sub-group, is
+    refused with `EpochEndedError`.
     """
-
-    is_measured = True
 
     def __init__(
         self,
@@ -121,9 +126,8 @@ class AutoDiscoveryBackend(Backend):
         self._forming: tuple[Epoch, tuple[Connection, ...]] | None = None
         """While the members of an epoch agree on their connections: what ends with it, for there is no mesh yet."""
         self._is_closed = False
-        settings = _like_node(group or DistributedConfig(), self.node, encryption)
-        self._mesh = _EpochBackend(self.node, None, settings)
-        super().__init__(0, 1, settings, group=self._mesh.group)
+        self.config = _like_node(group or DistributedConfig(), self.node, encryption)
+        self._mesh = _EpochBackend(self.node, None, self.config)
         try:
             self.node.start()
         except BaseException:
@@ -166,7 +170,7 @@ class AutoDiscoveryBackend(Backend):
     def _expect(self, epoch: Epoch) -> None:
         """There are others: until this rank is connected with them, nothing else of this group can be used."""
         self._waited = epoch
-        self.persistent = {}  # so that no all-reduce that is kept ready passes `current` by
+        self._mesh.group.forget()  # so that no plan of the world of one is run in place of asking for the group
 
     def join_group(self, min_peers: int, timeout: float) -> Self:
         """`wait_for_peers` and `establish_ring` until the ring has at least `min_peers` ranks beside this one: who was
@@ -195,7 +199,7 @@ class AutoDiscoveryBackend(Backend):
         terms = time.monotonic() + timeout
         failure: DistributedError | None = None
         while True:
-            self._mesh.fail(_replaced(self._mesh.epoch))
+            self._mesh.group.fail(_replaced(self._mesh.epoch))
             self._mesh.close()
             left = terms - time.monotonic()
             if left <= 0:
@@ -225,20 +229,11 @@ class AutoDiscoveryBackend(Backend):
             if self.node.epoch != epoch:  # its end came before there was anything to end
                 _shut_down(connections.values())
             links = links_over(place, connections, self.config, self.node.credentials, deadline=deadline)
-            mesh = self._mesh = _EpochBackend(self.node, epoch, self.config, links)
+            self._mesh = _EpochBackend(self.node, epoch, self.config, links)
         finally:
             self._forming = None
-        mesh.speeds = self._speeds(epoch)
-        self.rank, self.world_size, self.ring = mesh.rank, mesh.world_size, mesh.ring
-        self.group, self.persistent, self.speeds = mesh.group, mesh.persistent, mesh.speeds
         if self.node.epoch != epoch:  # its end came before there was a group to end
             raise EpochEndedError(str(epoch), "a member was lost or came while the ring was formed")
-
-    def _speeds(self, epoch: Epoch) -> dict[int, float]:
-        """Bytes a second between this member and others, as the cluster has measured, by their ranks."""
-        topology, me = self.node.topology(), self.node.peer_id
-        links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.peers) if peer != me}
-        return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
     def _on_event(self, event: ClusterEvent) -> None:
         """In the node's thread of events."""
@@ -248,103 +243,39 @@ class AutoDiscoveryBackend(Backend):
         if mesh.epoch is None:
             return
         if isinstance(event, ControlLost):
-            mesh.fail(lambda: ControlLostError(event.why))
+            mesh.group.fail(lambda: ControlLostError(event.why))
         elif isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
             mesh.has_lost = True
             # One that has left may only have been done first; the others may finish, and the engine learns by itself
             # who needed it. Of one that was killed it may not learn: a forked child can keep the connections open.
             if not event.left:
-                mesh.lose(mesh.epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
+                mesh.group.lose(mesh.epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == mesh.epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
                 self.node.hold(False)  # nothing is left to be disturbed: who was cut off may come back
             if not mesh.has_lost:
                 epoch, why = str(event.epoch), f"{event.why}; establish_ring() goes on with those who are there"
-                mesh.fail(lambda: EpochEndedError(epoch, why))
+                mesh.group.fail(lambda: EpochEndedError(epoch, why))
 
     # --- the group that is there now ------------------------------------------------------------------------------
 
     @property
-    def current(self) -> Backend:
+    def group(self) -> Group:
         """The group of the epoch that was established last; before that, a world of one.
 
         Raises `NotEstablishedError` where `wait_for_peers` has found others and `establish_ring` was not called.
         """
         if self._waited is not None:
             raise NotEstablishedError(str(self._waited))
-        return self._mesh
-
-    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
-        self.current.send(data, dst, tag=tag, timeout=timeout)
-
-    def recv(
-        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
-    ) -> None:
-        self.current.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
-
-    def exchange(
-        self,
-        out: Buffer,
-        dst: int,
-        into: Buffer,
-        src: int,
-        *,
-        reduce: Reducer | None = None,
-        tag: Tag = 0,
-        timeout: float | None = None,
-    ) -> None:
-        self.current.exchange(out, dst, into, src, reduce=reduce, tag=tag, timeout=timeout)
-
-    def pipelined_ring(
-        self, ring_steps: Sequence[RingStep], dst: int, src: int, *, tag: Tag = 0, timeout: float | None = None
-    ) -> None:
-        self.current.pipelined_ring(ring_steps, dst, src, tag=tag, timeout=timeout)
-
-    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
-        self.current.swap(data, into, peer, envelope)
-
-    def barrier(self, *, timeout: float | None = None) -> None:
-        self.current.barrier(timeout=timeout)
-
-    def next_operation(self) -> int:
-        return self.current.next_operation()
-
-    def numbering(self) -> Callable[[], int]:
-        return self.current.numbering()
-
-    def envelope_of(self, operation: int, call: bytes, timeout: float | None = None) -> Envelope:
-        return self.current.envelope_of(operation, call, timeout)
-
-    def arena(self, envelope: Envelope) -> Arena | None:
-        return self.current.arena(envelope)
-
-    def count_sub_group(self, members: tuple[int, ...]) -> int:
-        return self.current.count_sub_group(members)
-
-    def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
-        self._mesh.share_failure(failed, envelope)
-
-    def end_connections(self, failed: int, envelope: Envelope, error: BaseException) -> None:
-        self._mesh.end_connections(failed, envelope, error)
+        return self._mesh.group
 
     @property
-    def connections(self) -> tuple[Backend, ...]:
-        return self._mesh.connections
+    def rank(self) -> int:
+        return self._mesh.rank
 
     @property
-    def hosts(self) -> tuple[int, ...]:
-        return self._mesh.hosts
-
-    @property
-    def ways(self) -> Ways | None:
-        return self._mesh.ways
-
-    @property
-    def shares_memory(self) -> bool:
-        return self._mesh.shares_memory
-
-    def now(self) -> float:
-        return self._mesh.now()
+    def world_size(self) -> int:
+        return self._mesh.world_size
 
     def traffic(self) -> Traffic:
         return self._mesh.traffic()
@@ -352,9 +283,9 @@ class AutoDiscoveryBackend(Backend):
     def abort(self, reason: str) -> None:
         self._mesh.abort(reason)
 
-    def drop(self) -> None:
+    def kill(self) -> None:
         """Closes all links without a word, as a process that dies does. For fault injection."""
-        self._mesh.drop()
+        self._mesh.kill()
 
     def close(self) -> None:
         """Leaves the group, and the cluster if the node is this backend's own."""

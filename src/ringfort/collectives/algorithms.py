@@ -1,9 +1,9 @@
-"""Who sends which slice to whom, and when: every collective as a list of steps, with no I/O.
+"""Who sends which slice to whom, and when: every algorithm as a list of steps, with no I/O.
 
-A plan is made by each rank alone, from its rank, the world size and the count. The law that holds between the plans of
-all ranks, and that a new plan must keep: the messages from one rank to another are expected in the order, and with the
-lengths, in which they are sent; and no rank ever waits for something that waits for it, even where nothing is buffered
-between ranks. Empty slices are sent like any other, so that the two sides never have to guess.
+The steps are made by each rank alone, from its rank, the world size and the count. The law that holds between the plans
+of all ranks, and that a new plan must keep: the messages from one rank to another are expected in the order, and with
+the lengths, in which they are sent; and no rank ever waits for something that waits for it, even where nothing is
+buffered between ranks. Empty slices are sent like any other, so that the two sides never have to guess.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     out: Span | None
     src: int | None
     into: Span | None
-    reducer: bool = False
+    reduces: bool = False
     """Whether what arrives is reduced into `x[into]` or replaces it."""
     finish: Span | None = None
     """After this step `into`, which this then is, holds the whole reduction, here and nowhere else: the op's closing
@@ -226,7 +226,7 @@ def _moved(step: Step, members: list[int], start: int) -> Step:
 
     dst = None if step.dst is None else members[step.dst]
     src = None if step.src is None else members[step.src]
-    return Step(dst, span(step.out), src, span(step.into), step.reducer, span(step.finish))
+    return Step(dst, span(step.out), src, span(step.into), step.reduces, span(step.finish))
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------

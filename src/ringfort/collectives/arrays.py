@@ -1,4 +1,4 @@
-"""One listener for arrays: NumPy, torch on the CPU, MLX, JAX, and anything with the buffer protocol or DLPack.
+"""One way in for arrays: NumPy, torch on the CPU, MLX, JAX, and anything with the buffer protocol or DLPack.
 
 Nothing is imported that the caller has not imported: an array of a library can only be here if its library is.
 """
@@ -32,9 +32,18 @@ class ArrayView:
     ) -> None:
         self.flat = flat
         self.kind = kind
+        self.size = flat.size
+        """Elements."""
+        self.device: str | None = None
+        """Where a tensor is that is not in the memory of the CPU."""
         self.shape = flat.shape if shape is None else shape
         self._finish = finish
         self._wrap = wrap or _wrap_numpy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * self.kind.itemsize
 
     def finish(self) -> Any:
         """The caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
@@ -48,7 +57,7 @@ class ArrayView:
 
     def part(self, index: int) -> Array:
         """The storage of `x[index]`."""
-        size = self.flat.size // self.shape[0]
+        size = self.size // self.shape[0]
         return self.flat[index * size : (index + 1) * size]
 
 

@@ -7,9 +7,9 @@ Where all links are alike, with n ranks, S bytes, an exchange's latency a, b sec
 seconds that a rank is busy with a message, t the share of an exchange that a message alone takes, and c = f for a copy
 within memory:
 
-    ring              2(n-1) a + (n-1)/n S (2b + f); where slices are passed on while they arrive (`Backend.pipelined
-    ring`), of
-                      each a but the first only what is longer than the S/n b of the slice before
+    ring              2(n-1) a + (n-1)/n S (2b + f); where slices are passed on while they arrive
+                      (`Group.pipelined_ring`), of each a but the first only what is longer than the S/n b of the slice
+                      before
     halving-doubling  2 log2(p) a + (p-1)/p S (2b + f), p the largest power of two <= n; plus 2ta + S (2b + f) if p < n;
                       up to DOUBLING_BYTES log2(p) (a + S (b + f + 2c)) in place of the first two terms
     direct            for each of m blocks a + (n-2) o, and in all S ((n-1) (b + f) + 2c)
@@ -34,17 +34,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
+from ringfort.backends.group import BARRIER_CALL, Group
 from ringfort.collectives import algorithms, link_costs
 from ringfort.collectives.link_costs import LinkCosts
+from ringfort.collectives.signature import measuring_for
+from ringfort.collectives.steps import BLOCK_BYTES
 from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport import fast_path
 from ringfort.transport.frames import MAX_FRAGMENT
-from ringfort.transport.messages import Envelope
-
-BLOCK_BYTES: Final = 256 * KIB
-"""How large a block of a pipelined tree is: what one system call moves, and what stays in the L2 cache."""
 
 DOUBLING_BYTES: Final = 64 * KIB
 """Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
@@ -274,48 +272,50 @@ class _Costs:
     model: CostModel | None = None
 
 
-def needs_measuring(backend: Backend) -> bool:
+def needs_measuring(group: Group) -> bool:
     """Whether the links' costs are to be measured: the same at every rank, and at every call."""
-    config = backend.config.collective
-    return backend.is_measured and backend.world_size > 1 and (config.latency is None or config.bandwidth is None)
+    config = group.config.collective
+    return group.is_measured and group.world_size > 1 and (config.latency is None or config.bandwidth is None)
 
 
-def model_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None = None) -> CostModel:
-    """The group's model. Where the links have to be measured for it, all ranks must ask for it the first time, at the
-    same place among their collectives: measuring is one, on behalf of `call`, which `timeout` bounds."""
-    known = backend.group.part(_Costs)
+def model_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> CostModel:
+    """Return the group's model. Where the links have to be measured for it, all ranks must ask for it the first time,
+    at the same place among their collectives: measuring is one, on behalf of `call`, which `timeout` bounds."""
+    known = group.part(_Costs)
     if known.model is None:
-        config, n = backend.config.collective, backend.world_size
-        if needs_measuring(backend):
-            links = link_costs.measure(backend, backend.envelope(measuring_for(call), timeout))
+        config, n = group.config.collective, group.world_size
+        if needs_measuring(group):
+            links = link_costs.measure(group, group.envelope(measuring_for(call), timeout))
         else:
             links = LinkCosts.even(n)
-        known.model = CostModel(links.with_known(config.latency, config.bandwidth), backend.hosts)
+        known.model = CostModel(links.with_known(config.latency, config.bandwidth), group.hosts)
     return known.model
 
 
-def settle(backend: Backend, asked: S, nbytes: int, element: str = "float32") -> S:
-    """`asked`, or where that is AUTO the configured strategy, or else the cheapest by the model. AUTO remains where
-    links have to be measured for that: then `begin` decides when the collective is run."""
+def check_strategy(strategy: S | None, kind: type[S]) -> S | None:
+    """Return the strategy of a call, or None where the configured one or the model decides."""
+    if strategy is not None and not isinstance(strategy, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError("strategy", strategy, f"must be a {kind.__name__}, such as {kind.__name__}.RING")
+    return None if strategy is None or strategy.shape is Shape.AUTO else strategy
+
+
+def settle(group: Group, asked: S, nbytes: int, element: str = "float32") -> S:
+    """Return `asked`, or where that is AUTO the configured strategy, or else the cheapest by the model. AUTO remains
+    where links have to be measured for that: then `choose` decides when the collective is first run."""
     if asked.shape is not Shape.AUTO:
         return asked
-    configured = getattr(backend.config.collective, _FIELDS[type(asked)])
-    if configured.shape is not Shape.AUTO or needs_measuring(backend):
+    configured = getattr(group.config.collective, _FIELDS[type(asked)])
+    if configured.shape is not Shape.AUTO or needs_measuring(group):
         return configured
-    return model_of(backend).choose(type(asked), nbytes, element)
+    return model_of(group).choose(type(asked), nbytes, element)
 
 
-def begin(
-    backend: Backend, settled: S, nbytes: int, element: str, call: bytes, timeout: float | None
-) -> tuple[S, Envelope]:
-    """The strategy of a collective that runs now, and its envelope: what `settle` gave, or where that is AUTO the
-    cheapest by the measured model. Measuring is a collective that comes first, and within the same `timeout`."""
+def choose(group: Group, settled: S, nbytes: int, element: str, call: bytes, timeout: float | None) -> S:
+    """Return the strategy of a collective that runs now: what `settle` gave, or where that is AUTO the cheapest by the
+    measured model. Measuring is a collective that comes first."""
     if settled.shape is not Shape.AUTO:
-        return settled, backend.envelope(call, timeout)
-    begun = backend.now()
-    chosen = model_of(backend, call, timeout).choose(type(settled), nbytes, element)
-    envelope = backend.envelope(call, timeout)
-    return chosen, envelope._replace(deadline=begun + envelope.timeout)
+        return settled
+    return model_of(group, call, timeout).choose(type(settled), nbytes, element)
 
 
 _FIELDS: Final[dict[type[Strategy], str]] = {

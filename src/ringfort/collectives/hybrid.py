@@ -6,80 +6,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ringfort.backends.base import Backend
-from ringfort.backends.engines.hybrid import HybridBackend
-from ringfort.backends.engines.native import Native, Pending
-from ringfort.collectives import reduction, signature
-from ringfort.collectives.operation import Operation
+from ringfort.backends.engines.native import ByHost, Native, Pending
+from ringfort.backends.group import Group
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.signature import Collective
-from ringfort.collectives.tensors import TensorView, in_callers_stream, scale_after, scale_before, tensor_view
+from ringfort.collectives.plan import Operation, Plan
+from ringfort.collectives.reduction import ElementType
+from ringfort.collectives.tensors import scale_after, scale_before
 from ringfort.transport.messages import Envelope
 
 
-def all_reduce(backend: HybridBackend, x: Any, op: Op, timeout: float | None) -> Operation | None:
-    """Every rank's `x` becomes the reduction of all, if it is on a GPU."""
-    view = tensor_view(x, backend.device)
-    if view is None:
-        return None
-    reduction.reducer(op, view.kind)
-    name = reduction.describe(op)
-    name = ReduceOp.SUM.name if name in (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name) else name
-    call = _encode(Collective.ALL_REDUCE, view, op=reduction.code_of(op))
-    backend.check_timeout(timeout)
+def all_reduce(group: Group, native: Native, hosts: ByHost, op: Op, kind: ElementType, name: str, call: bytes) -> Plan:
+    """Every rank's tensor becomes the reduction of all."""
+    from ringfort.collectives.all_reduce import all_reduce  # which asks here first
 
-    from ringfort.collectives import reductions  # which ask here first
+    def run(tensor: Any, timeout: float | None = None) -> None:
+        envelope = group.envelope(call, timeout)
+        group.meet(envelope)
+        scale_before(op, kind, tensor)
+        _inside(native, hosts, lambda: native.reduce(tensor, 0, name), envelope)
+        _between(hosts, tensor, lambda between, x: all_reduce(between, x, ReduceOp[name], timeout=timeout))
+        _inside(native, hosts, lambda: native.broadcast(tensor, 0), envelope)
+        scale_after(op, kind, tensor, group.world_size)
 
-    def run() -> Any:
-        envelope = backend.envelope(call, timeout)
-        backend.meet(envelope)
-        scale_before(op, view)
-        _inside(backend, lambda native: native.reduce(view.flat, 0, name), envelope)
-        _cross(backend, view, lambda group, x: reductions.all_reduce(group, x, ReduceOp[name], timeout=timeout))
-        _inside(backend, lambda native: native.broadcast(view.flat, 0), envelope)
-        scale_after(op, view, backend.world_size)
-        return view.finish()
-
-    return Operation("all_reduce", view.nbytes, in_callers_stream(view, run))
+    return Plan(run)
 
 
-def broadcast(backend: HybridBackend, x: Any, root: int, timeout: float | None) -> Operation | None:
-    """Every rank's `x` becomes the root's, if it is on a GPU."""
-    view = tensor_view(x, backend.device)
-    if view is None:
-        return None
-    call = _encode(Collective.BROADCAST, view, root=root)
-    backend.check_timeout(timeout)
+def broadcast(group: Group, native: Native, hosts: ByHost, root: int, call: bytes) -> Plan:
+    """Every rank's tensor becomes the root's."""
+    from ringfort.collectives.broadcast import broadcast  # which asks here first
 
-    from ringfort.collectives import movements  # which ask here first
+    def run(tensor: Any, timeout: float | None = None) -> None:
+        envelope = group.envelope(call, timeout)
+        group.meet(envelope)
+        if group.hosts[root] == group.hosts[group.rank]:
+            place = hosts.local.members.index(group.members[root])
+            _inside(native, hosts, lambda: native.broadcast(tensor, place), envelope)
+        first = sorted(set(group.hosts)).index(group.hosts[root])
+        _between(hosts, tensor, lambda between, x: broadcast(between, x, first, timeout=timeout))
+        _inside(native, hosts, lambda: native.broadcast(tensor, 0), envelope)
 
-    def run() -> Any:
-        envelope = backend.envelope(call, timeout)
-        backend.meet(envelope)
-        if backend.hosts[root] == backend.hosts[backend.rank]:
-            place = backend.local.to_local(root)
-            _inside(backend, lambda native: native.broadcast(view.flat, place), envelope)
-        first = sorted(set(backend.hosts)).index(backend.hosts[root])
-        _cross(backend, view, lambda group, x: movements.broadcast(group, x, first, timeout=timeout))
-        _inside(backend, lambda native: native.broadcast(view.flat, 0), envelope)
-        return view.finish()
-
-    return Operation("broadcast", view.nbytes, in_callers_stream(view, run))
+    return Plan(run)
 
 
-def _inside(backend: HybridBackend, begin: Callable[[Native], Pending], envelope: Envelope) -> None:
-    native = backend.inside
-    if native is not None and backend.local.world_size > 1:
-        native.carry(lambda: begin(native), envelope)
+def _inside(native: Native, hosts: ByHost, begin: Callable[[], Pending], envelope: Envelope) -> None:
+    if hosts.local.world_size > 1:
+        native.carry(begin, envelope)
 
 
-def _cross(backend: HybridBackend, view: TensorView, prepare: Callable[[Backend, Any], Operation]) -> None:
-    """Does what `prepare` prepares for the first ranks of the hosts, with a copy in the memory of the CPU."""
-    if backend.between is not None and backend.between.world_size > 1:
-        copy = view.tensor.cpu()
-        prepare(backend.between, copy).run()
-        view.tensor.copy_(copy)
-
-
-def _encode(what: Collective, view: TensorView, *, op: int = 0, root: int = 0) -> bytes:
-    return signature.encode(what, kind=view.kind.code, count=view.tensor.numel(), op=op, root=root)
+def _between(hosts: ByHost, tensor: Any, prepare: Callable[[Group, Any], Operation]) -> None:
+    """Do what `prepare` prepares for the first ranks of the hosts, with a copy in the memory of the CPU."""
+    if hosts.between is not None and hosts.between.world_size > 1:
+        copy = tensor.cpu()
+        prepare(hosts.between, copy).run()
+        tensor.copy_(copy)

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, float16
-from ringfort.collectives.operation import Memory, run_steps
+from ringfort.collectives.steps import Memory, run_steps
 from ringfort.config import KIB
 from ringfort.errors import DistributedError
 from ringfort.transport.machine import cores
@@ -122,20 +122,20 @@ class _Known:
     speeds: Array | None = None
 
 
-def known_speeds(backend: Backend, envelope: Envelope) -> Array:
+def known_speeds(group: Group, envelope: Envelope) -> Array:
     """Bytes a second of each link, `[from, to]`, as the ranks at its ends know it; 0 where none of them does. Called by
     all ranks, in the collective of `envelope`: the first time, each tells the others what it knows. Every rank is in
     that collective when this returns."""
-    known = backend.group.part(_Known)
+    known = group.part(_Known)
     if known.speeds is None:
-        rank, n = backend.rank, backend.world_size
+        rank, n = group.rank, group.world_size
         table = np.zeros((n, n))
-        for peer, speed in backend.speeds.items():
+        for peer, speed in group.bandwidths.items():
             table[rank, peer] = speed
-        run_steps(backend, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * n), envelope)
+        run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * n), envelope)
         known.speeds = agree_on(table)
     else:
-        backend.meet(envelope)
+        group.meet(envelope)
     return known.speeds
 
 
@@ -168,30 +168,30 @@ def probe_envelope(envelope: Envelope) -> Envelope:
 
 
 @contextmanager
-def probing(backend: Backend, envelope: Envelope) -> Generator[Envelope, None, None]:
+def probing(group: Group, envelope: Envelope) -> Generator[Envelope, None, None]:
     """The envelope for probes. What ends them ends the collective of `envelope`, in which others may wait already."""
     probes = probe_envelope(envelope)
     try:
         yield probes
     except DistributedError:
-        backend.share_failure(probes, envelope)
+        group.share_failure(probes, envelope)
         raise
 
 
-def measure(backend: Backend, envelope: Envelope) -> LinkCosts:
+def measure(group: Group, envelope: Envelope) -> LinkCosts:
     """Called by all ranks, in the collective of `envelope`; returns the same at all. Raises as `Backend.exchange`."""
-    speeds = known_speeds(backend, envelope)
-    with probing(backend, envelope) as probes:
-        found = _probe(backend, speeds, probes)
-    rank, n = backend.rank, backend.world_size
+    speeds = known_speeds(group, envelope)
+    with probing(group, envelope) as probes:
+        found = _probe(group, speeds, probes)
+    rank, n = group.rank, group.world_size
     table = np.zeros((n, len(found)))
     table[rank] = found
-    run_steps(backend, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
-    return combine(table, backend.hosts)
+    run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
+    return combine(table, group.hosts)
 
 
-def _probe(backend: Backend, speeds: Array, envelope: Envelope) -> list[float]:
-    rank, n, hosts = backend.rank, backend.world_size, backend.hosts
+def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
+    rank, n, hosts = group.rank, group.world_size, group.hosts
     fullest = max(map(hosts.count, hosts))
     runs = _LOCAL_RUNS if fullest == n else _RUNS
     small, large = (np.zeros(8, np.uint8), np.zeros(8, np.uint8)), (_room(), _room())
@@ -201,23 +201,23 @@ def _probe(backend: Backend, speeds: Array, envelope: Envelope) -> list[float]:
         known = shared_per_byte(speeds, hosts, distance)
 
         def exchange(dst: int = dst, src: int = src) -> None:
-            backend.exchange(small[0], dst, small[1], src, tag=envelope)
+            group.exchange(small[0], dst, small[1], src, envelope)
 
         def move(dst: int = dst, src: int = src, known: Array = known) -> None:
             if known[dst] and known[rank]:
                 return
             if known[dst]:
-                backend.recv(large[1], src, tag=envelope)
+                group.recv(large[1], src, envelope)
             elif known[rank]:
-                backend.send(large[0], dst, tag=envelope)
+                group.send(large[0], dst, envelope)
             else:
-                backend.exchange(large[0], dst, large[1], src, tag=envelope)
+                group.exchange(large[0], dst, large[1], src, envelope)
 
         quick = _steady(runs, max(_SMALL, fullest), exchange)
         slow = _steady(runs, max(_LARGE, fullest), move)
         found += quick, float(known[rank]) or max(slow - quick, 0.1 * slow) / _PROBE_BYTES
-    burst = _steady(runs, max(_LAPS, fullest), lambda: _burst(backend, envelope))
-    lap = _quickest(_LAPS, lambda: _lap(backend, envelope)) if rank == 0 else _laps(backend, envelope)
+    burst = _steady(runs, max(_LAPS, fullest), lambda: _burst(group, envelope))
+    lap = _quickest(_LAPS, lambda: _lap(group, envelope)) if rank == 0 else _laps(group, envelope)
     return [*found, lap, burst, float(cores()), *_fold_costs()]
 
 
@@ -295,29 +295,29 @@ def _steady(runs: int, count: int, work: Callable[[], object]) -> float:
     return median_low(taken) / count
 
 
-def _burst(backend: Backend, envelope: Envelope) -> None:
+def _burst(group: Group, envelope: Envelope) -> None:
     """A small message to each of the others at once."""
     message = bytearray(8)
-    for dst, _ in algorithms.exchange_order(backend.rank, backend.world_size):
-        backend.send(message, dst, tag=envelope)
-    for _, src in algorithms.exchange_order(backend.rank, backend.world_size):
-        backend.recv(message, src, tag=envelope)
+    for dst, _ in algorithms.exchange_order(group.rank, group.world_size):
+        group.send(message, dst, envelope)
+    for _, src in algorithms.exchange_order(group.rank, group.world_size):
+        group.recv(message, src, envelope)
 
 
-def _lap(backend: Backend, envelope: Envelope) -> None:
+def _lap(group: Group, envelope: Envelope) -> None:
     """One message once round all ranks, which rank 0 starts and ends."""
-    rank, n = backend.rank, backend.world_size
+    rank, n = group.rank, group.world_size
     token = bytearray(8)
     if rank != 0:
-        backend.recv(token, rank - 1, tag=envelope)
-    backend.send(token, (rank + 1) % n, tag=envelope)
+        group.recv(token, rank - 1, envelope)
+    group.send(token, (rank + 1) % n, envelope)
     if rank == 0:
-        backend.recv(token, n - 1, tag=envelope)
+        group.recv(token, n - 1, envelope)
 
 
-def _laps(backend: Backend, envelope: Envelope) -> float:
+def _laps(group: Group, envelope: Envelope) -> float:
     for _ in range(_LAPS):
-        _lap(backend, envelope)
+        _lap(group, envelope)
     return 0.0
 
 

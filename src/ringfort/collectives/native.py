@@ -1,176 +1,137 @@
-"""Collectives by the backend's own engine (Gloo's, MPI's, NCCL's), where that can do them as we would. Each of these
-prepares an operation, or returns None: then it is done our way, over messages."""
+"""Plans that use another engine's own collectives (Gloo, MPI, NCCL), where it gives the same result as ours would. Each
+function returns a plan, or None: then the collective runs our way, over messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
-from ringfort.backends.base import Backend
-from ringfort.backends.engines.hybrid import HybridBackend
 from ringfort.backends.engines.native import Native, Pending
-from ringfort.collectives import hybrid, reduction, signature
-from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.operation import Operation
-from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.signature import Collective
-from ringfort.collectives.tensors import in_callers_stream, scale_after, scale_before, tensor_view
+from ringfort.backends.group import Group
+from ringfort.collectives import hybrid, reduction
+from ringfort.collectives.arrays import ArrayView
+from ringfort.collectives.ops import Op
+from ringfort.collectives.parts import Parts
+from ringfort.collectives.plan import Plan
+from ringfort.collectives.signature import Collective, encode
+from ringfort.collectives.tensors import scale_after, scale_before
 from ringfort.config import Shape, Strategy
-
-_AS_SUM = (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name)
-"""Sums of what was scaled before, or is scaled after: the arithmetic of that is always ours."""
+from ringfort.errors import UnsupportedArrayError
 
 
-def all_reduce(backend: Backend, x: Any, op: Op, strategy: Strategy | None, timeout: float | None) -> Operation | None:
-    """Every rank's `x` becomes the reduction of all of them, in place."""
-    if isinstance(backend, HybridBackend):
-        return hybrid.all_reduce(backend, x, op, timeout)
-    native = _native(backend, strategy, backend.config.collective.all_reduce)
-    view = None if native is None else _view(native, x, writable=True)
-    if native is None or view is None:
-        return None
-    name = _reduction(native, backend, "all_reduce", view, op)
-    if name is None:
-        return None
-    call = _encode(Collective.ALL_REDUCE, view, op)
-    backend.check_timeout(timeout)
+def all_reduce(group: Group, view: ArrayView, op: Op) -> Plan | None:
+    """Every rank's array becomes the reduction of all of them, in place."""
+    native, name = group.native, reduction.summed(op)
+    if native is None or not _suits(native, group, "all_reduce", view, name):
+        return ours(view)
+    call = _call(Collective.ALL_REDUCE, view, op)
+    if native.by_host is not None:
+        return hybrid.all_reduce(group, native, native.by_host, op, view.kind, name, call)
 
-    def begin() -> Pending:
-        scale_before(op, view)
-        return native.all_reduce(view.flat, name)
+    def begin(flat: Any) -> Pending:
+        scale_before(op, view.kind, flat)
+        return native.all_reduce(flat, name)
 
-    def run() -> Any:
-        native.run(begin, backend.envelope(call, timeout))
-        scale_after(op, view, backend.world_size)
-        return view.finish()
+    def finish(flat: Any) -> None:
+        scale_after(op, view.kind, flat, group.world_size)
 
-    return Operation("all_reduce", view.flat.nbytes, in_callers_stream(view, run))
+    return _plan(group, native, call, begin, finish)
 
 
-def reduce_scatter(backend: Backend, x: Any, op: Op, timeout: float | None) -> Operation | None:
-    """`x` has a part for each rank; the result is the reduction of this rank's parts."""
-    native = _native(backend)
-    view = None if native is None else _view(native, x)
-    if native is None or view is None or view.shape[:1] != (backend.world_size,):
-        return None
-    name = _reduction(native, backend, "reduce_scatter", view, op)
-    if name is None:
-        return None
-    call = _encode(Collective.REDUCE_SCATTER, view, op)
-    backend.check_timeout(timeout)
+def reduce_scatter(group: Group, view: ArrayView, op: Op) -> Plan | None:
+    """`view` has a part for each rank; the result is the reduction of this rank's parts."""
+    native, name = group.native, reduction.summed(op)
+    if native is None or not _suits(native, group, "reduce_scatter", view, name):
+        return ours(view)
 
-    def run() -> Any:
-        result = view.new(view.shape[1:])
+    def begin(parts: Parts, into: Any) -> Pending:
+        source = parts.whole
+        assert source is not None
+        if reduction.needs_scale_before(op):  # of a copy, for `x` is kept
+            copy = source.new(source.shape)
+            copy.flat[...] = source.flat
+            scale_before(op, view.kind, copy.flat)
+            source = copy
+        return native.reduce_scatter(source.flat, into, name)
 
-        def begin() -> Pending:
-            source = view
-            if reduction.needs_scale_before(op):  # of a copy, for `x` is kept
-                source = view.new(view.shape)
-                source.flat[...] = view.flat
-                scale_before(op, source)
-            return native.reduce_scatter(source.flat, result.flat, name)
+    def finish(parts: Parts, into: Any) -> None:
+        scale_after(op, view.kind, into, group.world_size)
 
-        native.run(begin, backend.envelope(call, timeout))
-        scale_after(op, result, backend.world_size)
-        return result.finish()
-
-    return Operation("reduce_scatter", view.flat.nbytes, in_callers_stream(view, run))
+    return _plan(group, native, _call(Collective.REDUCE_SCATTER, view, op), begin, finish)
 
 
-def broadcast(
-    backend: Backend, x: Any, root: int, strategy: Strategy | None, timeout: float | None
-) -> Operation | None:
-    """Every rank's `x` becomes the root's, in place."""
-    if isinstance(backend, HybridBackend):
-        return hybrid.broadcast(backend, x, root, timeout)
-    native = _native(backend, strategy, backend.config.collective.broadcast)
-    view = None if native is None else _view(native, x, writable=backend.rank != root)
-    if native is None or view is None or not _suits(native, backend, "broadcast", view):
-        return None
-    call = _encode(Collective.BROADCAST, view, root=root)
-    backend.check_timeout(timeout)
+def broadcast(group: Group, view: ArrayView, root: int) -> Plan | None:
+    """Every rank's array becomes the root's, in place."""
+    native = group.native
+    if native is None or not _suits(native, group, "broadcast", view):
+        return ours(view)
+    call = _call(Collective.BROADCAST, view, root=root)
+    if native.by_host is not None:
+        return hybrid.broadcast(group, native, native.by_host, root, call)
 
-    def run() -> Any:
-        native.run(lambda: native.broadcast(view.flat, root), backend.envelope(call, timeout))
-        return x if backend.rank == root else view.finish()
+    def begin(flat: Any) -> Pending:
+        return native.broadcast(flat, root)
 
-    return Operation("broadcast", view.flat.nbytes, in_callers_stream(view, run))
+    return _plan(group, native, call, begin)
 
 
-def all_gather(backend: Backend, x: Any, timeout: float | None) -> Operation | None:
-    """A new array of shape `(world_size, *x.shape)` with every rank's `x`."""
-    native = _native(backend)
-    view = None if native is None else _view(native, x)
-    if native is None or view is None or not _suits(native, backend, "all_gather", view):
-        return None
-    call = _encode(Collective.ALL_GATHER, view)
-    return _move(backend, native, "all_gather", view, (backend.world_size, *view.shape), call, timeout)
+def all_gather(group: Group, view: ArrayView) -> Plan | None:
+    """A new array of shape `(world_size, *x.shape)` with every rank's array."""
+    native = group.native
+    if native is None or not _suits(native, group, "all_gather", view):
+        return ours(view)
+
+    def begin(flat: Any, into: Parts) -> Pending:
+        assert into.whole is not None
+        return native.all_gather(flat, into.whole.flat)
+
+    return _plan(group, native, _call(Collective.ALL_GATHER, view), begin)
 
 
-def all_to_all(backend: Backend, x: Any, timeout: float | None) -> Operation | None:
-    """Part i of rank j's `x` becomes part j of rank i's result."""
-    native = _native(backend)
-    view = None if native is None else _view(native, x)
-    if native is None or view is None or not _suits(native, backend, "all_to_all", view):
-        return None
-    if view.shape[:1] != (backend.world_size,):
-        return None
-    return _move(backend, native, "all_to_all", view, view.shape, _encode(Collective.ALL_TO_ALL, view), timeout)
+def all_to_all(group: Group, view: ArrayView) -> Plan | None:
+    """Part i of rank j's array becomes part j of rank i's result."""
+    native = group.native
+    if native is None or not _suits(native, group, "all_to_all", view):
+        return ours(view)
+    call = _call(Collective.ALL_TO_ALL, view)
+    return _plan(group, native, call, native.all_to_all)
 
 
-def _move(
-    backend: Backend,
+def ours(view: ArrayView) -> None:
+    """No engine runs this collective. Raises `UnsupportedArrayError` if the array is where ours cannot reach it."""
+    if view.device is not None:
+        raise UnsupportedArrayError("x", f"tensor on {view.device}", "must be a dense tensor on the CPU; pass x.cpu()")
+
+
+def _plan(
+    group: Group,
     native: Native,
-    what: str,
-    view: ArrayView,
-    shape: tuple[int, ...],
     call: bytes,
-    timeout: float | None,
-) -> Operation:
-    backend.check_timeout(timeout)
-    move: Callable[[Any, Any], Pending] = getattr(native, what)
+    begin: Callable[..., Pending],
+    finish: Callable[..., None] | None = None,
+) -> Plan:
+    def run(*arguments: Any, timeout: float | None = None) -> None:
+        native.run(lambda: begin(*arguments), group.envelope(call, timeout))
+        if finish is not None:
+            finish(*arguments)
 
-    def run() -> Any:
-        envelope = backend.envelope(call, timeout)
-        result = view.new(shape)
-        native.run(lambda: move(view.flat, result.flat), envelope)
-        return result.finish()
-
-    return Operation(what, view.flat.nbytes, in_callers_stream(view, run))
+    return Plan(run)
 
 
-def _view(native: Native, x: Any, *, writable: bool = False) -> ArrayView | None:
-    """`x` as the engine takes it, if it does."""
-    return tensor_view(x, native.tensors_on) if native.tensors_on else as_view(x, "x", writable=writable)
+def is_asked(group: Group, asked: Strategy | None, configured: Strategy) -> bool:
+    """Whether the engine may run a collective: unless a person has chosen one of our ways. Host by host is how an
+    engine inside each host works anyway."""
+    is_auto = asked is None and configured.shape is Shape.AUTO
+    return is_auto or (group.native is not None and group.native.by_host is not None)
 
 
-# --- whether ----------------------------------------------------------------------------------------------------------
+def _suits(native: Native, group: Group, what: str, view: ArrayView, op: str = "") -> bool:
+    if native.tensors_on:  # what is on a device is not for anybody else
+        return view.device is not None and native.takes(what, view.kind.name, op)
+    least = group.config.collective.native_bytes
+    return least is not None and view.nbytes >= max(1, least) and native.takes(what, view.kind.name, op)
 
 
-def _native(backend: Backend, asked: Strategy | None = None, configured: Strategy | None = None) -> Native | None:
-    """The backend's engine, unless a person has chosen one of our ways."""
-    if any(strategy is not None and strategy.shape is not Shape.AUTO for strategy in (asked, configured)):
-        return None
-    return backend.native()
-
-
-def _suits(native: Native, backend: Backend, what: str, view: ArrayView, op: str = "") -> bool:
-    if not native.takes(what, view.kind.name, op):
-        return False
-    least = backend.config.collective.native_bytes
-    # What is on a device is not looked at by anybody else.
-    return bool(native.tensors_on) or (least is not None and view.flat.nbytes >= max(1, least))
-
-
-def _reduction(native: Native, backend: Backend, what: str, view: ArrayView, op: Op) -> str | None:
-    """The engine's reduction of which `op` is made, if it has it. Raises where `op` has no meaning."""
-    reduction.reducer(op, view.kind)
-    name = reduction.describe(op)
-    name = ReduceOp.SUM.name if name in _AS_SUM else name
-    return name if _suits(native, backend, what, view, name) else None
-
-
-def _encode(what: Collective, view: ArrayView, op: Op | None = None, root: int = 0) -> bytes:
+def _call(what: Collective, view: ArrayView, op: Op | None = None, root: int = 0) -> bytes:
     code = 0 if op is None else reduction.code_of(op)
-    return signature.encode(what, kind=view.kind.code, count=prod(view.shape), op=code, root=root)
+    return encode(what, kind=view.kind.code, count=view.size, op=code, root=root)

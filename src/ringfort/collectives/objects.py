@@ -8,11 +8,11 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, signature
 from ringfort.collectives.arrays import as_view, plain_view
-from ringfort.collectives.movements import spread
-from ringfort.collectives.operation import Operation, check_root
+from ringfort.collectives.broadcast import spread
+from ringfort.collectives.plan import Operation
 from ringfort.collectives.reduction import by_code
 from ringfort.collectives.signature import Collective
 from ringfort.errors import (
@@ -75,47 +75,47 @@ def _decode_array(code: int, data: memoryview) -> Any:
     return plain_view(flat, element, shape).finish()
 
 
-def broadcast_object(backend: Backend, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
+def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
     """Returns the root's object at every rank; what the others pass is ignored."""
-    check_root(backend, root)
-    limit = backend.config.max_object_bytes
-    data = encode(obj, limit) if backend.rank == root else b""
+    group.check_root(root)
+    limit = group.config.max_object_bytes
+    data = encode(obj, limit) if group.rank == root else b""
     call = signature.encode(Collective.BROADCAST_OBJECT, root=root)
-    backend.check_timeout(timeout)
+    group.check_timeout(timeout)
 
     def run() -> Any:
-        envelope = backend.envelope(call, timeout)
+        envelope = group.envelope(call, timeout)
         length = np.array([len(data)], np.uint64)
-        links = algorithms.tree_links(backend.rank, backend.world_size, root, 2)
-        spread(backend, length, links, envelope)
+        links = algorithms.tree_links(group.rank, group.world_size, root, 2)
+        spread(group, length, links, envelope)
         size = int(length[0])
         _check_size(size, limit, root)
-        buffer = np.frombuffer(data, np.uint8) if backend.rank == root else np.empty(size, np.uint8)
-        spread(backend, buffer, links, envelope)
-        return obj if backend.rank == root else decode(buffer.data)
+        buffer = np.frombuffer(data, np.uint8) if group.rank == root else np.empty(size, np.uint8)
+        spread(group, buffer, links, envelope)
+        return obj if group.rank == root else decode(buffer.data)
 
     return Operation("broadcast_object", len(data), run)
 
 
-def all_gather_object(backend: Backend, obj: Any, *, timeout: float | None = None) -> Operation:
+def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -> Operation:
     """A list with every rank's object."""
-    rank, n = backend.rank, backend.world_size
-    limit = backend.config.max_object_bytes
+    rank, n = group.rank, group.world_size
+    limit = group.config.max_object_bytes
     data = encode(obj, limit)
     call = signature.encode(Collective.ALL_GATHER_OBJECT)
-    backend.check_timeout(timeout)
+    group.check_timeout(timeout)
 
     def run() -> list[Any]:
-        envelope = backend.envelope(call, timeout)
+        envelope = group.envelope(call, timeout)
         result: list[Any] = [None] * n
         result[rank] = obj
         for dst, src in algorithms.exchange_order(rank, n):
             length = bytearray(8)
-            backend.exchange(len(data).to_bytes(8, "little"), dst, length, src, tag=envelope)
+            group.exchange(len(data).to_bytes(8, "little"), dst, length, src, envelope)
             size = int.from_bytes(length, "little")
             _check_size(size, limit, src)
             arriving = bytearray(size)
-            backend.exchange(data, dst, arriving, src, tag=envelope)
+            group.exchange(data, dst, arriving, src, envelope)
             result[src] = decode(arriving)
         return result
 

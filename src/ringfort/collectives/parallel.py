@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.operation import Memory, run_steps
+from ringfort.collectives.steps import Memory, run_steps
 from ringfort.config import MIB
 from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
@@ -38,7 +38,7 @@ _WATCH: Final = 2.0
 WORTH: Final = 1.2
 """How many times as quick all connections must be to be chosen: less is noise, and more threads."""
 
-Move = Callable[[Backend, Span], None]
+Move = Callable[[Group, Span], None]
 """Moves the elements of a span over one connection."""
 
 
@@ -52,52 +52,38 @@ class Trials:
         """Of each of the calls so far, by what tells calls apart."""
 
 
-class Columns(Memory):
-    """Of an array of equal parts, of each the same bytes: what a connection has to move where a plan is in parts."""
-
-    __slots__ = ("_within",)
-
-    def __init__(self, parts: Array, *, unit: int, itemsize: int, span: Span) -> None:
-        """The parts have `unit` bytes each; `span` is in elements of `itemsize`."""
-        super().__init__(parts, unit=unit)
-        self._within = slice(span[0] * itemsize, span[1] * itemsize)
-
-    def __getitem__(self, span: Span) -> memoryview:
-        return super().__getitem__(span)[self._within]
-
-
-def used(backend: Backend) -> int | None:
+def used(group: Group) -> int | None:
     """How many connections the group's large collectives go over; None if it has not found out yet."""
-    there, asked = len(backend.connections), backend.config.collective.connections
-    return there if there == 1 or asked != "auto" else backend.group.part(Trials).used
+    there, asked = len(group.connections), group.config.collective.connections
+    return there if there == 1 or asked != "auto" else group.part(Trials).used
 
 
-def count_for(backend: Backend, nbytes: int) -> int:
+def count_for(group: Group, nbytes: int) -> int:
     """How many connections an array of so many bytes goes over, once that is known."""
-    there = len(backend.connections)
-    return (used(backend) or 1) if nbytes >= there * LEAST else 1
+    there = len(group.connections)
+    return (used(group) or 1) if nbytes >= there * LEAST else 1
 
 
-def may_split(backend: Backend, nbytes: int) -> bool:
+def may_split(group: Group, nbytes: int) -> bool:
     """Whether an array of so many bytes may go over more than one connection."""
-    return nbytes >= 2 * LEAST and 1 < len(backend.connections) <= nbytes // LEAST
+    return nbytes >= 2 * LEAST and 1 < len(group.connections) <= nbytes // LEAST
 
 
-def over_connections(backend: Backend, flat: Array, envelope: Envelope, move: Move) -> None:
+def over_connections(group: Group, flat: Array, envelope: Envelope, move: Move) -> None:
     """Moves all of `flat`, which has the same size on every rank, by calls of `move`: of one connection each at a time,
     and of all in the order of the spans. Raises what ended the first that failed."""
     whole = 0, flat.size
-    if not may_split(backend, flat.nbytes):
-        move(backend, whole)
+    if not may_split(group, flat.nbytes):
+        move(group, whole)
         return
-    connections = backend.connections
-    if used(backend) is None and flat.nbytes >= TRIAL:
-        _try(backend, connections, whole, envelope, move)
+    connections = group.connections
+    if used(group) is None and flat.nbytes >= TRIAL:
+        _try(group, connections, whole, envelope, move)
     else:
-        run_parts(backend, connections[: count_for(backend, flat.nbytes)], whole, envelope, move)
+        run_parts(group, connections[: count_for(group, flat.nbytes)], whole, envelope, move)
 
 
-def run_parts(backend: Backend, connections: Sequence[Backend], span: Span, envelope: Envelope, move: Move) -> None:
+def run_parts(group: Group, connections: Sequence[Group], span: Span, envelope: Envelope, move: Move) -> None:
     """Cuts `span` into a part for each of `connections`, and moves all at the same time."""
     start, stop = span
     parts = [(start + low, start + high) for low, high in algorithms.split(stop - start, len(connections))]
@@ -108,7 +94,7 @@ def run_parts(backend: Backend, connections: Sequence[Backend], span: Span, enve
             move(connections[number], parts[number])
         except BaseException as exc:  # raised below, in the caller's thread
             failures.append(exc)
-            backend.end_connections(number, envelope, exc)
+            group.end_connections(number, envelope, exc)
 
     threads = [Thread(run, (number,), name=f"ringfort-connection-{number}") for number in range(1, len(connections))]
     try:
@@ -119,7 +105,7 @@ def run_parts(backend: Backend, connections: Sequence[Backend], span: Span, enve
             while thread.is_alive():  # its messages end by the collective's deadline
                 thread.join(_WATCH)
     except BaseException as exc:  # Ctrl-C in the middle of this, or no thread to be had
-        backend.abort(str(exc) or type(exc).__name__)
+        group.abort(str(exc) or type(exc).__name__)
         for thread in threads:
             if thread.ident is not None:
                 thread.join(_WATCH)
@@ -132,22 +118,22 @@ def run_parts(backend: Backend, connections: Sequence[Backend], span: Span, enve
             failures.clear()  # whose tracebacks know this frame
 
 
-def _try(backend: Backend, connections: Sequence[Backend], span: Span, envelope: Envelope, move: Move) -> None:
+def _try(group: Group, connections: Sequence[Group], span: Span, envelope: Envelope, move: Move) -> None:
     """Moves `span` over one connection or over all, in turn with the calls before that were like this one. The last of
     them decides, at every rank alike."""
-    rank, n = backend.rank, backend.world_size
-    trials = backend.group.part(Trials)
+    rank, n = group.rank, group.world_size
+    trials = group.part(Trials)
     tried = trials.seconds
     if envelope.call not in tried and len(tried) >= _KINDS:
         tried.clear()
     seconds = tried.setdefault(envelope.call, [])
     begun = time.perf_counter()
-    run_parts(backend, connections if len(seconds) % 2 else connections[:1], span, envelope, move)
+    run_parts(group, connections if len(seconds) % 2 else connections[:1], span, envelope, move)
     seconds.append(time.perf_counter() - begun)
     if len(seconds) == TRIALS:
         table = np.zeros((n, 2))
         table[rank] = min(seconds[::2]), min(seconds[1::2])
-        run_steps(backend, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
+        run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
         trials.used = choose(table, len(connections))
         tried.clear()
 

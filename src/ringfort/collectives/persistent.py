@@ -1,23 +1,24 @@
-"""All-reduces that are like one before them: everything that can be known beforehand is, and kept ready. They do
-what the ordinary ones do, message for message, in as few instructions as it takes."""
+"""Persistent all-reduces: everything that can be known beforehand is worked out once. In shared memory, and over links
+where the algorithm is a chain of exchanges with one partner each, a run then takes as few instructions as it can. Over
+links it sends the same messages as the algorithm that it stands for, so ranks may mix the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import Context
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
-from weakref import ref
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ringfort.backends.base import Backend, Ready
+from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, shared_memory
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.cost_model import BLOCK_BYTES, DOUBLING_BYTES
-from ringfort.collectives.ops import ReduceOp
+from ringfort.collectives.cost_model import DOUBLING_BYTES
+from ringfort.collectives.plan import Run
 from ringfort.collectives.shared_memory import Combine, SharedReducer
+from ringfort.collectives.steps import BLOCK_BYTES
 from ringfort.config import KIB, AllReduceStrategy, Shape
 from ringfort.errors import DistributedError
 from ringfort.transport.arena import Arena
@@ -26,56 +27,6 @@ from ringfort.transport.reducer import Array
 
 _VIEWED: Final = 32 * KIB
 """Bytes from which a view of them is quicker than two copies: one of them, and one behind their header."""
-REMEMBERED: Final = 256
-"""Kinds of all-reduces that are kept ready: programs repeat a few for ever."""
-Run = Callable[[Array], None]
-"""See `Ready`."""
-
-
-def key_of(x: Array, op: Any) -> tuple[object, ...]:
-    """What tells an all-reduce from others. The usual op is not named: that would cost a hundredth of the whole."""
-    return (x.dtype, x.size) if op is ReduceOp.SUM else (x.dtype, x.size, id(op))
-
-
-def remember(backend: Backend, op: ReduceOp, flat: Array, run: Run | None) -> None:
-    """Keeps what was found out about an all-reduce, for the next of its kind."""
-    if run is None:
-        return
-    if len(backend.persistent) >= REMEMBERED:
-        backend.persistent.clear()
-    backend.persistent[key_of(flat, op)] = Ready(run)
-
-
-def ready(backend: Backend, x: Any, op: Any) -> Callable[[], Any] | None:
-    """The all-reduce of `x`, where one like it was done before; it returns `x`."""
-    if type(x) is not np.ndarray or not x.flags.carray:
-        return None
-    flat: Array = x.reshape(-1)
-    found = backend.persistent.get(key_of(flat, op))
-    if found is None:
-        return None
-
-    def run() -> Any:
-        found.run(flat)
-        return x
-
-    return run
-
-
-class Holder:
-    """The backend that keeps something ready, which must not keep the backend: links end with their last user."""
-
-    __slots__ = ("_ref",)
-
-    def __init__(self, backend: Backend) -> None:
-        self._ref = ref(backend)
-
-    @property
-    def backend(self) -> Backend:
-        """It is there: who calls holds it."""
-        backend = self._ref()
-        assert backend is not None
-        return backend
 
 
 class _Block(NamedTuple):
@@ -105,41 +56,41 @@ class _Block(NamedTuple):
         )
 
 
-def over_arena(backend: Backend, arena: Arena, call: bytes, size: int, shared_reducer: SharedReducer) -> Run:
+def over_arena(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
     """For ranks that share memory."""
-    if size * shared_reducer.dtype.itemsize <= shared_memory.SMALL_BYTES:
-        return _in_slots(backend, arena, call, size, shared_reducer)
-    return _InBlocks(backend, arena, call, size, shared_reducer)
+    if size * reducer.dtype.itemsize <= shared_memory.SMALL_BYTES:
+        return _in_slots(group, arena, call, size, reducer)
+    return _InBlocks(group, arena, call, size, reducer)
 
 
-def _in_slots(backend: Backend, arena: Arena, call: bytes, size: int, shared_reducer: SharedReducer) -> Run:
-    """What `shared_memory.all_reduce` does of a small array. A function with all that it needs in its own scope: as a
-    method it took half as long again."""
-    engine, meet, number, holder = arena.sleeper.engine, arena.meeting(call), backend.numbering(), Holder(backend)
-    turns = [(slots, slots[arena.rank]) for slots in arena.slots(shared_reducer.dtype, size)]
-    combine, is_pair = shared_reducer.closing, arena.world_size == 2
+def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
+    """Small arrays: every rank puts its own into its slot, and reduces all of them in the order of the ranks. A
+    function with all that it needs in its own scope: as a method it took half as long again."""
+    engine, meet, number = group.engine, arena.meeting(call), group.next_operation
+    turns = [(slots, slots[arena.rank]) for slots in arena.slots(reducer.dtype, size)]
+    combine, is_pair = reducer.closing, arena.world_size == 2
     # A partial's own call would cost a tenth of the addition.
     inside, function = (combine.func, *combine.args) if isinstance(combine, partial) else (Context().run, combine)
 
-    def run(flat: Array) -> None:
+    def run(flat: Array, timeout: float | None = None) -> None:
         try:  # what `with arena` does, which would cost as much as a small copy
             operation = number()
             if engine.has_trouble:
-                arena.sleeper.check(holder.backend.envelope_of(operation, call))
+                engine.check(group.envelope_of(operation, call, timeout))
             arena.turn = turn = arena.turn ^ 1
             slots, own = turns[turn]
             own[...] = flat
             if not meet(operation):
-                arena.wait_signed(holder.backend.envelope_of(operation, call))
+                arena.wait_signed(group.envelope_of(operation, call, timeout))
             if is_pair:
                 first, second = slots
                 inside(function, first, second, flat)
             else:
-                shared_reducer(slots, flat)
+                reducer(slots, flat)
         except DistributedError:
             raise
         except BaseException:
-            arena.sleeper.abandon()
+            group.abandon()
             raise
 
     return run
@@ -148,47 +99,38 @@ def _in_slots(backend: Backend, arena: Arena, call: bytes, size: int, shared_red
 class _InBlocks:
     """For arrays that are reduced slice by slice."""
 
-    __slots__ = ("_arena", "_blocks", "_call", "_engine", "_holder", "_meet", "_reduce")
+    __slots__ = ("_arena", "_blocks", "_call", "_group", "_meet", "_reducer")
 
-    def __init__(self, backend: Backend, arena: Arena, call: bytes, size: int, shared_reducer: SharedReducer) -> None:
-        self._holder = Holder(backend)
-        self._arena = arena
-        self._engine = arena.sleeper.engine
-        self._call = call
+    def __init__(self, group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> None:
+        self._group, self._arena, self._call, self._reducer = group, arena, call, reducer
         self._meet = arena.meeting(call)
-        is_one = size * shared_reducer.dtype.itemsize <= arena.slot
-        slots = arena.slots(shared_reducer.dtype, size) if is_one else ()
+        is_one = size * reducer.dtype.itemsize <= arena.slot
+        slots = arena.slots(reducer.dtype, size) if is_one else ()
         self._blocks = tuple(_Block.of(each, arena.rank) for each in slots)
-        self._reduce = shared_reducer
 
-    def __call__(self, flat: Array) -> None:
-        """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
-        arena, backend, call = self._arena, self._holder.backend, self._call
+    def __call__(self, flat: Array, timeout: float | None = None) -> None:
+        group, arena, call = self._group, self._arena, self._call
         with arena:
-            operation = backend.next_operation()
-            if self._engine.has_trouble:
-                arena.sleeper.check(backend.envelope_of(operation, call))
-            if self._blocks:
-                self._in_one_block(flat, operation)
-            else:
-                shared_memory.all_reduce(arena, flat, self._reduce, backend.envelope_of(operation, call))
-
-    def _in_one_block(self, flat: Array, operation: int) -> None:
-        """What `shared_memory.all_reduce` does of an array that fits a slot."""
-        arena, backend, call = self._arena, self._holder.backend, self._call
-        rank, block = arena.rank, self._blocks[arena.next_turn()]
-        start, end = block.before.size, flat.size - block.after.size
-        own = flat[start:end]
-        block.before[...] = flat[:start]
-        block.after[...] = flat[end:]
-        if not self._meet(operation):
-            arena.wait_signed(backend.envelope_of(operation, call))
-        shared_memory.reduce_slice(self._reduce, (*block.theirs[:rank], own, *block.theirs[rank:]), rank, block.result)
-        arena.publish()
-        if not arena.is_met():
-            arena.wait(backend.envelope_of(operation, call))
-        for span, result in block.results:
-            flat[span] = result
+            operation = group.next_operation()
+            if not self._blocks:
+                shared_memory.all_reduce(arena, flat, self._reducer, group.envelope_of(operation, call, timeout))
+                return
+            if group.engine.has_trouble:
+                group.engine.check(group.envelope_of(operation, call, timeout))
+            rank, block = arena.rank, self._blocks[arena.next_turn()]
+            start, end = block.before.size, flat.size - block.after.size
+            own = flat[start:end]
+            block.before[...] = flat[:start]
+            block.after[...] = flat[end:]
+            if not self._meet(operation):
+                arena.wait_signed(group.envelope_of(operation, call, timeout))
+            parts = (*block.theirs[:rank], own, *block.theirs[rank:])
+            shared_memory.reduce_slice(self._reducer, parts, rank, block.result)
+            arena.publish()
+            if not arena.is_met():
+                arena.wait(group.envelope_of(operation, call, timeout))
+            for span, result in block.results:
+                flat[span] = result
 
 
 class _Swap(NamedTuple):
@@ -203,7 +145,7 @@ class _Swap(NamedTuple):
     """Where they are reduced, our elements come before the partner's."""
 
 
-class _Landing:
+class _Arrivals:
     """Where a partner's elements wait until they are reduced: a group is in one collective at a time."""
 
     def __init__(self) -> None:
@@ -213,78 +155,71 @@ class _Landing:
 class OverLinks:
     """For ranks that have one partner after the other."""
 
-    __slots__ = ("_call", "_holder", "_steps")
+    __slots__ = ("_call", "_group", "_steps")
 
-    def __init__(self, backend: Backend, call: bytes, steps: Sequence[_Swap], flat: Array) -> None:
-        self._holder = Holder(backend)
-        self._call = call
-        landing = backend.group.part(_Landing).room
-        places = [landing[: (step.into[1] - step.into[0]) * flat.itemsize] for step in steps]
-        arrived = [(place.view(flat.dtype), memoryview(place)) for place in places]
+    def __init__(self, group: Group, call: bytes, steps: Sequence[_Swap], dtype: np.dtype[np.generic]) -> None:
+        self._group, self._call = group, call
+        room = group.part(_Arrivals).room
+        places = [room[: (step.into[1] - step.into[0]) * dtype.itemsize] for step in steps]
+        arrived = [(place.view(dtype), memoryview(place)) for place in places]
         self._steps = tuple(zip(steps, arrived, strict=True))
 
     @classmethod
     def suited(
-        cls, backend: Backend, strategy: AllReduceStrategy, call: bytes, flat: Array, shared_reducer: SharedReducer
+        cls, group: Group, strategy: AllReduceStrategy, call: bytes, count: int, reducer: SharedReducer
     ) -> OverLinks | None:
-        """If the ordinary way of `strategy` is a chain of exchanges with one partner each, of a frame each way."""
-        steps = _chain(backend, strategy, flat, shared_reducer)
+        """If `strategy` is a chain of exchanges with one partner each, of a frame each way."""
+        steps = _chain(group, strategy, count, reducer)
         largest = max((stop - start for step in steps for start, stop in step[1:3]), default=0)
-        if not steps or largest * flat.itemsize > MAX_FRAGMENT:
+        if not steps or largest * reducer.dtype.itemsize > MAX_FRAGMENT:
             return None
-        return cls(backend, call, steps, flat)
+        return cls(group, call, steps, reducer.dtype)
 
-    def __call__(self, flat: Array) -> None:
-        """Raises as `all_reduce` does. `flat` has the element type and size that were told."""
+    def __call__(self, flat: Array, timeout: float | None = None) -> None:
+        group = self._group
         try:
-            self._move(flat)
+            envelope = group.envelope_of(group.next_operation(), self._call, timeout)
+            for (partner, out, into, combine, is_first), (theirs, landing) in self._steps:
+                part, own = flat[out[0] : out[1]], flat[into[0] : into[1]]
+                data = part.tobytes() if part.nbytes < _VIEWED else memoryview(part.view(np.uint8))
+                if combine is None:
+                    group.swap(data, memoryview(own.view(np.uint8)), partner, envelope)
+                    continue
+                group.swap(data, landing, partner, envelope)
+                if is_first:
+                    combine(own, theirs, own)
+                else:
+                    combine(theirs, own, own)
         except DistributedError:
             raise
         except BaseException as exc:  # Ctrl-C between two exchanges: the partner of the next one waits for it
-            self._holder.backend.abort(str(exc) or type(exc).__name__)
+            group.abort(str(exc) or type(exc).__name__)
             raise
 
-    def _move(self, flat: Array) -> None:
-        backend = self._holder.backend
-        envelope = backend.envelope_of(backend.next_operation(), self._call)
-        for (partner, out, into, combine, is_first), (theirs, landing) in self._steps:
-            part, own = flat[out[0] : out[1]], flat[into[0] : into[1]]
-            data = part.tobytes() if part.nbytes < _VIEWED else memoryview(part.view(np.uint8))
-            if combine is None:
-                backend.swap(data, memoryview(own.view(np.uint8)), partner, envelope)
-                continue
-            backend.swap(data, landing, partner, envelope)
-            if is_first:
-                combine(own, theirs, own)
-            else:
-                combine(theirs, own, own)
 
-
-def _chain(backend: Backend, strategy: AllReduceStrategy, flat: Array, shared_reducer: SharedReducer) -> list[_Swap]:
+def _chain(group: Group, strategy: AllReduceStrategy, count: int, reducer: SharedReducer) -> list[_Swap]:
     """The exchanges that `strategy` makes, if each is with one partner; else none."""
-    rank, n = backend.rank, backend.world_size
-    if strategy.shape is Shape.DIRECT and n == 2 and flat.nbytes <= BLOCK_BYTES:
+    rank, n, nbytes = group.rank, group.world_size, count * reducer.dtype.itemsize
+    if strategy.shape is Shape.DIRECT and n == 2 and nbytes <= BLOCK_BYTES:
         partners: tuple[int, ...] = (1 - rank,)
     elif strategy.shape is Shape.HALVING_DOUBLING and n & (n - 1) == 0:
-        if flat.nbytes > DOUBLING_BYTES:
-            return [
-                _swap_of(step, shared_reducer) for step in algorithms.halving_doubling_all_reduce(rank, n, flat.size)
-            ]
+        if nbytes > DOUBLING_BYTES:
+            return [_swap_of(step, reducer) for step in algorithms.halving_doubling_all_reduce(rank, n, count)]
         partners = algorithms.doubling_all_reduce(rank, n)[1]
     else:
         return []
-    whole = 0, flat.size
-    reducers = [shared_reducer.plain] * (len(partners) - 1) + [shared_reducer.closing]
+    whole = 0, count
+    combines = [reducer.plain] * (len(partners) - 1) + [reducer.closing]
     # The lower rank's elements come first, so that both get the same bits.
     return [
-        _Swap(partner, whole, whole, reducer, rank < partner)
-        for partner, reducer in zip(partners, reducers, strict=True)
+        _Swap(partner, whole, whole, combine, rank < partner)
+        for partner, combine in zip(partners, combines, strict=True)
     ]
 
 
-def _swap_of(step: algorithms.Step, shared_reducer: SharedReducer) -> _Swap:
+def _swap_of(step: algorithms.Step, reducer: SharedReducer) -> _Swap:
     assert step.dst is not None
     assert step.out is not None
     assert step.into is not None
-    combine = shared_reducer.plain if step.finish is None else shared_reducer.closing
-    return _Swap(step.dst, step.out, step.into, combine if step.reducer else None)
+    combine = reducer.plain if step.finish is None else reducer.closing
+    return _Swap(step.dst, step.out, step.into, combine if step.reduces else None)

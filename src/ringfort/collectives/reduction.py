@@ -130,6 +130,12 @@ def describe(op: Op) -> str:
     return _reduction(op).name
 
 
+def summed(op: Op) -> str:
+    """The name of the op that `op` is without its scaling: what engines are asked for."""
+    name = describe(op)
+    return ReduceOp.SUM.name if name in (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name) else name
+
+
 def needs_scale_before(op: Op) -> bool:
     """Whether every rank must `scale_before` its array before the first step."""
     return isinstance(op, PremulSum)

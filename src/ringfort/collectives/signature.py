@@ -6,9 +6,9 @@ from __future__ import annotations
 from enum import Enum
 from functools import lru_cache
 from struct import Struct
+from typing import Final
 
-from ringfort.backends import mesh
-from ringfort.backends.base import BARRIER_CALL
+from ringfort.backends.group import BARRIER_CALL
 from ringfort.collectives.ops import ReduceOp
 from ringfort.collectives.reduction import by_code
 from ringfort.config import Shape, Strategy
@@ -32,6 +32,21 @@ class Collective(Enum):
     ALL_TO_ALL_LIST = 10
     BROADCAST_OBJECT = 11
     ALL_GATHER_OBJECT = 12
+
+
+_MEASURING: Final = 0x80
+"""In a call's first byte: this is the collective that finds out what `call` has to know before it runs."""
+
+
+def measuring_for(call: bytes) -> bytes:
+    """Return the call of a collective that measures what `call` needs. No rank takes the one for the other, and whoever
+    called something else is told of `call`, which is what the program wrote."""
+    return bytes((call[0] | _MEASURING,)) + call[1:]
+
+
+def split_measuring(call: bytes) -> tuple[bytes, bool]:
+    """Return the call that the program made, and whether this is the measuring for it. Undoes `measuring_for`."""
+    return bytes((call[0] & ~_MEASURING,)) + call[1:], bool(call[0] & _MEASURING)
 
 
 @lru_cache(maxsize=1024)
@@ -71,4 +86,3 @@ _ROOTED = {
 }
 
 assert encode(Collective.BARRIER) == BARRIER_CALL
-mesh.describers.append(describe)

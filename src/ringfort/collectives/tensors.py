@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+
+from ringfort.backends.group import Group
 from ringfort.collectives import reduction
-from ringfort.collectives.arrays import ArrayView
+from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
-from ringfort.collectives.reduction import element_type_named
+from ringfort.collectives.reduction import ElementType, element_type_named
 from ringfort.errors import UnsupportedArrayError
+from ringfort.transport.reducer import Array
 
 
 class TensorView(ArrayView):
@@ -28,11 +32,7 @@ class TensorView(ArrayView):
         kind = element_type_named(str(x.dtype).removeprefix("torch."))
         super().__init__(dense.view(-1), kind, tuple(x.shape), finish=finish)
         self.tensor: Any = self.flat
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return self.tensor.numel() * self.kind.itemsize
+        self.size, self.device = int(x.numel()), str(x.device)
 
     def new(self, shape: tuple[int, ...]) -> ArrayView:
         return TensorView(self.tensor.new_empty(shape))
@@ -63,17 +63,25 @@ def in_callers_stream(view: ArrayView, run: Callable[[], Any]) -> Callable[[], A
     return run_there
 
 
-def scale_before(op: Op, view: ArrayView) -> None:
+def scale_before(op: Op, kind: ElementType, flat: Any) -> None:
     """`reduction.scale_before`, also for tensors."""
-    if not isinstance(view, TensorView):
-        reduction.scale_before(op, view.kind, view.flat)
+    if isinstance(flat, np.ndarray):
+        reduction.scale_before(op, kind, cast("Array", flat))
     elif isinstance(op, PremulSum):
-        view.tensor.mul_(op.factor)
+        flat.mul_(op.factor)
 
 
-def scale_after(op: Op, view: ArrayView, world_size: int) -> None:
+def scale_after(op: Op, kind: ElementType, flat: Any, world_size: int) -> None:
     """`reduction.scale_after`, also for tensors."""
-    if not isinstance(view, TensorView):
-        reduction.scale_after(op, view.kind, view.flat, world_size)
+    if isinstance(flat, np.ndarray):
+        reduction.scale_after(op, kind, cast("Array", flat), world_size)
     elif op is ReduceOp.MEAN:
-        view.tensor.div_(world_size, rounding_mode="trunc" if view.kind.kind in "iu" else None)
+        flat.div_(world_size, rounding_mode="trunc" if kind.kind in "iu" else None)
+
+
+def view_for(group: Group, x: Any, *, writable: bool = False) -> ArrayView:
+    """Return `x` as the group's collectives take it: a tensor on a device stays there, if the group's engine can work
+    on it."""
+    native = group.native
+    on_device = tensor_view(x, native.tensors_on) if native is not None and native.tensors_on else None
+    return on_device or as_view(x, "x", writable=writable)

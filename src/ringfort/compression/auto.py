@@ -22,10 +22,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ringfort.backends.base import BARRIER_CALL, Backend, measuring_for
+from ringfort.backends.group import BARRIER_CALL, Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
-from ringfort.collectives.operation import Memory, run_steps
+from ringfort.collectives.signature import measuring_for
+from ringfort.collectives.steps import Memory, run_steps
 from ringfort.compression import encoded, lowrank
 from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
 from ringfort.compression.noise import CHUNK
@@ -118,7 +119,7 @@ class _Known:
 
 
 def choose(
-    backend: Backend,
+    group: Group,
     asked: CompressionStrategy,
     shapes: Sequence[tuple[int, ...]],
     call: bytes = BARRIER_CALL,
@@ -127,29 +128,29 @@ def choose(
     """The quickest within the error that `asked` allows. Called by all ranks at the same place among their collectives:
     the first time they measure, which is one, and takes half a second on a wire of 100 Mbit/s that the cluster has not
     measured."""
-    known = backend.group.part(_Known).chosen
+    known = group.part(_Known).chosen
     key = asked, tuple(shapes)
     found = known.get(key)
     if found is None:
         if len(known) >= _REMEMBERED:
             known.clear()
-        found = known[key] = explain(backend, asked, shapes, call, timeout)
+        found = known[key] = explain(group, asked, shapes, call, timeout)
         logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
     return found.strategy
 
 
 def explain(
-    backend: Backend,
+    group: Group,
     asked: CompressionStrategy,
     shapes: Sequence[tuple[int, ...]],
     call: bytes = BARRIER_CALL,
     timeout: float | None = None,
 ) -> Choice:
     """`choose`, with its reasons."""
-    if backend.shares_memory or len(set(backend.hosts)) == 1:
-        what = "share memory" if backend.shares_memory else "are on one host"
+    if group.shares_memory or len(set(group.hosts)) == 1:
+        what = "share memory" if group.shares_memory else "are on one host"
         return Choice(CompressionStrategy.NONE, f"the ranks {what}, where nothing is quicker than the data itself", {})
-    table = table_of(backend, call, timeout)
+    table = table_of(group, call, timeout)
     predicted = {
         strategy: table.predict(strategy, shapes)
         for strategy in CANDIDATES
@@ -175,19 +176,19 @@ def _ms(seconds: float) -> str:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def table_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
+def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
     """The group's table. Measured the first time: a collective, of all ranks, on behalf of `call`, which `timeout`
     bounds."""
-    known = backend.group.part(_Known)
+    known = group.part(_Known)
     if known.table is None:
-        config, n = backend.config.collective, backend.world_size
-        if backend.is_measured:
-            envelope = backend.envelope(measuring_for(call), timeout)
-            speeds_of_links = known_speeds(backend, envelope)
-            with probing(backend, envelope) as probes:
-                latency, per_byte = _measure_links(backend, speeds_of_links, probes)
+        config, n = group.config.collective, group.world_size
+        if group.is_measured:
+            envelope = group.envelope(measuring_for(call), timeout)
+            speeds_of_links = known_speeds(group, envelope)
+            with probing(group, envelope) as probes:
+                latency, per_byte = _measure_links(group, speeds_of_links, probes)
             own = np.array([number for speed in codec_speeds().values() for number in speed])
-            slowest = _largest(backend, own, envelope).reshape(-1, 3)
+            slowest = _largest(group, own, envelope).reshape(-1, 3)
             speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
         else:  # where time is virtual
             latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
@@ -199,38 +200,38 @@ def table_of(backend: Backend, call: bytes = BARRIER_CALL, timeout: float | None
     return known.table
 
 
-def _measure_links(backend: Backend, speeds: Array, envelope: Envelope) -> tuple[float, float]:
+def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[float, float]:
     """Latency and seconds a byte of the slowest link, while all ranks send at once, as collectives do. `speeds` is what
     was known of the links before: where one of those is slow, nothing large is sent to find out how slow."""
-    rank, n = backend.rank, backend.world_size
+    rank, n = group.rank, group.world_size
     dst, src = (rank + 1) % n, (rank - 1) % n
 
     def timed(size: int) -> float:
         out, into = np.zeros((2, size), np.uint8)
         start = time.perf_counter()
-        backend.exchange(out, dst, into, src, tag=envelope)
+        group.exchange(out, dst, into, src, envelope)
         return time.perf_counter() - start
 
     small = min(timed(_SMALL) for _ in range(5))
-    latency = float(_largest(backend, np.array([small]), envelope)[0])
-    between_hosts = [(a, (a + 1) % n) for a, host in enumerate(backend.hosts) if host != backend.hosts[(a + 1) % n]]
-    per_byte = float(shared_per_byte(speeds, backend.hosts, 1).max())
+    latency = float(_largest(group, np.array([small]), envelope)[0])
+    between_hosts = [(a, (a + 1) % n) for a, host in enumerate(group.hosts) if host != group.hosts[(a + 1) % n]]
+    per_byte = float(shared_per_byte(speeds, group.hosts, 1).max())
     if per_byte and all(speeds[link] for link in between_hosts):
         return latency, per_byte
     for size in PROBES:
-        taken = float(_largest(backend, np.array([timed(size)]), envelope)[0])
+        taken = float(_largest(group, np.array([timed(size)]), envelope)[0])
         per_byte = max(taken - latency, 0.1 * taken) / size
         if taken >= LONG_ENOUGH:
             break
     return latency, per_byte
 
 
-def _largest(backend: Backend, figures: Array, envelope: Envelope) -> Array:
+def _largest(group: Group, figures: Array, envelope: Envelope) -> Array:
     """For each figure the largest that a rank has."""
-    rank, n = backend.rank, backend.world_size
+    rank, n = group.rank, group.world_size
     table = np.zeros((n, figures.size))
     table[rank] = figures
-    run_steps(backend, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
+    run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
     return table.max(axis=0)
 
 

@@ -7,7 +7,6 @@ from enum import Enum
 from math import log2
 from struct import Struct
 
-from ringfort.backends import mesh
 from ringfort.collectives import signature
 from ringfort.collectives.ops import ReduceOp
 from ringfort.collectives.reduction import by_code
@@ -37,6 +36,9 @@ def encode(
 
 def describe(call: bytes) -> str:
     """The call as a person would write it, such as `all_reduce(float32[9], SUM, compression=int8)`. Never raises."""
+    call, is_measuring = signature.split_measuring(call)
+    if is_measuring:
+        return f"{describe(call)}, measuring the links first"
     what, op, kind, method, number, values, keeps, count = _CALL.unpack(call)
     try:
         name = Compressed(what).name.lower()
@@ -59,6 +61,3 @@ def _rounded(strategy: CompressionStrategy) -> str:
     """Its name, with the share as the person may have written it."""
     ratio, error = float(f"{strategy.ratio:.3g}"), float(f"{strategy.max_error:.3g}")
     return str(CompressionStrategy(strategy.method, strategy.values, ratio, strategy.rank, error))
-
-
-mesh.describers.append(describe)

@@ -1,4 +1,4 @@
-"""The all-reduce that compresses, and its reduce-scatter, on any backend."""
+"""The all-reduce that compresses, and its reduce-scatter, on any group."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from zlib import crc32
 
 import numpy as np
 
-from ringfort.backends.base import Backend
-from ringfort.collectives import movements, reduction, reductions
+from ringfort.backends.group import Group
+from ringfort.collectives import reduction
+from ringfort.collectives.all_gather import all_gather
+from ringfort.collectives.all_reduce import all_reduce as all_reduce_exactly
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.collectives.plan import Operation
 from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
 from ringfort.compression.compressor import Draft, GradientCompressor, Piece, check_floats
@@ -42,7 +44,7 @@ def compressor_of(compression: Compression) -> GradientCompressor:
 
 
 def all_reduce(
-    backend: Backend,
+    group: Group,
     x: Any,
     op: Op = ReduceOp.SUM,
     *,
@@ -59,10 +61,10 @@ def all_reduce(
     """
     compressor = compressor_of(compression)
     if compressor.strategy == CompressionStrategy.NONE and not isinstance(compression, GradientCompressor):
-        return reductions.all_reduce(backend, x, op, timeout=timeout)
+        return all_reduce_exactly(group, x, op, timeout=timeout)
     view = as_view(x, "x", writable=True)
     check_floats(view, "x")
-    factor, divisor = _scales(op, view, backend.world_size)
+    factor, divisor = _scales(op, view, group.world_size)
     if tensors is None and compressor.error_feedback:
         raise InvalidArgumentError(
             "name", None, "a GradientCompressor keeps what was not sent by the tensor's name; pass name='...'"
@@ -79,30 +81,30 @@ def all_reduce(
         op=reduction.code_of(op),
         keeps=compressor.error_feedback,
     )
-    backend.check_timeout(timeout)
+    group.check_timeout(timeout)
 
     def run() -> Any:
-        begun = backend.now()
+        begun = group.now()
         chosen = strategy
-        if backend.world_size == 1:
+        if group.world_size == 1:
             chosen = CompressionStrategy.NONE
         elif strategy.method is Method.AUTO:
-            chosen = auto.choose(backend, strategy, [piece.shape for piece in pieces], call, timeout)
-        envelope = backend.envelope(call, timeout)
+            chosen = auto.choose(group, strategy, [piece.shape for piece in pieces], call, timeout)
+        envelope = group.envelope(call, timeout)
         envelope = envelope._replace(deadline=begun + envelope.timeout)  # to measure first counts too
         if chosen.method is Method.NONE:
-            return _plain(backend, compressor, view, pieces, op, timeout, metrics)
-        draft = compressor.draft(view, pieces, factor, backend.rank)
+            return _plain(group, compressor, view, pieces, op, timeout, metrics)
+        draft = compressor.draft(view, pieces, factor, group.rank)
         if not draft.keeps:  # nothing else tells one call from the next
             draft.seed = mix(draft.seed, envelope.operation)
-        _run(backend, envelope, chosen, draft, view, divisor, metrics)
+        _run(group, envelope, chosen, draft, view, divisor, metrics)
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)
 
 
 def _plain(
-    backend: Backend,
+    group: Group,
     compressor: GradientCompressor,
     view: ArrayView,
     pieces: Sequence[Piece],
@@ -115,20 +117,20 @@ def _plain(
     is_odd = count_nonfinite(widen(view, 1.0, copy=False) if view.kind.name == "bfloat16" else view.flat) > 0
     draft = None
     if is_odd or any(compressor.residual(piece.name) is not None for piece in pieces):
-        factor, _ = _scales(op, view, backend.world_size)
-        draft = compressor.draft(view, pieces, factor, backend.rank)
+        factor, _ = _scales(op, view, group.world_size)
+        draft = compressor.draft(view, pieces, factor, group.rank)
     refused = np.array([0 if draft is None else draft.refused])
-    counts = movements.all_gather(backend, refused, timeout=timeout).run().reshape(-1).tolist()
+    counts = all_gather(group, refused, timeout=timeout).run().reshape(-1).tolist()
     if any(counts):
         raise NonFiniteError(_named(pieces), {rank: count for rank, count in enumerate(counts) if count})
     if draft is not None:
         narrow(draft.work, view)
         op = ReduceOp.premul_sum(1) if isinstance(op, PremulSum) else op  # the factor is in already
-    result = reductions.all_reduce(backend, view, op, timeout=timeout).run()
+    result = all_reduce_exactly(group, view, op, timeout=timeout).run()
     for piece in pieces:
         compressor.forget(piece.name)
     if metrics is not None:
-        n = backend.world_size
+        n = group.world_size
         moved = 2 * (n - 1) * view.flat.nbytes // n
         metrics.record_compression("none", nbytes=moved, sent=moved, nonfinite=0 if draft is None else draft.nonfinite)
     return result
@@ -162,7 +164,7 @@ class _Step(NamedTuple):
 
 
 def _run(
-    backend: Backend,
+    group: Group,
     envelope: Envelope,
     strategy: CompressionStrategy,
     draft: Draft,
@@ -170,7 +172,7 @@ def _run(
     divisor: int,
     metrics: DistributedMetrics | None,
 ) -> None:
-    exchange = Exchange(backend, envelope, _named(draft.pieces), draft.refused)
+    exchange = Exchange(group, envelope, _named(draft.pieces), draft.refused)
     in_place = view.flat.dtype == np.float32
     out = view.flat if in_place else np.empty(view.flat.size, np.float32)
     way = {Method.TOP_K: _top_k, Method.RANDOM_K: _random_k, Method.POWER_SGD: _power_sgd}.get(
@@ -182,7 +184,7 @@ def _run(
     if draft.keeps or factors:
         draft.commit(factors)
     if metrics is not None:
-        n = backend.world_size
+        n = group.world_size
         metrics.record_compression(
             str(strategy),
             nbytes=2 * (n - 1) * view.flat.nbytes // n,
@@ -301,7 +303,7 @@ def _add_up(
 
 
 def reduce_scatter(
-    backend: Backend,
+    group: Group,
     x: Any,
     into: Any,
     op: Op = ReduceOp.SUM,
@@ -324,7 +326,7 @@ def reduce_scatter(
     view, place = as_view(x, "x"), as_view(into, "into", writable=True)
     check_floats(view, "x")
     check_floats(place, "into")
-    n = backend.world_size
+    n = group.world_size
     if view.flat.size != n * place.flat.size:
         why = f"must have {n} times the {place.flat.size} elements of the result, a part for each rank"
         raise InvalidArgumentError("x", f"array of {view.flat.size} elements", why)
@@ -335,14 +337,14 @@ def reduce_scatter(
         Compressed.REDUCE_SCATTER, strategy, kind=view.kind.code, count=view.flat.size, op=code,
         keeps=compressor.error_feedback,
     )  # fmt: skip
-    backend.check_timeout(timeout)
+    group.check_timeout(timeout)
 
     def run() -> Any:
-        envelope = backend.envelope(call, timeout)
-        draft = compressor.draft(view, pieces, factor, backend.rank)
+        envelope = group.envelope(call, timeout)
+        draft = compressor.draft(view, pieces, factor, group.rank)
         if n == 1 and draft.refused:
             raise NonFiniteError(name or "", {0: draft.refused})
-        exchange = Exchange(backend, envelope, name or "", draft.refused)
+        exchange = Exchange(group, envelope, name or "", draft.refused)
         out = np.empty(place.flat.size, np.float32)
         codec = codec_of(strategy.values)
         exchange.reduce_part(draft.work, out, codec, strategy, draft.seed, keep_error=draft.keeps, divisor=divisor)

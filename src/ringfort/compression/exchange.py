@@ -1,4 +1,4 @@
-"""How compressed arrays become their sum at every rank, over any backend.
+"""How compressed arrays become their sum at every rank, over any group.
 
 `reduce` is for codecs whose bytes are of neighbouring elements. Each rank owns a part of the array. All send their
 elements of that part to the owner, encoded; the owner adds them up, encodes the sum, and that goes round the ring to
@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from ringfort.backends.base import Backend
+from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.operation import run_ring
+from ringfort.collectives.steps import run_ring
 from ringfort.compression import packing
 from ringfort.compression.codec import ChunkCodec, Codec
 from ringfort.compression.noise import CHUNK, mix
@@ -43,8 +43,8 @@ class BasisError(Exception):
 class Exchange:
     """One collective under way: its messages, and what they cost."""
 
-    def __init__(self, backend: Backend, envelope: Envelope, name: str, nonfinite: int) -> None:
-        self._backend, self._envelope = backend, envelope
+    def __init__(self, group: Group, envelope: Envelope, name: str, nonfinite: int) -> None:
+        self._group, self._envelope = group, envelope
         self._name, self._nonfinite = name, nonfinite
         self.sent = 0
         """Bytes that left this rank."""
@@ -67,7 +67,7 @@ class Exchange:
 
         Raises `NonFiniteError` and `BasisError` at every rank, if at any.
         """
-        rank, n = self._backend.rank, self._backend.world_size
+        rank, n = self._group.rank, self._group.world_size
         parts = algorithms.split(work.size, n)
         longest = parts[0][1] - parts[0][0]
         per_chunk = codec.nbytes(CHUNK)
@@ -109,7 +109,7 @@ class Exchange:
     ) -> None:
         """`work` has a part for each rank; `out` becomes the sum of this rank's parts. With `keep_error`, `work`
         becomes what the owners have not got; zero in this rank's own part, of which nothing is lost."""
-        rank, n = self._backend.rank, self._backend.world_size
+        rank, n = self._group.rank, self._group.world_size
         size = work.size // n
         spans = [(part * size, (part + 1) * size) for part in range(n)]
         own = slice(*spans[rank])
@@ -124,7 +124,7 @@ class Exchange:
     def gather(self, message_bytes: int, codec: Codec, strategy: CompressionStrategy, work: Array, seed: int,
                *, keep_error: bool, rows: int) -> list[Array]:  # fmt: skip
         """Every rank's `work` as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
-        rank, n = self._backend.rank, self._backend.world_size
+        rank, n = self._group.rank, self._group.world_size
         head = Head.of(strategy, work.size, rows=rows, nonfinite=self._nonfinite)
         size = packing.SIZE + message_bytes
         messages = np.empty((n, size), np.uint8)
@@ -152,7 +152,7 @@ class Exchange:
         keep_error: bool,
     ) -> None:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
-        rank, n = self._backend.rank, self._backend.world_size
+        rank, n = self._group.rank, self._group.world_size
         most = max(b - a for a, b in spans)
         outgoing, incoming = np.empty((2, packing.SIZE + codec.nbytes(most)), np.uint8)
         found = {rank: self._nonfinite} if self._nonfinite else {}
@@ -163,7 +163,7 @@ class Exchange:
             arriving = incoming[: packing.SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=stop - start)
             self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
-            self._backend.exchange(message, dst, arriving, src, tag=self._envelope)
+            self._group.exchange(message, dst, arriving, src, self._envelope)
             self.sent += message.size
             there = Head.read(arriving)
             there.check(head._replace(elements=added.size), src)
@@ -180,9 +180,9 @@ class Exchange:
 
     def _round(self, rows: Array, sizes: list[int]) -> None:
         """Each rank's row to every rank, round the ring."""
-        backend = self._backend
-        steps = algorithms.ring_all_gather(backend.rank, backend.world_size, backend.ring)
-        run_ring(backend, steps, _Rows(rows, sizes), self._envelope)  # pyright: ignore[reportArgumentType]
+        group = self._group
+        steps = algorithms.ring_all_gather(group.rank, group.world_size, group.ring)
+        run_ring(group, steps, _Rows(rows, sizes), self._envelope)  # pyright: ignore[reportArgumentType]
         self.sent += sum(sizes[step.out[0]] for step in steps if step.out is not None)
 
     def _encode(self, values: Array, message: Array, codec: Codec, head: Head, seed: int, *, keep_error: bool) -> None:

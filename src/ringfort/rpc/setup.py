@@ -44,7 +44,7 @@ class Formed(NamedTuple):
 def connect(context: DistributedContext, name: str, max_message_bytes: int, timeout: float) -> Formed:
     """Called by all ranks of the group, at the same place among its collectives. Raises `RendezvousTimeoutError` with
     who did not come, `InvalidArgumentError` if two ranks have one name."""
-    ways = context.backend.ways
+    ways = context.group.routes
     credentials = ways.credentials if ways is not None else _own_credentials(context)
     terms = Terms.begin(timeout, credentials, Machine())
     rank, world_size = context.rank, context.world_size
@@ -93,7 +93,7 @@ def _own_credentials(context: DistributedContext) -> Credentials | None:
 
 def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
     """The addresses of this rank that `peer` can reach."""
-    ways, hosts = context.backend.ways, context.backend.hosts
+    ways, hosts = context.group.routes, context.group.hosts
     if ways is not None:
         return [ways.hosts[peer][0]]
     if hosts[peer] == hosts[context.rank]:

@@ -147,7 +147,7 @@ def expect(backend: Backend, data: bytes, src: int, *, tag: int = 0, timeout: fl
 
 def outermost_rank(backend: Backend, rank: int) -> int:
     """By which number errors name `rank`."""
-    return backend.members[rank]
+    return backend.group.members[rank]
 
 
 def leave(backend: Backend) -> None:

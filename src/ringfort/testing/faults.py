@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ringfort.backends.base import Backend, Tag, Traffic
+from ringfort.backends.base import Backend
+from ringfort.backends.group import Group, RingStep
 from ringfort.backends.sub import SubBackend
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.messages import Envelope
@@ -114,8 +116,7 @@ class FaultyBackend(Backend):
 
     def __init__(self, backend: Backend, timetable: FaultTimetable, *, is_process: bool = False) -> None:
         """Raises `InvalidArgumentError` for a fault that `backend` cannot have."""
-        super().__init__(backend.rank, backend.world_size, backend.config)
-        self.backend = backend
+        self.backend, self.config = backend, backend.config
         self.step = 0
         """Steps begun so far."""
         self._faults = timetable.of(backend.rank)
@@ -125,6 +126,11 @@ class FaultyBackend(Backend):
         self._thawed.set()
         for fault in self._faults:
             self._check_possible(fault)
+        self._group = _FaultyGroup(backend.group, self._next_step)
+
+    @property
+    def group(self) -> Group:
+        return self._group
 
     def _check_possible(self, fault: Fault) -> None:
         is_ours = fault.kind is FaultKind.CUT or (fault.kind is FaultKind.KILL and not self._is_process)
@@ -158,43 +164,13 @@ class FaultyBackend(Backend):
                     self._thawed.clear()
             case FaultKind.CUT:
                 assert fault.peer is not None
-                _outermost(self.backend).cut(self.members[fault.peer])
+                _outermost(self.backend).cut(self.backend.group.members[fault.peer])
             case FaultKind.ABORT:
                 self.backend.abort(f"by timetable: {fault}")
 
     def thaw(self) -> None:
         """Lets a frozen rank of a group of threads go on. (A frozen process goes on by SIGCONT.)"""
         self._thawed.set()
-
-    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
-        self._next_step()
-        self.backend.send(data, dst, tag=tag, timeout=timeout)
-
-    def recv(
-        self, into: Buffer, src: int, *, reduce: Reducer | None = None, tag: Tag = 0, timeout: float | None = None
-    ) -> None:
-        self._next_step()
-        self.backend.recv(into, src, reduce=reduce, tag=tag, timeout=timeout)
-
-    def exchange(
-        self,
-        out: Buffer,
-        dst: int,
-        into: Buffer,
-        src: int,
-        *,
-        reduce: Reducer | None = None,
-        tag: Tag = 0,
-        timeout: float | None = None,
-    ) -> None:
-        self._next_step()
-        self.backend.exchange(out, dst, into, src, reduce=reduce, tag=tag, timeout=timeout)
-
-    def barrier(self, *, timeout: float | None = None) -> None:
-        self._next_step()
-        self.backend.barrier(timeout=timeout)
-
-    # --- everything else is the backend's ----------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
         self.backend.abort(reason)
@@ -204,32 +180,46 @@ class FaultyBackend(Backend):
         self.backend.close()
         self.thaw()
 
-    def native(self) -> Any | None:
-        return self.backend.native()
-
-    def traffic(self) -> Traffic:
-        return self.backend.traffic()
-
-    @property
-    def comm_id(self) -> int:
-        return self.backend.comm_id
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self.backend.members
-
-    def envelope(self, call: bytes, timeout: float | None = None) -> Envelope:
-        return self.backend.envelope(call, timeout)
-
-    def now(self) -> float:
-        return self.backend.now()
-
-    def count_sub_group(self, members: tuple[int, ...]) -> int:
-        return self.backend.count_sub_group(members)
-
     def __repr__(self) -> str:
         left = ", ".join(map(str, self._faults)) or "no more faults"
         return f"<{type(self).__name__} of {self.backend!r} after {self.step} steps; {left}>"
+
+
+class _FaultyGroup(Group):
+    """The same ranks over the same links. Every message of a collective is a step, so there is no shared memory and no
+    message that is passed on while it arrives."""
+
+    def __init__(self, group: Group, next_step: Callable[[], None]) -> None:
+        vars(self).update(vars(group))
+        self._group, self._next_step = group, next_step
+        self._parts, self.fast_plans = {}, {}
+        self.shares_memory = self.is_measured = False
+        self.connections = (self,)
+
+    def send(self, data: Buffer, dst: int, envelope: Envelope) -> None:
+        self._next_step()
+        super().send(data, dst, envelope)
+
+    def recv(self, into: Buffer, src: int, envelope: Envelope, reduce: Reducer | None = None) -> None:
+        self._next_step()
+        super().recv(into, src, envelope, reduce)
+
+    def exchange(
+        self, out: Buffer, dst: int, into: Buffer, src: int, envelope: Envelope, reduce: Reducer | None = None
+    ) -> None:
+        self._next_step()
+        super().exchange(out, dst, into, src, envelope, reduce)
+
+    def pipelined_ring(self, steps: Sequence[RingStep], dst: int, src: int, envelope: Envelope) -> None:
+        for step in steps:
+            self.exchange(step.out, dst, step.into, src, envelope, step.reduce)
+
+    def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> None:
+        self.exchange(data, peer, into, peer, envelope)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        self._next_step()
+        self._group.barrier(timeout)
 
 
 def _outermost(backend: Any) -> Any:

@@ -28,22 +28,6 @@ GroupFactory = Callable[[int, DistributedConfig], AbstractContextManager[Sequenc
 B = TypeVar("B", bound=Backend)
 
 
-class KillableTcpBackend(TcpBackend):
-    """A `TcpBackend` in a thread that can end as a killed process ends."""
-
-    def kill(self) -> None:
-        """Closes every link without a goodbye."""
-        self.drop()
-
-
-class KillableRingBackend(RingBackend):
-    """A `RingBackend` in a thread that can end as a killed process ends."""
-
-    def kill(self) -> None:
-        """Closes every link without a goodbye."""
-        self.drop()
-
-
 @contextmanager
 def simulated_group(world_size: int, config: DistributedConfig) -> Generator[Sequence[Backend], None, None]:
     """Ranks over memory."""
@@ -54,13 +38,13 @@ def simulated_group(world_size: int, config: DistributedConfig) -> Generator[Seq
 @contextmanager
 def tcp_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
-) -> Generator[Sequence[KillableTcpBackend], None, None]:
+) -> Generator[Sequence[TcpBackend], None, None]:
     """Ranks over TCP that meet at rank 0, which listens at `host`."""
     credentials = passing_credentials()
     with reserved_addresses(1, host) as (master,):
 
-        def connect(rank: int) -> KillableTcpBackend:
-            return KillableTcpBackend(rank, world_size, master, config=config, credentials=credentials)
+        def connect(rank: int) -> TcpBackend:
+            return TcpBackend(rank, world_size, master, config=config, credentials=credentials)
 
         with closing_all(_together(world_size, connect)) as backends:
             yield backends
@@ -69,13 +53,13 @@ def tcp_group(
 @contextmanager
 def ring_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
-) -> Generator[Sequence[KillableRingBackend], None, None]:
+) -> Generator[Sequence[RingBackend], None, None]:
     """Ranks over TCP that know each other's addresses."""
     credentials = passing_credentials()
     with reserved_addresses(world_size, host) as nodes:
 
-        def connect(rank: int) -> KillableRingBackend:
-            return KillableRingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials)
+        def connect(rank: int) -> RingBackend:
+            return RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials)
 
         with closing_all(_together(world_size, connect)) as backends:
             yield backends

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.base import MAX_TAG, Backend, Traffic
+from ringfort.backends.base import Backend
+from ringfort.backends.group import MAX_TAG, Traffic
 from ringfort.backends.sub import SubBackend
 from ringfort.config import MIB
 from ringfort.errors import (
@@ -33,7 +34,7 @@ LARGE = 5 * MIB + 3
 def every_rank_knows_its_place(backend: Backend) -> None:
     n = backend.world_size
     assert n == 3
-    assert len(backend.members) == n
+    assert len(backend.group.members) == n
     to_next, from_last = (backend.rank + 1) % n, (backend.rank - 1) % n
     came = bytearray(1)
     backend.exchange(bytes([backend.rank]), to_next, came, from_last)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend, Traffic
+from ringfort.backends.base import Backend
+from ringfort.backends.group import Traffic
 from ringfort.collectives.ops import ReduceOp
 from ringfort.context import DistributedContext
 from ringfort.errors import (

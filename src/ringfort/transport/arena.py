@@ -86,9 +86,13 @@ class Troubled(Protocol):
     has_trouble: bool
     """Something has: a collective must `check` before it begins."""
 
+    def check(self, envelope: Envelope) -> None:
+        """Raises what keeps a collective from beginning."""
+        ...
+
 
 class Sleeper(Protocol):
-    """Who can wait for long: the group's backend."""
+    """Who can wait for long: the group."""
 
     def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
         """Returns when `is_ready()`; raises what ends a collective that waits for `peer`."""
@@ -101,10 +105,6 @@ class Sleeper(Protocol):
     @property
     def engine(self) -> Troubled:
         """Who knows whether something has failed."""
-        ...
-
-    def check(self, envelope: Envelope) -> None:
-        """Raises what keeps a collective from beginning."""
         ...
 
     def abandon(self) -> None:

@@ -50,7 +50,7 @@ class Links:
         self.rank = rank
         self.now = poller.now
         self.links = {peer: Link(peer, stream, scratch, inbox_bytes, epoch) for peer, stream in streams.items()}
-        self._describe = describe
+        self.describe = describe
         self._inbox_bytes = inbox_bytes
         self._epoch = epoch
         self._poller = poller
@@ -196,13 +196,13 @@ class Links:
             job.fail(lambda: OperationTimeoutError(what, job.timeout, peer=peer, state=state))
             self._write(link)
             return
-        what = f"operation {envelope.operation}, {self._describe(envelope.call)}, waiting for rank {peer}"
+        what = f"operation {envelope.operation}, {self.describe(envelope.call)}, waiting for rank {peer}"
         self._fail_comm(envelope.comm_id, envelope.members, TimedOut(self.rank, what, job.timeout, peer))
 
     def _disagree(self, link: Link, event: Disagreement) -> None:
         envelope = event.ours
-        ours = "recv" if envelope.call == NO_CALL else self._describe(envelope.call)
-        theirs = "send" if event.call == NO_CALL else self._describe(event.call)
+        ours = "recv" if envelope.call == NO_CALL else self.describe(envelope.call)
+        theirs = "send" if event.call == NO_CALL else self.describe(event.call)
         if event.operation != envelope.operation:
             theirs += f" as its operation {event.operation}"
         abort_reason = Mismatch(self.rank, ours, link.peer, theirs, envelope.operation)

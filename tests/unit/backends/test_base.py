@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfort.backends.base import as_bytes
+from ringfort.backends.group import as_bytes
 from ringfort.errors import UnsupportedArrayError
 
 

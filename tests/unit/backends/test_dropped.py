@@ -67,7 +67,7 @@ def test_another_engine_does_not_keep_it() -> None:
     from ringfort.backends.engines.gloo import GlooNative
 
     [backend] = SimulatedBackend.create_group(1)
-    engine = GlooNative(backend, backend._engine, lambda: None, lambda: None)
+    engine = backend.group.native = GlooNative(backend.group, lambda: None, lambda: None)
     gone = weakref.ref(backend)
     gc.disable()
     try:

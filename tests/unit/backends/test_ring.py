@@ -48,8 +48,8 @@ def test_every_rank_is_linked_to_every_other(world_size: int, host: str) -> None
     with ring_group(world_size, CONFIG, host=host) as backends:
         assert run_ranks(backends, lambda backend: backend.barrier()) == [None] * world_size
         for backend in backends:
-            assert len(backend._engine.links) == world_size - 1
-            assert backend.hosts == (0,) * world_size
+            assert len(backend.group.engine.links) == world_size - 1
+            assert backend.group.hosts == (0,) * world_size
 
 
 def test_ranks_may_start_in_any_order() -> None:

@@ -22,7 +22,7 @@ def group() -> Iterator[list[SimulatedBackend]]:
 
 def test_members_are_sorted_and_counted_once(group: list[SimulatedBackend]) -> None:
     sub = SubBackend(group[3], [4, 1, 3, 1])
-    assert (sub.rank, sub.world_size, sub.members) == (1, 3, (1, 3, 4))
+    assert (sub.rank, sub.world_size, sub.group.members) == (1, 3, (1, 3, 4))
     assert [sub.to_global(rank) for rank in range(3)] == [1, 3, 4]
     assert [sub.to_local(rank) for rank in (1, 3, 4)] == [0, 1, 2]
     assert sub.parent is group[3]
@@ -30,7 +30,7 @@ def test_members_are_sorted_and_counted_once(group: list[SimulatedBackend]) -> N
 
 
 def test_members_may_be_anything_that_can_be_iterated(group: list[SimulatedBackend]) -> None:
-    assert SubBackend(group[0], iter({0, 2})).members == (0, 2)
+    assert SubBackend(group[0], iter({0, 2})).group.members == (0, 2)
 
 
 def test_a_nested_group_counts_in_its_parents_ranks_and_knows_its_outermost(group: list[SimulatedBackend]) -> None:
@@ -38,7 +38,7 @@ def test_a_nested_group_counts_in_its_parents_ranks_and_knows_its_outermost(grou
     inner = SubBackend(outer, [2, 0])
     assert (inner.rank, inner.world_size) == (1, 2)
     assert [inner.to_global(rank) for rank in range(2)] == [0, 2]
-    assert inner.members == (1, 4)
+    assert inner.group.members == (1, 4)
 
 
 @pytest.mark.parametrize("members", [[5], [0, -1], [0, True], [0, "1"], [0, 1.0]])
@@ -76,11 +76,11 @@ def test_every_sub_group_has_a_channel_that_its_members_agree_on(group: list[Sim
     def comm_ids(rank: int) -> list[int]:
         outer = SubBackend(group[rank], [0, 1, 2])
         return [
-            outer.comm_id,
-            SubBackend(group[rank], [0, 1, 2]).comm_id,  # a twin
-            SubBackend(group[rank], [0, 1]).comm_id,
-            SubBackend(outer, [0, 1]).comm_id,
-            SubBackend(outer, [0, 1, 2]).comm_id,
+            outer.group.comm_id,
+            SubBackend(group[rank], [0, 1, 2]).group.comm_id,  # a twin
+            SubBackend(group[rank], [0, 1]).group.comm_id,
+            SubBackend(outer, [0, 1]).group.comm_id,
+            SubBackend(outer, [0, 1, 2]).group.comm_id,
         ]
 
     first, second = comm_ids(0), comm_ids(1)
@@ -122,11 +122,11 @@ def test_collectives_of_sub_groups_keep_virtual_time() -> None:
 
 def test_a_sub_group_knows_which_of_its_ranks_share_a_host() -> None:
     group = SimulatedBackend.create_group(5, hosts=[0, 0, 2, 2, 0])
-    assert group[0].hosts == (0, 0, 2, 2, 0)
-    assert SubBackend(group[3], [1, 2, 3, 4]).hosts == (0, 1, 1, 0)
-    assert SubBackend(SubBackend(group[3], [1, 2, 3, 4]), [0, 2]).hosts == (0, 1)
+    assert group[0].group.hosts == (0, 0, 2, 2, 0)
+    assert SubBackend(group[3], [1, 2, 3, 4]).group.hosts == (0, 1, 1, 0)
+    assert SubBackend(SubBackend(group[3], [1, 2, 3, 4]), [0, 2]).group.hosts == (0, 1)
     run_ranks(group, lambda backend: backend.close())
 
 
 def test_ranks_whose_hosts_are_not_known_have_one_each(group: list[SimulatedBackend]) -> None:
-    assert group[0].hosts == (0, 1, 2, 3, 4)
+    assert group[0].group.hosts == (0, 1, 2, 3, 4)

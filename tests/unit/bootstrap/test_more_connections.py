@@ -39,7 +39,7 @@ def test_every_two_ranks_have_so_many_connections_and_all_carry_a_large_array(gr
         assert (x == 6).all()
         sub = SubBackend(backend, (0, 1, 2))
         assert (DistributedContext(sub).all_gather(x)[:, -1] == 6).all()
-        engines = [connection._engine for connection in backend.connections]
+        engines = [connection.engine for connection in backend.group.connections]
         assert backend.traffic().bytes_sent == sum(engine.traffic()[1] for engine in engines)
         return [(len(engine.links), engine.traffic()[1] > 1_000_000) for engine in engines]
 
@@ -65,7 +65,7 @@ def test_auto_decides_the_same_at_every_rank_and_loses_nothing_while_it_tries() 
             x = np.ones(parallel.TRIAL // 4, np.float32)
             context.all_reduce(x)
             assert (x == 2).all()
-        return parallel.used(backend)
+        return parallel.used(backend.group)
 
     with tcp_group(2, config) as backends:
         first, second = results(run_ranks(backends, program))

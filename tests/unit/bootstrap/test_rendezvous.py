@@ -91,7 +91,7 @@ class Forming:
     def check(self) -> None:
         """The group is whole: every rank talks to every other, and knows that all are on this machine."""
         backends = sorted((rank.result() for rank in self._ranks), key=lambda backend: backend.rank)
-        assert [backend.hosts for backend in backends] == [(0,) * self.world_size] * self.world_size
+        assert [backend.group.hosts for backend in backends] == [(0,) * self.world_size] * self.world_size
         assert run_ranks(backends, talk_to_all) == [None] * self.world_size
 
     def close(self) -> None:

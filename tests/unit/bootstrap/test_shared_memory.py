@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringfort import DistributedConfig, DistributedContext, SubBackend, TcpBackend
-from ringfort.backends import arenas
+from ringfort.backends import arena_setup
 from ringfort.bootstrap import shared_memory
 from ringfort.errors import TransportError
 from ringfort.testing import run_ranks
@@ -24,7 +24,7 @@ CONFIG = DistributedConfig(timeout=20)
 
 def streams_of(backend: TcpBackend) -> dict[int, bool]:
     """Whether the link to each peer goes through memory."""
-    return {peer: isinstance(link.stream, ShmStream) for peer, link in backend._engine.links.items()}
+    return {peer: isinstance(link.stream, ShmStream) for peer, link in backend.group.engine.links.items()}
 
 
 def all_works(backend: TcpBackend) -> None:
@@ -60,12 +60,12 @@ def test_ranks_of_one_machine_share_memory_and_leave_no_way_to_it(opened: list[O
         results(run_ranks(backends, all_works))
         for backend in backends:
             assert set(streams_of(backend).values()) == {True}
-            assert backend.shared is not None
+            assert backend.group._arena is not None
         assert len(opened) == 4  # three pairs and the arena
         for offer in opened:
             with pytest.raises(TransportError):
                 Segment.open(offer, offer.size - PAGE)
-    assert all(backend.shared is None for backend in backends)
+    assert all(backend.group._arena is None for backend in backends)
 
 
 def test_one_that_does_not_want_to_is_spoken_to_over_the_network() -> None:
@@ -83,10 +83,10 @@ def test_one_that_does_not_want_to_is_spoken_to_over_the_network() -> None:
                 {0: False, 2: False},
                 {0: True, 1: False},
             ]
-            assert [backend.shared for backend in backends] == [None] * 3
+            assert [backend.group._arena for backend in backends] == [None] * 3
             pair = [SubBackend(backends[rank], (0, 2)) for rank in (0, 2)]
             results(run_ranks(pair, lambda backend: backend.barrier()))
-            assert all(backend.shared is not None for backend in pair)
+            assert all(backend.group._arena is not None for backend in pair)
 
 
 def test_memory_that_cannot_be_opened_costs_nothing_but_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_memory_that_cannot_be_opened_costs_nothing_but_speed(monkeypatch: pytes
         results(run_ranks(backends, all_works))
         for backend in backends:
             assert set(streams_of(backend).values()) == {False}
-            assert backend.shared is None
+            assert backend.group._arena is None
 
 
 def test_memory_that_cannot_be_had_costs_nothing_but_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +108,14 @@ def test_memory_that_cannot_be_had_costs_nothing_but_speed(monkeypatch: pytest.M
     monkeypatch.setattr(Segment, "create", staticmethod(refuse))
     with tcp_group(2, CONFIG) as backends:
         results(run_ranks(backends, all_works))
-        assert [backend.shared for backend in backends] == [None, None]
+        assert [backend.group._arena for backend in backends] == [None, None]
 
 
 def test_a_arena_that_one_cannot_open_is_used_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with tcp_group(3, CONFIG) as backends:
-        monkeypatch.setattr(arenas, "_open", lambda offer, size: None)
+        monkeypatch.setattr(arena_setup, "_open", lambda offer, size: None)
         results(run_ranks(backends, all_works))
-        assert [backend.shared for backend in backends] == [None] * 3
+        assert [backend.group._arena for backend in backends] == [None] * 3
         assert set(streams_of(backends[0]).values()) == {True}
 
 
@@ -123,7 +123,7 @@ def test_where_writes_are_not_ordered_there_are_streams_but_no_arena(monkeypatch
     monkeypatch.setattr(machine, "_ORDERED", ())
     with tcp_group(3, CONFIG) as backends:
         results(run_ranks(backends, all_works))
-        assert [backend.shared for backend in backends] == [None] * 3
+        assert [backend.group._arena for backend in backends] == [None] * 3
         assert set(streams_of(backends[0]).values()) == {True}
 
 
@@ -133,5 +133,5 @@ def test_other_machines_are_spoken_to_over_the_network(monkeypatch: pytest.Monke
     monkeypatch.setattr(shared_memory, "_create", lambda: pytest.fail("memory was made for nobody"))
     with tcp_group(2, CONFIG) as backends:
         monkeypatch.undo()
-        assert backends[0].hosts == (0, 1)
+        assert backends[0].group.hosts == (0, 1)
         results(run_ranks(backends, all_works))

@@ -103,7 +103,7 @@ class Network:
         arriving = self.memory[source][slice(*giver.out)]
         there = self.memory[target][slice(*taker.into)]
         assert giver.out[1] - giver.out[0] == taker.into[1] - taker.into[0] == len(arriving) == len(there)
-        if taker.reducer:
+        if taker.reduces:
             arriving = [old.reduced(new) for old, new in zip(there, arriving, strict=True)]
         self.memory[target][slice(*taker.into)] = arriving
         self.sent[source, target] += len(arriving)
@@ -117,7 +117,7 @@ class Network:
         if self.sending[rank] or self.receiving[rank]:
             return False
         if step.finish is not None:
-            assert step.reducer
+            assert step.reduces
             assert step.finish == step.into
             self._finish(rank, step.finish)
         self.current[rank] = next(self.plans[rank], None)

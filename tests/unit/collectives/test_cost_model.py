@@ -264,17 +264,17 @@ def test_auto_takes_the_cheapest_candidate(world_size: int, nbytes: int, latency
 def test_a_strategy_that_was_asked_for_or_configured_is_taken_as_it_is() -> None:
     config = DistributedConfig(collective=CollectiveConfig(reduce=ReduceStrategy.RING))
     backend = SimulatedBackend.create_group(1, config=config)[0]
-    assert settle(backend, AllReduceStrategy.tree(7), 4) == AllReduceStrategy.tree(7)
-    assert settle(backend, ReduceStrategy.AUTO, 4) == ReduceStrategy.RING
-    assert settle(backend, ReduceStrategy.tree(3), 4) == ReduceStrategy.tree(3)
-    assert settle(backend, BroadcastStrategy.AUTO, 4) != BroadcastStrategy.AUTO
+    assert settle(backend.group, AllReduceStrategy.tree(7), 4) == AllReduceStrategy.tree(7)
+    assert settle(backend.group, ReduceStrategy.AUTO, 4) == ReduceStrategy.RING
+    assert settle(backend.group, ReduceStrategy.tree(3), 4) == ReduceStrategy.tree(3)
+    assert settle(backend.group, BroadcastStrategy.AUTO, 4) != BroadcastStrategy.AUTO
     backend.close()
 
 
 def test_a_simulated_group_chooses_without_sending_a_word() -> None:
     group = SimulatedBackend.create_group(3)
-    assert not any(cost_model.needs_measuring(backend) for backend in group)
-    assert {str(settle(backend, AllReduceStrategy.AUTO, MIB)) for backend in group} == {"ring"}
+    assert not any(cost_model.needs_measuring(backend.group) for backend in group)
+    assert {str(settle(backend.group, AllReduceStrategy.AUTO, MIB)) for backend in group} == {"ring"}
     assert all(backend.traffic().messages_sent == 0 for backend in group)
     for backend in group:
         DistributedContext(backend).close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ringfort import Backend, DistributedConfig, DistributedContext
-from ringfort.backends.mesh import MeshBackend
+from ringfort.backends.group import Group
 from ringfort.collectives import cost_model, link_costs
 from ringfort.collectives.link_costs import LinkCosts, combine, distances
 from ringfort.compression import auto as compression
@@ -15,6 +15,7 @@ from ringfort.config import AllReduceStrategy, CollectiveConfig
 from ringfort.errors import CollectiveMismatchError, DistributedError
 from ringfort.testing.groups import tcp_group
 from ringfort.testing.ranks import results, run_ranks
+from ringfort.transport.machine import Machine
 from ringfort.transport.messages import Envelope
 
 FOLDS = (1e-10, 1e-9, 5e-9)
@@ -109,13 +110,13 @@ def test_what_a_person_has_said_is_taken_in_place_of_what_was_measured() -> None
 
 def test_every_rank_of_a_group_ends_with_the_same_table_and_the_same_choices() -> None:
     def work(backend: Backend) -> tuple[bytes, bytes, list[str]]:
-        model = cost_model.model_of(backend)
-        assert model is cost_model.model_of(backend)
+        model = cost_model.model_of(backend.group)
+        assert model is cost_model.model_of(backend.group)
         choices = [str(model.choose(AllReduceStrategy, 1 << bit)) for bit in range(28)]
         return model.links.latency.tobytes(), model.links.per_byte.tobytes(), choices
 
     with tcp_group(3, DistributedConfig(timeout=30, shared_memory="off")) as backends:
-        assert all(cost_model.needs_measuring(backend) for backend in backends)
+        assert all(cost_model.needs_measuring(backend.group) for backend in backends)
         found = results(run_ranks(backends, work))
     assert found[0] == found[1] == found[2]
 
@@ -123,8 +124,8 @@ def test_every_rank_of_a_group_ends_with_the_same_table_and_the_same_choices() -
 def test_nothing_is_measured_where_both_figures_are_given() -> None:
     config = DistributedConfig(collective=CollectiveConfig(latency=1e-3, bandwidth=1e6))
     with tcp_group(2, config) as backends:
-        assert not cost_model.needs_measuring(backends[0])
-        links = cost_model.model_of(backends[0]).links
+        assert not cost_model.needs_measuring(backends[0].group)
+        links = cost_model.model_of(backends[0].group).links
         assert float(links.latency[0, 1]) == 1e-3
         assert backends[0].traffic().messages_sent == 0
 
@@ -145,25 +146,19 @@ def test_ranks_of_one_host_share_its_wire_and_only_slow_links_are_taken_as_known
     assert not link_costs.shared_per_byte(np.zeros((4, 4)), (0, 1, 2, 3), 1).any()
 
 
-class _Elsewhere:
-    """Makes ranks of one machine look like hosts that have measured their links."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(MeshBackend, "hosts", property(lambda self: tuple(range(self.world_size))))
-
-    def knows(self, backend: Backend, speed: float) -> None:
-        backend.speeds = {
-            peer: speed * (1 + backend.rank) for peer in range(backend.world_size) if peer != backend.rank
-        }
+def elsewhere(backend: Backend, bandwidth: float) -> Group:
+    """The same ranks, as if they were hosts that have measured their links."""
+    rank, n = backend.rank, backend.world_size
+    machines = {peer: Machine(b"%d" % peer) for peer in range(n)}
+    known = {peer: bandwidth * (1 + rank) for peer in range(n) if peer != rank}
+    return Group(rank, backend.config, [backend.group.engine], machines, bandwidths=known, is_measured=True)
 
 
-def test_a_link_that_was_measured_before_is_not_kept_busy_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = _Elsewhere(monkeypatch)
-
+def test_a_link_that_was_measured_before_is_not_kept_busy_again() -> None:
     def work(backend: Backend) -> tuple[bytes, float]:
-        elsewhere.knows(backend, 10e6)
-        links = cost_model.model_of(backend).links
-        table = compression.table_of(backend)
+        group = elsewhere(backend, 10e6)
+        links = cost_model.model_of(group).links
+        table = compression.table_of(group)
         assert table.per_byte == pytest.approx(1e-7)
         return links.per_byte.tobytes(), float(links.per_byte[0, 1])
 
@@ -180,7 +175,7 @@ def test_a_probe_is_never_taken_for_data(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def work(backend: Backend) -> object:
         if backend.rank == 1:  # as if it had a model of another group's links
-            monkeypatch.setattr(backend, "is_measured", False)
+            monkeypatch.setattr(backend.group, "is_measured", False)
         x = np.ones(1000, np.float32)
         try:
             return DistributedContext(backend).all_reduce(x)
@@ -205,13 +200,13 @@ def test_what_ends_the_probes_of_one_rank_ends_the_collective_of_those_who_wait_
     """A rank that times out among the probes tells the ranks that are done with them already."""
 
     def work(backend: Backend) -> str:
-        envelope = backend.envelope(bytes(16), 0.3 if backend.rank == 0 else 30)
+        envelope = backend.group.envelope(bytes(16), 0.3 if backend.rank == 0 else 30)
         try:
             if backend.rank == 0:
-                with link_costs.probing(backend, envelope) as probes:
-                    backend.recv(bytearray(8), 1, tag=probes)
+                with link_costs.probing(backend.group, envelope) as probes:
+                    backend.group.recv(bytearray(8), 1, probes)
             else:
-                backend.recv(bytearray(8), 0, tag=envelope)
+                backend.group.recv(bytearray(8), 0, envelope)
         except DistributedError as exc:
             return type(exc).__name__
         return "nothing"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ringfort import AllReduceStrategy, DistributedConfig, DistributedContext, ReduceOp, SimulatedBackend, SubBackend
+from ringfort.backends.group import Group
 from ringfort.collectives import parallel
 from ringfort.config import CollectiveConfig
 from ringfort.errors import (
@@ -25,12 +26,14 @@ from ringfort.errors import (
 from ringfort.testing import VirtualClock, run_ranks
 from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results
+from ringfort.transport.machine import Machine
 from ringfort.transport.parallel import end_all
 from tests.helpers.background import Background
 
 COUNT = 10_007
 """Elements: a prime, so that nothing divides evenly."""
 RING = AllReduceStrategy.RING
+MACHINES = {rank: Machine(b"%d" % rank) for rank in range(4)}
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +50,8 @@ def group_of(ranks: int, count: Any, clock: VirtualClock | None = None) -> list[
 def sent(backend: SimulatedBackend) -> list[dict[int, int]]:
     """For each connection the bytes sent to each peer."""
     return [
-        {peer: link.outbound.bytes for peer, link in connection._engine.links.items() if link.outbound.bytes}
-        for connection in backend.connections
+        {peer: link.outbound.bytes for peer, link in connection.engine.links.items() if link.outbound.bytes}
+        for connection in backend.group.connections
     ]
 
 
@@ -95,8 +98,8 @@ def test_an_all_reduce_like_one_before_it_uses_all_connections_again() -> None:
         ]
 
     with closing_all(group_of(2, 2)) as backends:
-        for stripes_of in results(run_ranks(backends, program)):
-            assert all(sum(of.values()) > COUNT for of in stripes_of)
+        for bytes_of in results(run_ranks(backends, program)):
+            assert all(sum(of.values()) > COUNT for of in bytes_of)
 
 
 def test_every_other_connection_goes_round_the_other_way() -> None:
@@ -108,7 +111,8 @@ def test_every_other_connection_goes_round_the_other_way() -> None:
 def test_a_ring_of_its_own_is_turned_round_too_also_in_a_sub_group() -> None:
     with closing_all(group_of(4, 2)) as group:
         for backend in group:
-            backend.ring = (0, 2, 1, 3)
+            engines = [connection.engine for connection in backend.group.connections]
+            backend._group = Group(backend.rank, backend.config, engines, MACHINES, ring=(0, 2, 1, 3))
         subs = [SubBackend(backend, (0, 1, 3)) for backend in group if backend.rank != 2]
         results(run_ranks(group, lambda backend: DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)))
         assert [list(peers) for peers in sent(group[0])] == [[2], [3]]
@@ -130,7 +134,7 @@ def large(backend: Any) -> Any:
     return DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)
 
 
-def no_stripe_runs() -> bool:
+def no_connection_runs() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("ringfort-connection")]
 
 
@@ -140,7 +144,7 @@ def test_one_broken_connection_ends_all_parts_with_one_error_and_only_this_group
         group[1]._pollers[2].streams[0].close()
         outcomes = run_ranks(subs, large)
         assert all(isinstance(outcome, DistributedError) for outcome in outcomes)
-        assert no_stripe_runs()
+        assert no_connection_runs()
         assert isinstance(outcomes[0], PeerLostError)
         assert outcomes[0].peer == 1
         for sub in subs:
@@ -151,8 +155,8 @@ def test_one_broken_connection_ends_all_parts_with_one_error_and_only_this_group
 
 def test_who_is_lost_over_one_connection_hears_over_the_others_who_has_lost_it() -> None:
     with closing_all(group_of(2, 2)) as (first, second):
-        engines = [connection._engine for connection in first.connections]
-        end_all(engines, 1, first.envelope(bytes(16)), PeerLostError(1, "cable pulled"))
+        engines = [connection.engine for connection in first.group.connections]
+        end_all(engines, 1, first.group.envelope(bytes(16)), PeerLostError(1, "cable pulled"))
         with pytest.raises(PeerLostError, match="it has lost this rank: cable pulled") as caught:
             second.barrier()
         assert caught.value.peer == 0
@@ -163,7 +167,7 @@ def test_a_rank_that_dies_is_lost_to_all_parts() -> None:
         group[2].kill()
         outcomes = run_ranks(group[:2], large)
         assert [type(outcome) for outcome in outcomes] == [PeerLostError] * 2
-        assert no_stripe_runs()
+        assert no_connection_runs()
 
 
 def test_a_timeout_is_one_error_and_the_others_are_told() -> None:
@@ -176,7 +180,7 @@ def test_a_timeout_is_one_error_and_the_others_are_told() -> None:
             caller.result()
         with pytest.raises(AbortedError, match="timeout after 60 s"):
             large(group[1])
-        assert no_stripe_runs()
+        assert no_connection_runs()
 
 
 @pytest.mark.parametrize("count", [1, COUNT - 1])
@@ -189,7 +193,7 @@ def test_ranks_that_call_different_sizes_both_learn_it_whether_cut_or_not(count:
             ),
         )
         assert [type(outcome) for outcome in outcomes] == [CollectiveMismatchError] * 2
-        assert no_stripe_runs()
+        assert no_connection_runs()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +211,7 @@ def test_what_another_thread_ends_is_over_in_all_parts(end: Callable[[Any], None
     ending = [Background(end, group[0])]
     with pytest.raises(error):
         caller.wait(clock).result()
-    assert no_stripe_runs()
+    assert no_connection_runs()
     ending += [Background(backend.close) for backend in group]
     for one in ending:
         one.wait(clock).result()
@@ -218,19 +222,19 @@ def test_the_first_part_that_fails_is_the_cause() -> None:
         pass
 
     def program(backend: SimulatedBackend) -> None:
-        envelope = backend.envelope(bytes(16))
+        envelope = backend.group.envelope(bytes(16))
 
         def move(connection: Any, span: tuple[int, int]) -> None:
-            if backend.rank == 0 and connection is not backend:
+            if backend.rank == 0 and connection is not backend.group:
                 raise OddError
-            connection.recv(bytearray(8), 1 - backend.rank, tag=envelope)
+            connection.recv(bytearray(8), 1 - backend.rank, envelope)
 
-        parallel.run_parts(backend, backend.connections, (0, 8), envelope, move)
+        parallel.run_parts(backend.group, backend.group.connections, (0, 8), envelope, move)
 
     with closing_all(group_of(2, 2)) as group:
         outcomes = run_ranks(group, program)
         assert [type(outcome) for outcome in outcomes] == [OddError, AbortedError]
-        assert no_stripe_runs()
+        assert no_connection_runs()
 
 
 # --- auto -------------------------------------------------------------------------------------------------------------
@@ -268,7 +272,7 @@ def test_auto_tries_in_large_collectives_that_are_alike_and_then_knows(
             assert (x == 6).all()
             after = [sum(of.values()) for of in sent(backend)]
             over.append([new > old for new, old in zip(after, before, strict=True)].count(True))
-            found.append(parallel.used(backend))
+            found.append(parallel.used(backend.group))
         return found
 
     over: list[int] = []
@@ -295,7 +299,7 @@ def test_auto_takes_the_way_that_took_less(
     def program(backend: SimulatedBackend) -> int | None:
         for _ in range(parallel.TRIALS):
             DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)
-        return parallel.used(backend)
+        return parallel.used(backend.group)
 
     with closing_all(group_of(2, "auto")) as group:
         assert results(run_ranks(group, program)) == [chosen] * 2
@@ -317,7 +321,7 @@ def test_of_calls_that_never_come_again_few_are_remembered(monkeypatch: pytest.M
 
 def test_a_group_with_one_connection_has_nothing_to_find_out() -> None:
     with closing_all(group_of(2, 1)) as group:
-        assert parallel.used(group[0]) == 1
+        assert parallel.used(group[0].group) == 1
 
 
 @pytest.mark.parametrize("wrong", [0, 17, -1, 1.5, True, "many", None])

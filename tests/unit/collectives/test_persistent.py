@@ -1,4 +1,4 @@
-"""All-reduces that are like one before them: the second time goes another way and ends the same."""
+"""Persistent all-reduces: chains of exchanges that are prepared once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ringfort.testing.ranks import results
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each all-reduce that goes over links by what was kept ready."""
+    """The bytes of each all-reduce that goes over links by a chain that was prepared."""
     found: list[int] = []
     through = OverLinks.__call__
 
-    def spy(self: OverLinks, flat: Any) -> None:
+    def spy(self: OverLinks, flat: Any, timeout: float | None = None) -> None:
         found.append(flat.nbytes)
-        through(self, flat)
+        through(self, flat, timeout)
 
     monkeypatch.setattr(OverLinks, "__call__", spy)
     return found
@@ -35,7 +35,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX])
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float16])
-def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
+def test_a_chain_gives_the_same_bits_at_every_rank_and_every_time(
     world_size: int, op: Any, dtype: Any, encryption: Any, short: list[int]
 ) -> None:
     if op is ReduceOp.MEAN and dtype is np.int32:
@@ -55,18 +55,16 @@ def test_the_second_time_goes_another_way_and_ends_the_same_at_every_rank(
 
     with tcp_group(world_size, DistributedConfig(timeout=20, shared_memory="off", encryption=encryption)) as backends:
         first, *others = results(run_ranks(backends, program))
-    assert all(usual == quick for usual, quick in first)
+    assert all(one == again for one, again in first)
     assert all(other == first for other in others)
-    assert len(short) == world_size * len(sizes)
+    assert len(short) == 2 * world_size * len(sizes)
 
 
-def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_timeout(short: list[int]) -> None:
+def test_a_chain_serves_every_call_but_those_that_ask_for_a_strategy(short: list[int]) -> None:
     def program(backend: Backend) -> None:
         context = DistributedContext(backend)
         x = np.ones((3, 5), np.float32)
         context.all_reduce(x)
-        assert short == []
-        backend.barrier()
         assert context.all_reduce(x, async_op=True).wait() is x
         assert context.all_reduce(x, timeout=20) is x
         context.all_reduce(x, timeout=19)
@@ -76,7 +74,7 @@ def test_what_is_kept_ready_serves_calls_in_the_background_and_with_the_usual_ti
 
     with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
         results(run_ranks(backends, program))
-    assert short == [60] * 4
+    assert short == [60] * 10  # all but those by a strategy that was asked for
 
 
 def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know() -> None:
@@ -85,7 +83,7 @@ def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know() -> Non
         x = np.ones(BLOCK_BYTES, np.float32)
         context.all_reduce(x)
         if context.rank == 0:
-            ready = next(iter(backend.persistent.values())).run
+            ready = next(iter(backend.group.fast_plans.values())).run
             assert isinstance(ready, OverLinks)
             ready._steps = tuple((step._replace(combine=interrupted), place) for step, place in ready._steps)
             with pytest.raises(KeyboardInterrupt):
@@ -102,21 +100,21 @@ def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know() -> Non
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_what_is_more_than_a_frame_for_a_partner_is_not_kept_ready(world_size: int) -> None:
-    def ready(backend: Backend, flat: Any) -> OverLinks | None:
-        shared_reducer = SharedReducer(flat.dtype, np.add, np.add)
-        return OverLinks.suited(backend, AllReduceStrategy.HALVING_DOUBLING, bytes(16), flat, shared_reducer)
+def test_what_is_more_than_a_frame_for_a_partner_is_no_chain(world_size: int) -> None:
+    def chain(backend: Backend, count: int) -> OverLinks | None:
+        reducer = SharedReducer(np.dtype(np.float32), np.add, np.add)
+        return OverLinks.suited(backend.group, AllReduceStrategy.HALVING_DOUBLING, bytes(16), count, reducer)
 
     with closing_all(SimulatedBackend.create_group(world_size)) as backends:
         for backend in backends:
-            assert ready(backend, np.empty(READY_BYTES // 4, np.float32)) is not None
-            assert ready(backend, np.empty(READY_BYTES // 4 + 2, np.float32)) is None
+            assert chain(backend, READY_BYTES // 4) is not None
+            assert chain(backend, READY_BYTES // 4 + 2) is None
 
 
 @pytest.mark.parametrize("shared_memory", ["on", "off"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_a_rank_that_has_it_ready_meets_one_that_goes_the_ordinary_way(world_size: int, shared_memory: Any) -> None:
-    """As one does that passes a timeout of its own. The sizes are odd, so that shares are not alike."""
+def test_a_chain_meets_a_rank_that_passes_a_timeout(world_size: int, shared_memory: Any) -> None:
+    """The sizes are odd, so that shares are not alike."""
     sizes = [3, SMALL_BYTES // 4 + 1, BLOCK_BYTES // 4 + 1, READY_BYTES // 8 + 1, READY_BYTES // 4 - 1]
 
     def program(backend: Backend) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp
-from ringfort.collectives import persistent, shared_memory
+from ringfort.collectives import plan, shared_memory
 from ringfort.collectives.shared_memory import BLOCK, SMALL_BYTES
 from ringfort.errors import AbortedError, ChannelClosedError, CollectiveMismatchError, UnsupportedArrayError
 from ringfort.telemetry import metrics
@@ -30,7 +30,7 @@ def on_ranks(world_size: int, program: Callable[[DistributedContext], Any]) -> S
     def run(backend: Backend) -> Any:
         context = DistributedContext(backend)
         result = program(context)
-        assert backend.shared is not None, "this group does not share memory"
+        assert backend.group._arena is not None, "this group does not share memory"
         return result
 
     with tcp_group(world_size, CONFIG) as backends:
@@ -117,8 +117,8 @@ def test_short_cuts_are_counted_like_all_others() -> None:
     def program(context: DistributedContext) -> None:
         for _ in range(5):
             context.all_reduce(np.ones(3))
-        assert context.backend.shared is not None
-        assert len(context.backend.persistent) == 1
+        assert context.backend.group._arena is not None
+        assert len(context.backend.group.fast_plans) == 1
         taken = context.metrics_snapshot().operations["all_reduce"]
         assert (taken.count, taken.failures, taken.bytes) == (5, 0, 120)
 
@@ -153,7 +153,7 @@ def test_short_cuts_of_more_kinds_than_are_kept_are_counted_too(monkeypatch: pyt
 def test_a_short_cut_holds_its_turn() -> None:
     def program(context: DistributedContext) -> None:
         context.all_reduce(np.ones(3))
-        (ready,) = context.backend.persistent.values()
+        (ready,) = context.backend.group.fast_plans.values()
         run, held = ready.run, list[bool]()
 
         def watched(flat: Any) -> None:
@@ -171,7 +171,7 @@ def test_a_short_cut_holds_its_turn() -> None:
 def test_an_interrupt_before_a_short_cut_begins_leaves_the_turn_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(context: DistributedContext) -> None:
         context.all_reduce(np.ones(3))
-        assert len(context.backend.persistent) == 1
+        assert len(context.backend.group.fast_plans) == 1
         context.backend.barrier()  # not the context's own, whose clock is patched meanwhile
         if context.rank == 0:
             with monkeypatch.context() as patch:
@@ -188,13 +188,13 @@ def test_an_interrupt_before_a_short_cut_begins_leaves_the_turn_to_others(monkey
 
 
 def test_only_so_many_short_cuts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistent, "REMEMBERED", 3)
+    monkeypatch.setattr(plan, "_REMEMBERED", 3)
 
     def program(context: DistributedContext) -> None:
         for size in range(10):
             assert context.all_reduce(np.ones(size)).tolist() == [2.0] * size
-        assert context.backend.shared is not None
-        assert len(context.backend.persistent) <= 3
+        assert context.backend.group._arena is not None
+        assert len(context.backend.group.fast_plans) <= 3
 
     on_ranks(2, program)
 
@@ -202,10 +202,10 @@ def test_only_so_many_short_cuts_are_remembered(monkeypatch: pytest.MonkeyPatch)
 def test_a_strategy_that_was_asked_for_is_taken() -> None:
     def program(context: DistributedContext) -> None:
         context.barrier()
-        assert context.backend.shared is not None
+        assert context.backend.group._arena is not None
         for _ in range(2):
             assert context.all_reduce(np.ones(3), strategy=AllReduceStrategy.RING)[0] == 2
-        assert context.backend.shared.operations == 1
+        assert context.backend.group._arena.operations == 1
 
     on_ranks(2, program)
 
@@ -228,7 +228,7 @@ def test_ranks_that_disagree_on_the_short_cut_both_learn_it() -> None:
         with pytest.raises(CollectiveMismatchError) as caught:
             context.all_reduce(np.ones(3 + context.rank))
         assert caught.value.peer == 1 - context.rank
-        assert caught.value.operation == 3
+        assert caught.value.operation == 4  # the first number was taken to make the arena
         with pytest.raises(CollectiveMismatchError):
             context.all_reduce(np.ones(3))
 
@@ -261,7 +261,7 @@ def test_what_interrupts_a_reduce_ends_the_group(monkeypatch: pytest.MonkeyPatch
 
     def program(context: DistributedContext) -> None:
         context.all_reduce(np.ones(3))
-        assert len(context.backend.persistent) == 1
+        assert len(context.backend.group.fast_plans) == 1
         if context.rank == 0:
             interrupted.add(threading.get_ident())
             with pytest.raises(KeyboardInterrupt):

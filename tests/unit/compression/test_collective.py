@@ -292,7 +292,7 @@ def test_reduce_scatter_gives_each_rank_its_part_and_loses_nothing(name: str) ->
         for step in range(4):
             x, part = noise(10 * step + ctx.rank, (3, 500)), np.empty(500, np.float32)
             given += x
-            operation = reduce_scatter(ctx.backend, x, part, ReduceOp.SUM, compression=compressor, name="w")
+            operation = reduce_scatter(ctx.group, x, part, ReduceOp.SUM, compression=compressor, name="w")
             ctx.issue(operation, async_op=False)
             got += part
         kept = compressor.residual("w")
@@ -307,9 +307,9 @@ def test_reduce_scatter_gives_each_rank_its_part_and_loses_nothing(name: str) ->
 def test_reduce_scatter_can_only_quantize() -> None:
     [ctx, other] = group(2)
     with pytest.raises(InvalidArgumentError, match="can only quantize"):
-        reduce_scatter(ctx.backend, noise(0, (2, 3)), np.empty(3, np.float32), compression="topk(0.1)")
+        reduce_scatter(ctx.group, noise(0, (2, 3)), np.empty(3, np.float32), compression="topk(0.1)")
     with pytest.raises(InvalidArgumentError, match="2 times the 4 elements"):
-        reduce_scatter(ctx.backend, noise(0, (2, 3)), np.empty(4, np.float32), compression="int8")
+        reduce_scatter(ctx.group, noise(0, (2, 3)), np.empty(4, np.float32), compression="int8")
     ctx.close()
     other.close()
 

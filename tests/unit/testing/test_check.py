@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ringfort import Backend, DistributedConfig, SimulatedBackend
-from ringfort.backends.base import Tag
 from ringfort.errors import AbortedError, PeerLostError
 from ringfort.testing import (
     ALL_CHECKS,
@@ -103,7 +102,7 @@ class Forgetful(Broken):
 
     count = 0
 
-    def send(self, data: Buffer, dst: int, *, tag: Tag = 0, timeout: float | None = None) -> None:
+    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
         self.count += 1
         if self.count % 10:
             super().send(data, dst, tag=tag, timeout=timeout)
@@ -112,15 +111,18 @@ class Forgetful(Broken):
 class Tagless(Broken):
     """Takes all tags for one."""
 
-    def check_tag(self, tag: Tag):  # type: ignore[no-untyped-def]
-        return super().check_tag(0 if isinstance(tag, int) and tag >= 0 and tag is not True else tag)
+    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        super().send(data, dst, tag=0, timeout=timeout)
+
+    def recv(self, into: Buffer, src: int, *, tag: int = 0, **how: Any) -> None:
+        super().recv(into, src, tag=0, **how)
 
 
 class Hasty(Broken):
     """Does not wait in a barrier."""
 
     def barrier(self, *, timeout: float | None = None) -> None:
-        self.check_timeout(timeout)
+        pass
 
 
 class Silent(Broken):
@@ -133,8 +135,8 @@ class Silent(Broken):
 class Lenient(Broken):
     """Takes any rank for the other one."""
 
-    def check_peer(self, peer: int, name: str) -> None:
-        pass
+    def send(self, data: Buffer, dst: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        super().send(data, 1 - self.rank, tag=tag, timeout=timeout)
 
 
 @pytest.mark.parametrize(

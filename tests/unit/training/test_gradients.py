@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ringfort import DistributedContext, SimulatedBackend
-from ringfort.backends.group import Group
 from ringfort.collectives import reduction
 from ringfort.collectives.arrays import as_view
 from ringfort.collectives.ops import Op, ReduceOp
@@ -54,7 +53,8 @@ class FakeContext:
 
     def __init__(self, meeting: Meeting, rank: int, world_size: int) -> None:
         self.meeting, self.rank, self.world_size = meeting, rank, world_size
-        self.group = Group()
+        (self.backend,) = SimulatedBackend.create_group(1)
+        self.group = self.backend.group
         self.engine = ThreadPoolExecutor(1)
 
     def _meet(self, what: str, thing: Any) -> list[Any]:

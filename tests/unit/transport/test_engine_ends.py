@@ -71,7 +71,7 @@ def test_the_others_are_told_who_was_lost_and_by_whom(wide: Scene) -> None:
 
 def test_a_peer_that_somebody_else_found_lost_ends_what_waits_on_it_and_nothing_else(wide: Scene) -> None:
     call = wide.recv(1, src=1)
-    wide.me._engine.lose(1, "silent for 1.0 s")
+    wide.me.group.engine.lose(1, "silent for 1.0 s")
     with pytest.raises(PeerLostError, match="silent for") as caught:
         call.result()
     assert caught.value.peer == 1
@@ -83,7 +83,7 @@ def test_a_peer_that_somebody_else_found_lost_ends_what_waits_on_it_and_nothing_
 
 def test_a_group_that_somebody_else_ended_fails_everything_now_and_later(wide: Scene) -> None:
     call = wide.recv(1, src=1)
-    wide.me._engine.fail(lambda: AbortedError("the epoch has ended"))
+    wide.me.group.engine.fail(lambda: AbortedError("the epoch has ended"))
     with pytest.raises(AbortedError, match="the epoch has ended"):
         call.result()
     with pytest.raises(AbortedError, match="the epoch has ended"):
@@ -306,7 +306,7 @@ def test_a_rank_that_waits_in_another_collective_is_told() -> None:
 
     def wait(backend: SimulatedBackend) -> None:
         other = 1 - backend.rank
-        backend.recv(bytearray(1), other, tag=backend.envelope(bytes([10 + other]) + bytes(15), FOREVER))
+        backend.group.recv(bytearray(1), other, backend.group.envelope(bytes([10 + other]) + bytes(15), FOREVER))
 
     for call in [Background(wait, backend) for backend in (a, b)]:
         with pytest.raises(CollectiveMismatchError):

@@ -24,7 +24,7 @@ def scene() -> Iterator[Scene]:
 
 def watch(scene: Scene, ready: list[bool], peer: int = 1, timeout: float = 10) -> Background[bytes]:
     envelope = Envelope(0, 1 << 63, 1, CALL, frozenset(range(3)), False, timeout, scene.clock.now() + timeout)
-    return scene.asleep(Background(scene.me._engine.watch, lambda: bool(ready), peer, envelope))
+    return scene.asleep(Background(scene.me.group.engine.watch, lambda: bool(ready), peer, envelope))
 
 
 def test_a_bell_makes_a_watcher_look(scene: Scene) -> None:
@@ -43,13 +43,13 @@ def test_what_is_there_already_is_not_waited_for_even_if_the_peer_has_left(scene
     scene.peers[1].end()
     scene.recv(1, src=2)  # reads the goodbye, and goes on
     envelope = Envelope(5, 0, 1, CALL, frozenset((0, 1)), False, 10, scene.clock.now() + 10)
-    Background(scene.me._engine.watch, lambda: True, 1, envelope).result()
+    Background(scene.me.group.engine.watch, lambda: True, 1, envelope).result()
     with pytest.raises(ChannelClosedError):
-        Background(scene.me._engine.watch, lambda: False, 1, envelope).result()
+        Background(scene.me.group.engine.watch, lambda: False, 1, envelope).result()
 
 
 def test_a_nudge_is_a_bell(scene: Scene) -> None:
-    scene.me._engine.nudge(1)
+    scene.me.group.engine.nudge(1)
     assert scene.peers[1].kinds() == [BELL]
     assert scene.peers[2].kinds() == []
 
@@ -94,8 +94,8 @@ def test_a_peer_that_waits_in_another_call_is_a_disagreement(scene: Scene) -> No
 def test_a_disagreement_found_elsewhere_ends_the_group(scene: Scene) -> None:
     envelope = Envelope(0, 1 << 63, 1, CALL, frozenset(range(3)), False, 10, 1e9)
     with pytest.raises(CollectiveMismatchError, match="rank 2"):
-        scene.me._engine.disagree(2, 1, OTHER, envelope)
+        scene.me.group.engine.disagree(2, 1, OTHER, envelope)
     assert scene.peers[1].kinds() == [ABORT]
     with pytest.raises(CollectiveMismatchError):
-        scene.me._engine.check(envelope)
-    scene.me._engine.check(envelope._replace(comm_id=7))
+        scene.me.group.engine.check(envelope)
+    scene.me.group.engine.check(envelope._replace(comm_id=7))

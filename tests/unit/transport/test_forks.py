@@ -80,7 +80,7 @@ def test_a_child_is_told_why_it_cannot_use_the_group_though_a_thread_held_its_lo
             ctx.close()
 
         # As if another thread of the parent's were in the middle of a call.
-        engine = ctx.backend._engine  # type: ignore[attr-defined]
+        engine = ctx.backend.group.engine  # type: ignore[attr-defined]
         with ctx._runner.turn, ctx.metrics._lock, engine._lead:
             in_child(check)
         ends[1].close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ringfort.backends.base import RingStep
+from ringfort.backends.group import RingStep
 from ringfort.config import KIB
 from ringfort.errors import AbortedError, PeerLostError
 from ringfort.testing.check import pattern
@@ -31,7 +31,7 @@ def scene() -> Iterator[Scene]:
 
 
 def envelope_of(scene: Scene) -> Envelope:
-    return scene.me.envelope_of(1, CALL, FOREVER)
+    return scene.me.group.envelope_of(1, CALL, FOREVER)
 
 
 def pipelined_ring(
@@ -41,7 +41,7 @@ def pipelined_ring(
 
     def call() -> bytes:
         ring_steps = [RingStep(own, passed, reducer), RingStep(passed, last)]
-        scene.me.pipelined_ring(ring_steps, BEHIND, BEFORE, tag=envelope_of(scene))
+        scene.me.group.pipelined_ring(ring_steps, BEHIND, BEFORE, envelope_of(scene))
         return bytes(last)
 
     return scene.asleep(Background(call))
@@ -85,8 +85,8 @@ def test_a_peer_that_is_lost_in_the_middle_ends_the_whole_pipelined_ring(scene: 
     with pytest.raises(PeerLostError) as caught:
         call.result()
     assert caught.value.peer == BEFORE
-    assert not scene.me._engine._jobs
-    assert all(not link.outbound.sends() for link in scene.me._engine.links.values())
+    assert not scene.me.group.engine._jobs
+    assert all(not link.outbound.sends() for link in scene.me.group.engine.links.values())
 
 
 def test_a_sender_that_gives_up_ends_the_pipelined_ring_and_nothing_unfinished_is_passed_on(scene: Scene) -> None:

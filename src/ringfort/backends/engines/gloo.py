@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
+from threading import Lock
 from typing import Any
 
-from ringfort.backends.engines.native import Native
 from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.torch_store import Place, check_place, meet_at_store, open_store
@@ -35,8 +35,6 @@ _TAG = 1
 class GlooBackend(MeshBackend):
     """A rank of a group over torch's Gloo. It has two threads for each peer, for Gloo can only block."""
 
-    is_measured = True
-
     def __init__(
         self,
         rank: int,
@@ -57,7 +55,7 @@ class GlooBackend(MeshBackend):
         config = config or DistributedConfig()
         check_place(rank, world_size)
         gloo = c10d_with("ProcessGroupGloo", "gloo", "it comes with torch: pip install 'ringfort[torch]'")
-        self._native: GlooNative | None = None
+        self._closing = Lock()
         self._pumps: list[Pumps] = []
         place = Place(rank, world_size, this_machine(shares=False), config.timeout)
         poller = MemoryPoller(RealClock())
@@ -74,37 +72,29 @@ class GlooBackend(MeshBackend):
                     pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._group, peer), poller.ring)
                     self._pumps.append(pumps)
                     streams[peer] = poller.streams[peer] = pumps.stream
-        super().__init__(rank, world_size, config, streams, poller, machines)
+
+        super().__init__(rank, world_size, config, streams, poller, machines, is_measured=True)
         if make is not None:
-            self._native = GlooNative(self, self._engine, lambda: make("collectives"), poller.wake)
+            self.group.native = GlooNative(self.group, lambda: make("collectives"), poller.wake)
 
     @classmethod
     def is_available(cls) -> bool:
         return may_have("ProcessGroupGloo")
 
-    def native(self) -> Native | None:
-        return self._native
-
     def close(self) -> None:
         """Leaves the group. May be called twice, and from another thread; never raises."""
-        super().close()
-        with self._lock:
+        super().close()  # which lets go of Gloo's own collectives: they keep the store, and so in rank 0 a port
+        with self._closing:
             pumps, self._pumps = self._pumps, []
         if not pumps:
             return
         for pump in pumps:
             pump.join(_LAST_WORDS, sent=True)
-        # It keeps the store, and so in rank 0 a port, and connections of its own.
-        self._native = None
         if not all(pump.join(0.0) for pump in pumps):
             break_group(self._group)
         for pump in pumps:
             pump.join(_LAST_WORDS)
         self._group = None
-
-    def kill(self) -> None:
-        """Ends this rank as a killed process ends. For tests."""
-        self._engine.drop()
 
 
 class _Carrier:

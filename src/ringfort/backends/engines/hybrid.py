@@ -9,9 +9,9 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 
-from ringfort.backends.engines.nccl import NcclNative, has_cuda
-from ringfort.backends.engines.torch_groups import TorchNative
-from ringfort.backends.sub import SubBackend
+from ringfort.backends.engines.native import ByHost
+from ringfort.backends.engines.nccl import NcclNative
+from ringfort.backends.group import Group
 from ringfort.backends.tcp import TcpBackend
 from ringfort.config import (
     AllReduceStrategy,
@@ -27,9 +27,6 @@ from ringfort.identity.credentials import Credentials
 class HybridBackend(TcpBackend):
     """A rank of a group over TCP that goes host by host."""
 
-    device = "cuda"
-    """Where the tensors are that go the GPUs' way."""
-
     def __init__(
         self,
         rank: int,
@@ -42,29 +39,27 @@ class HybridBackend(TcpBackend):
     ) -> None:
         """As `TcpBackend`."""
         super().__init__(rank, world_size, master, config=config, listener=listener, credentials=credentials)
-        leaders = sorted(set(self.hosts))
+        group = self.group
+        leaders = sorted(set(group.hosts))
         if 1 < len(leaders) < world_size:
-            self.config = replace(self.config, collective=_by_host(self.config.collective))
-        self.local = SubBackend(self, [peer for peer in range(world_size) if self.hosts[peer] == self.hosts[rank]])
-        """The ranks of this host."""
-        self.between = SubBackend(self, leaders) if rank in leaders else None
-        """The first ranks of all hosts, where this is one."""
-        self._inside: TorchNative | None = None
-        self._is_left = False
-
-    @property
-    def inside(self) -> TorchNative | None:
-        """The engine for tensors on this host's GPUs, if there are any."""
-        if self._inside is None and not self._is_left and has_cuda():
-            self._inside = NcclNative(self.local, self._engine, "")
-        return self._inside
+            self.config = group.config = replace(self.config, collective=_by_host(self.config.collective))
+        local = group.sub_group([peer for peer in range(world_size) if group.hosts[peer] == group.hosts[rank]])
+        between = group.sub_group(leaders) if rank in leaders else None
+        self._nccl = group.native = HybridNative(local, between)
 
     def close(self) -> None:
-        """Leaves the group. May be called twice, and from another thread; never raises."""
-        inside, self._inside, self._is_left = self._inside, None, True
         super().close()
-        if inside is not None:
-            inside.close()
+        self._nccl.close()
+
+
+class HybridNative(NcclNative):
+    """NCCL inside this host, for tensors on its GPUs. It is started when it is first used."""
+
+    collectives = frozenset({"all_reduce", "broadcast"})
+
+    def __init__(self, local: Group, between: Group | None) -> None:
+        super().__init__(local, "")
+        self.by_host = ByHost(local, between)
 
 
 def _by_host(chosen: CollectiveConfig) -> CollectiveConfig:

@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend
 from ringfort.backends.engines.native import Native, Pending
+from ringfort.backends.group import Group
 from ringfort.backends.mesh import MeshBackend
 from ringfort.config import DistributedConfig
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, RendezvousError, RendezvousTimeoutError
-from ringfort.transport.engine import Engine
 from ringfort.transport.machine import Machine, this_machine
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.reducer import Array
@@ -65,7 +64,8 @@ class MpiBackend(MeshBackend):
             raise InvalidArgumentError("comm", comm, "must be an intra-communicator of mpi4py that this process is in")
         config = config or DistributedConfig()
         rank, world_size = comm.Get_rank(), comm.Get_size()
-        self._native = None
+        self._comm: Any = None
+        self._mpi_native: MpiNative | None = None
         streams: dict[int, MpiStream] = {}
         machine = this_machine(shares=False)
         machines = {0: machine}
@@ -79,28 +79,22 @@ class MpiBackend(MeshBackend):
         poller = MpiPoller(streams)
         given: dict[int, Stream] = dict(streams)
         super().__init__(rank, world_size, config, given, poller, machines)
+        self._closing = threading.Lock()
         if world_size > 1:
-            self._native = MpiNative(self, self._engine, mpi, self._comm, poller)
+            self._mpi_native = self.group.native = MpiNative(self.group, mpi, self._comm, poller)
 
     @classmethod
     def is_available(cls) -> bool:
         return _has_mpi()
 
-    def native(self) -> Native | None:
-        return self._native
-
     def close(self) -> None:
         """Leaves the group. May be called twice, and from another thread; never raises."""
         super().close()
-        with self._lock:
-            native, self._native = self._native, None
+        with self._closing:
+            native, self._mpi_native = self._mpi_native, None
         if native is not None and not native.is_stuck:
             with suppress(Exception):  # a peer that died: then it stays until the program ends
                 self._comm.Free()
-
-    def kill(self) -> None:
-        """Ends this rank as a killed process ends. For tests."""
-        self._engine.drop()
 
 
 class MpiStream:
@@ -297,8 +291,8 @@ class MpiNative(Native):
     orders = frozenset({f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
     sums = orders | {"float32", "float64"}
 
-    def __init__(self, group: Backend, engine: Engine, mpi: Any, comm: Any, poller: MpiPoller) -> None:
-        super().__init__(group, engine, poller.wake)
+    def __init__(self, group: Group, mpi: Any, comm: Any, poller: MpiPoller) -> None:
+        super().__init__(group, poller.wake)
         self._mpi, self._comm, self._poller = mpi, comm, poller
 
     def all_reduce(self, x: Array, op: str) -> Pending:

@@ -12,14 +12,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringfort.backends.base import Backend
 from ringfort.errors import OperationTimeoutError, TransportError
-from ringfort.transport.engine import Engine
 from ringfort.transport.link import Link
 from ringfort.transport.messages import Envelope
+
+if TYPE_CHECKING:
+    from ringfort.backends.group import Group
 
 _LAST_BYTES = 2.0
 """Seconds for the engine's last bytes, where the peer that is watched has done its part and said goodbye."""
@@ -27,6 +27,15 @@ _PAUSE = 0.02
 """Seconds between two looks at an engine that does not tell when it has ended."""
 _BLAME = 1.0
 """Seconds for the links to tell which peer it was, once the engine has failed: they know within a moment."""
+
+
+class ByHost(NamedTuple):
+    """Collectives that go host by host: the engine inside each host, our links between the hosts."""
+
+    local: Group
+    """The ranks of this host."""
+    between: Group | None
+    """The first ranks of all hosts, where this is one of them."""
 
 
 class Pending(NamedTuple):
@@ -83,13 +92,14 @@ class Native(ABC):
     """Element types of which it can find the least and the greatest: not floats, whose NaNs engines drop by chance."""
     tensors_on: str = ""
     """The device of torch's tensors that it takes as they are; without one it takes arrays of NumPy's."""
+    by_host: ByHost | None = None
+    """Set where the engine works inside each host only."""
     eager: float = 0.0
     """Seconds in which it is asked without a pause whether it has ended, where it does not tell by itself."""
 
-    def __init__(self, group: Backend, engine: Engine, wake: Callable[[], None]) -> None:
+    def __init__(self, group: Group, wake: Callable[[], None]) -> None:
         """`wake` has the engine of the links look again."""
-        self._group_ref = ref(group)  # which holds this: a cycle would keep its links open when nobody needs them
-        self._engine = engine
+        self._group = group
         self._wake = wake
         self._failed: list[Pending] = []
 
@@ -127,7 +137,7 @@ class Native(ABC):
 
     def _wait(self, pending: Pending, envelope: Envelope) -> None:
         peer = (self._group.rank + 1) % self._group.world_size
-        link = self._engine.links.get(self._group.members[peer])
+        link = self._group.engine.links.get(self._group.members[peer])
         wait = _Wait(pending, link, self._wake)
         until = time.monotonic() + (self.eager if link is not None else envelope.timeout)
         while not wait.is_over():
@@ -137,21 +147,15 @@ class Native(ABC):
                 raise OperationTimeoutError(f"a collective of {self.name}", envelope.timeout)
             else:
                 pause = time.monotonic() + _PAUSE if self.eager else float("inf")
-                self._engine.watch(lambda: wait.is_over() or time.monotonic() > pause, link.peer, envelope)  # noqa: B023
+                self._group.engine.watch(lambda: wait.is_over() or time.monotonic() > pause, link.peer, envelope)  # noqa: B023
         if wait.failure is not None:
             raise self._failure(wait.failure) from wait.failure
 
     def _failure(self, exc: Exception) -> TransportError:
         """Nobody else may know: so the others are told."""
         words = f"{self.name} failed: {str(exc).strip() or type(exc).__name__}"
-        self._engine.abort(words)
+        self._group.engine.abort(words)
         return TransportError(words)
-
-    @property
-    def _group(self) -> Backend:
-        group = self._group_ref()
-        assert group is not None, "who calls holds it"
-        return group
 
     @abstractmethod
     def abandon(self) -> None:

@@ -10,20 +10,17 @@ import logging
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringfort.backends.base import COLLECTIVE_TAG, Backend
-from ringfort.backends.engines.native import Native
 from ringfort.backends.engines.torch_groups import TorchNative, c10d_with, may_have
+from ringfort.backends.group import COLLECTIVE_TAG, Group
 from ringfort.backends.tcp import TcpBackend
 from ringfort.config import DistributedConfig
 from ringfort.errors import BackendUnavailableError
 from ringfort.identity.credentials import Credentials
-from ringfort.transport.engine import Engine
 from ringfort.transport.messages import Envelope
 
 _log = logging.getLogger(__name__)
@@ -52,8 +49,8 @@ class NcclBackend(TcpBackend):
         """As `TcpBackend`. Raises `BackendUnavailableError` without CUDA or without NCCL in torch."""
         check_cuda()
         super().__init__(rank, world_size, master, config=config, listener=listener, credentials=credentials)
-        self._master_host = "" if master is None else master.rpartition(":")[0].strip("[]")
-        self._native: NcclNative | None = NcclNative(self, self._engine, self._master_host)
+        host = "" if master is None else master.rpartition(":")[0].strip("[]")
+        self._nccl = self.group.native = NcclNative(self.group, host)
 
     @classmethod
     def is_available(cls) -> bool:
@@ -61,15 +58,9 @@ class NcclBackend(TcpBackend):
         has_driver = any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/dxg"))
         return has_driver and may_have("ProcessGroupNCCL", "libtorch_cuda.so")
 
-    def native(self) -> Native | None:
-        return self._native
-
     def close(self) -> None:
-        """Leaves the group. May be called twice, and from another thread; never raises."""
-        native, self._native = self._native, None
         super().close()
-        if native is not None:
-            native.close()
+        self._nccl.close()
 
 
 class NcclNative(TorchNative):
@@ -84,9 +75,9 @@ class NcclNative(TorchNative):
     tensors_on = "cuda"
     eager = 0.05
 
-    def __init__(self, group: Backend, engine: Engine, host: str) -> None:
+    def __init__(self, group: Group, host: str) -> None:
         """`host` is where the others reach rank 0, if they are not all on one machine."""
-        super().__init__(group, engine, self._connect, lambda: None)
+        super().__init__(group, self._connect, lambda: None)
         self._host = host
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -103,7 +94,9 @@ class NcclNative(TorchNative):
             return c10d.HashStore()
         is_local = len(set(group.hosts)) == 1
         timeout = timedelta(seconds=group.config.timeout)
-        envelope, told = Envelope(group.comm_id, COLLECTIVE_TAG + 1), bytearray(_PATH_BYTES)
+        seconds = group.config.timeout
+        envelope = Envelope(group.comm_id, COLLECTIVE_TAG + 1, timeout=seconds, deadline=group.now() + seconds)
+        told = bytearray(_PATH_BYTES)
         store: Any = None
         if group.rank == 0:
             if is_local:
@@ -115,9 +108,9 @@ class NcclNative(TorchNative):
                 place = str(store.port)
             told = place.encode().ljust(_PATH_BYTES, b"\0")
             for peer in range(1, group.world_size):
-                group.send(told, peer, tag=envelope)
+                group.send(told, peer, envelope)
         else:
-            group.recv(told, 0, tag=envelope)
+            group.recv(told, 0, envelope)
         place = bytes(told).rstrip(b"\0").decode()
         if is_local:
             return c10d.FileStore(place, group.world_size)
@@ -133,8 +126,9 @@ class NcclNative(TorchNative):
         group, self.group = self.group, None
         if group is not None:
             group.shutdown()
-        if self._folder is not None:
-            self._folder.cleanup()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
 
 
 def check_cuda() -> None:
@@ -148,11 +142,6 @@ def has_cuda() -> bool:
     """Whether torch, if the program uses it, sees a GPU."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_available()
-
-
-def neighbours(hosts: Sequence[int], rank: int) -> list[int]:
-    """The ranks on the host of `rank`."""
-    return [other for other, host in enumerate(hosts) if host == hosts[rank]]
 
 
 @cache

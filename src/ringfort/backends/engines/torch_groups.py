@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend
 from ringfort.backends.engines.native import Native, Pending
+from ringfort.backends.group import Group
 from ringfort.errors import BackendUnavailableError
-from ringfort.transport.engine import Engine
 from ringfort.transport.reducer import Array
 
 _NO_TAG = 2
@@ -26,11 +26,14 @@ _NO_TAG = 2
 class TorchNative(Native):
     """The collectives of a process group, which is made when the first of them begins."""
 
-    def __init__(self, group: Backend, engine: Engine, make: Callable[[], Any], wake: Callable[[], None]) -> None:
-        super().__init__(group, engine, wake)
+    def __init__(self, group: Group, make: Callable[[], Any], wake: Callable[[], None]) -> None:
+        super().__init__(group, wake)
         self._make = make
-        self._c10d: Any = import_module("torch._C._distributed_c10d")
         self.group: Any = None
+
+    @cached_property
+    def _c10d(self) -> Any:
+        return import_module("torch._C._distributed_c10d")
 
     def all_reduce(self, x: Any, op: str) -> Pending:
         return self._begin("allreduce", [as_tensor(x)], self._options("Allreduce", reduceOp=self._op(op)))

@@ -67,7 +67,7 @@ def test_groups_of_one_store_do_not_meet_and_gloo_is_said_not_to_encrypt(caplog:
                     return DistributedContext(backend).all_gather_object([turn, backend.rank])  # noqa: B023
 
                 assert results(run_ranks(backends, program)) == [[[turn, 0], [turn, 1]]] * 2
-                assert backends[0].hosts == (0, 0)
+                assert backends[0].group.hosts == (0, 0)
     assert "does not encrypt" in caplog.text
 
 

@@ -21,6 +21,7 @@ from ringfort import (
     ReduceOp,
 )
 from ringfort.backends import tcp
+from ringfort.backends.engines.native import ByHost
 from ringfort.config import Shape
 from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
@@ -59,9 +60,10 @@ def replace_id(machine: Any, place: int) -> Any:
 def test_collectives_go_host_by_host_and_ranks_of_a_host_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with hybrid_group(TWO_HOSTS, monkeypatch) as backends:
         assert {backend.config.collective.all_reduce.shape for backend in backends} == {Shape.HIERARCHICAL}
-        assert [backend.local.members for backend in backends] == [(0, 1), (0, 1), (2, 3), (2, 3)]
-        assert [backend.between and backend.between.members for backend in backends] == [(0, 2), None, (0, 2), None]
-        assert all(backend.local.shares_memory for backend in backends)
+        places = [hosts_of(backend) for backend in backends]
+        assert [place.local.members for place in places] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+        assert [place.between and place.between.members for place in places] == [(0, 2), None, (0, 2), None]
+        assert all(place.local.shares_memory for place in places)
 
         def program(backend: HybridBackend) -> None:
             x = np.full(70_001, backend.rank + 1.0, np.float32)
@@ -82,24 +84,31 @@ def test_what_a_person_has_chosen_stays_and_one_host_goes_its_own_way(monkeypatc
 class GlooInside(HybridBackend):
     """Gloo in the place of NCCL, and tensors of the CPU in the place of those on a GPU: the way is the same."""
 
-    device = "cpu"
     stores: Any = None
 
-    @property
-    def inside(self) -> Any:
-        if self._inside is None:
-            native = pytest.importorskip("ringfort.backends.engines.gloo").GlooNative
-            self._inside = native(self.local, self._engine, self._connect, self._engine._poller.wake)
-            self._inside.tensors_on = "cpu"
-        return self._inside
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        gloo = pytest.importorskip("ringfort.backends.engines.gloo")
+        places = hosts_of(self)
+        native = gloo.GlooNative(places.local, self._connect, self.group.engine._poller.wake)
+        native.tensors_on, native.by_host = "cpu", places
+        self.group.native = native
 
     def _connect(self) -> Any:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
         options = ProcessGroupGloo._Options()
         options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        store = PrefixStore(str(self.local.members), self.stores)
-        return ProcessGroupGloo(store, self.local.rank, self.local.world_size, options)
+        local = hosts_of(self).local
+        store = PrefixStore(str(local.members), self.stores)
+        return ProcessGroupGloo(store, local.rank, local.world_size, options)
+
+
+def hosts_of(backend: HybridBackend) -> ByHost:
+    native = backend.native()
+    assert native is not None
+    assert native.by_host is not None
+    return native.by_host
 
 
 @pytest.mark.parametrize("places", [TWO_HOSTS, (0, 1, 1), (0, 0), (0, 1)], ids=str)

@@ -35,21 +35,13 @@ if torch.cuda.is_available():
         _context.all_reduce(torch.zeros(1, device="cuda"))
 
 
-class _Killable(NcclBackend):
-    """One in a thread that can end as a killed process ends."""
-
-    def kill(self) -> None:
-        """Closes every link without a goodbye."""
-        self.drop()
-
-
 @contextmanager
 def nccl_group(world_size: int, config: DistributedConfig) -> Iterator[Sequence[Backend]]:
     credentials = passing_credentials()
     with reserved_addresses(1) as (master,):
 
         def connect(rank: int) -> NcclBackend:
-            return _Killable(rank, world_size, master, config=config, credentials=credentials)
+            return NcclBackend(rank, world_size, master, config=config, credentials=credentials)
 
         with closing_all(results(run_ranks(range(world_size), connect))) as backends:
             yield backends

@@ -1,0 +1,189 @@
+"""all_reduce: every rank's array becomes the reduction of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringfort.backends.group import Group
+from ringfort.collectives import algorithms, cost_model, native, persistent, reduction, shared_memory
+from ringfort.collectives.algorithms import Span
+from ringfort.collectives.arrays import ArrayView
+from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.parallel import may_split, over_connections
+from ringfort.collectives.plan import Operation, Plan, Run, planned
+from ringfort.collectives.reduction import ElementType
+from ringfort.collectives.scaling import Reducers
+from ringfort.collectives.signature import Collective, encode
+from ringfort.collectives.steps import Memory, block_of, run_ring, run_steps
+from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.config import AllReduceStrategy, Shape
+from ringfort.transport.messages import Envelope
+from ringfort.transport.reducer import Array
+
+
+def all_reduce(
+    group: Group,
+    x: Any,
+    op: Op = ReduceOp.SUM,
+    *,
+    strategy: AllReduceStrategy | None = None,
+    timeout: float | None = None,
+) -> Operation:
+    """Every rank's `x` becomes the reduction of all of them, in place."""
+    asked = cost_model.check_strategy(strategy, AllReduceStrategy)
+    view = view_for(group, x, writable=True)
+    plan = plan_for(group, view, op, asked)
+    group.check_timeout(timeout)
+
+    def run() -> Any:
+        plan.run(view.flat, timeout=timeout)
+        return view.finish()
+
+    return Operation("all_reduce", view.nbytes, in_callers_stream(view, run))
+
+
+def plan_for(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None) -> Plan:
+    """Return how arrays like that of `view` are reduced. Raises where `op` has no meaning for them."""
+    kind, count = view.kind, view.size
+    if not isinstance(op, ReduceOp):  # its factor may be another every time
+        return _plan(group, view, op, asked)
+    return planned(group, ("all_reduce", kind, count, op, asked, view.device), lambda: _plan(group, view, op, asked))
+
+
+def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None) -> Plan:
+    kind, count, nbytes = view.kind, view.size, view.nbytes
+    reducer = reduction.reducer(op, kind)  # raises where they do not fit
+    configured = group.config.collective.all_reduce
+    by_engine = native.all_reduce(group, view, op) if native.is_asked(group, asked, configured) else native.ours(view)
+    if by_engine is not None:
+        return by_engine
+    may_share = asked is None and configured.shape is Shape.AUTO and group.shares_memory
+    settled = cost_model.settle(group, asked or AllReduceStrategy.AUTO, nbytes, kind.name)
+    told = None if may_share else settled
+    call = encode(Collective.ALL_REDUCE, kind=kind.code, count=count, op=reduction.code_of(op), strategy=told)
+    is_usual = isinstance(op, ReduceOp) and asked is None and kind.kind == kind.storage.kind  # not bfloat16
+
+    def decide(timeout: float | None) -> Run:
+        n = group.world_size
+        closing = reduction.closing_reducer(op, kind, n)
+        shared_reducer = shared_memory.SharedReducer.of(reducer, closing)
+        arena = group.arena(call, timeout) if may_share else None
+        if arena is not None:
+            run = persistent.over_arena(group, arena, call, count, shared_reducer)
+            return run if not reduction.needs_scale_before(op) else _scaled_first(run, op, kind)
+        chosen = cost_model.choose(group, settled, nbytes, kind.name, call, timeout)
+        if n > 1 and is_usual and not may_split(group, nbytes):
+            chain = persistent.OverLinks.suited(group, chosen, call, count, shared_reducer)
+            if chain is not None:
+                return chain
+
+        def run(flat: Array, timeout: float | None = None) -> None:
+            envelope = group.envelope(call, timeout)
+            if n == 1:
+                reduction.scale_before(op, kind, flat)
+                return
+
+            def move(connection: Group, span: Span) -> None:
+                _by_strategy(chosen, connection, flat[span[0] : span[1]], kind, op, envelope)
+
+            over_connections(group, flat, envelope, move)
+
+        return run
+
+    plan = Plan.undecided(decide)
+    if is_usual and view.device is None:
+        key = (kind.storage, count) if op is ReduceOp.SUM else (kind.storage, count, id(op))
+        group.keep_fast(key, plan)
+    return plan
+
+
+def _scaled_first(run: Run, op: Op, kind: ElementType) -> Run:
+    def scaled(flat: Array, timeout: float | None = None) -> None:
+        reduction.scale_before(op, kind, flat)
+        run(flat, timeout)
+
+    return scaled
+
+
+def _by_strategy(
+    strategy: AllReduceStrategy, group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope
+) -> None:
+    rank, n, shape = group.rank, group.world_size, strategy.shape
+    if shape is Shape.DIRECT:
+        _direct(group, flat, kind, op, envelope)
+        return
+    if shape is Shape.HALVING_DOUBLING and flat.nbytes <= cost_model.DOUBLING_BYTES:
+        _doubling(group, flat, kind, op, envelope)
+        return
+    reducers, memory = Reducers(op, kind, flat, n), Memory(flat)
+    if shape is Shape.RING:
+        steps = algorithms.ring_all_reduce(rank, n, flat.size, group.ring)
+        run_ring(group, steps, memory, envelope, reducer=reducers)
+    elif shape is Shape.HALVING_DOUBLING:
+        run_steps(group, algorithms.halving_doubling_all_reduce(rank, n, flat.size), memory, envelope, reducer=reducers)
+    elif shape is Shape.HIERARCHICAL:
+        steps = algorithms.hierarchical_all_reduce(rank, group.hosts, flat.size)
+        run_steps(group, steps, memory, envelope, reducer=reducers)
+    else:
+        steps = algorithms.tree_all_reduce(rank, n, flat.size, strategy.arity, block_of(flat))
+        run_steps(group, steps, memory, envelope, reducer=reducers)
+
+
+def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
+    """Everybody sends to everybody: one step however many ranks. All reduce in the order of the ranks, since not even a
+    sum of two is the same both ways round (the payload of a NaN, the sign of a smallest zero)."""
+    rank, n = group.rank, group.world_size
+    reducer, block = reduction.reducer(op, kind), block_of(flat)
+    total = np.empty(min(block, flat.size), flat.dtype)
+    for start in range(0, max(flat.size, 1), block):
+        own = flat[start : start + block]
+        reduction.scale_before(op, kind, own)
+        into = total[: own.size]
+        if n == 2:
+            other = 1 - rank
+            if rank == 0:
+                into[...] = own
+                group.exchange(own, other, into, other, envelope, reducer)
+            else:
+                group.exchange(own, other, into, other, envelope)
+                reducer.apply(into, own)
+        else:
+            for dst, _ in algorithms.exchange_order(rank, n):
+                group.send(own, dst, envelope)
+            for src in range(n):
+                if src != rank:
+                    group.recv(into, src, envelope, reducer if src else None)
+                elif src == 0:
+                    into[...] = own
+                else:
+                    reducer.apply(into, own)
+        reduction.scale_after(op, kind, into, n)
+        own[...] = into
+
+
+def _doubling(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
+    """Partners exchange all they have, at doubling distances. As above, the lower rank's elements come first."""
+    rank, n = group.rank, group.world_size
+    reducer = reduction.reducer(op, kind)
+    reduction.scale_before(op, kind, flat)
+    helper, partners = algorithms.doubling_all_reduce(rank, n)
+    if helper is not None and not partners:
+        group.send(flat, helper, envelope)
+        group.recv(flat, helper, envelope)
+        return
+    if helper is not None:
+        group.recv(flat, helper, envelope, reducer)
+    both = np.empty_like(flat)
+    for partner in partners:
+        if rank < partner:
+            both[...] = flat
+            group.exchange(flat, partner, both, partner, envelope, reducer)
+        else:
+            group.exchange(flat, partner, both, partner, envelope)
+            reducer.apply(both, flat)
+        flat[...] = both
+    reduction.scale_after(op, kind, flat, n)
+    if helper is not None:
+        group.send(flat, helper, envelope)

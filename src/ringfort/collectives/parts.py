@@ -1,0 +1,106 @@
+"""`Parts`: one array for each rank, as a list or as the rows of one array. What gathers write and scatters read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ringfort.backends.group import Group, as_bytes
+from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.reduction import ElementType
+from ringfort.errors import InvalidArgumentError
+from ringfort.transport.reducer import Array
+
+
+class Parts:
+    """The flat storage of one array for each rank."""
+
+    def __init__(self, views: Sequence[ArrayView], parts: list[Array], whole: ArrayView | None) -> None:
+        self._views = views
+        self.parts = parts
+        self.whole = whole
+        """The array whose rows the parts are, if they are."""
+        self.kind: ElementType = views[0].kind
+
+    @classmethod
+    def of(cls, whole: ArrayView, count: int) -> Parts:
+        """The rows of one array."""
+        is_here = whole.device is None  # else only an engine that takes the whole works on it
+        return cls([whole], [whole.part(index) for index in range(count)] if is_here else [], whole)
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of each part."""
+        return self._views[0].shape if self.whole is None else self.whole.shape[1:]
+
+    def new_part(self, index: int) -> ArrayView:
+        """Room for a copy of one part, of the same kind."""
+        view = self._views[index] if self.whole is None else self.whole
+        return view.new(view.shape if self.whole is None else self.part_shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(view.nbytes for view in self._views)
+
+    def finish(self) -> Any:
+        """The caller's array, or the list of them, with what was written."""
+        finished = [view.finish() for view in self._views]
+        return finished[0] if self.whole is not None else finished
+
+
+def as_parts(
+    x: Any,
+    name: str,
+    count: int,
+    *,
+    like: ArrayView | None = None,
+    writable: bool = False,
+    is_uneven: bool = False,
+) -> Parts:
+    """Return `x`, a list of `count` arrays or an array of so many rows, as `Parts`. Each part has the element type and
+    size of `like`, where that is given; else all parts of a list are alike, unless `is_uneven`.
+
+    Raises `InvalidArgumentError`, and what `as_view` raises.
+    """
+    if not isinstance(x, (list, tuple)):
+        view = as_view(x, name, writable=writable)
+        check_rows(view, count, name)
+        _check_alike(name, view.kind, view.size // count, like)
+        return Parts.of(view, count)
+    arrays = cast("Sequence[Any]", x)
+    if len(arrays) != count:
+        raise InvalidArgumentError(name, f"list of {len(arrays)}", f"must have one array for each of {count} ranks")
+    views = [as_view(array, f"{name}[{index}]", writable=writable) for index, array in enumerate(arrays)]
+    for index, view in enumerate(views):
+        place = f"{name}[{index}]"
+        if writable:
+            as_bytes(view.flat, place, writable=True)
+        if like is not None:
+            _check_alike(place, view.kind, view.size, like)
+        elif view.kind is not views[0].kind or (view.size != views[0].size and not is_uneven):
+            _check_alike(place, view.kind, view.size, views[0])
+    return Parts(views, [view.flat for view in views], None)
+
+
+def check_rows(view: ArrayView, count: int, name: str = "x") -> None:
+    """Raise unless the array's first axis has one row for each rank."""
+    if not view.shape or view.shape[0] != count:
+        raise InvalidArgumentError(
+            name, f"array of shape {view.shape}", f"its first axis must have one part for each of {count} ranks"
+        )
+
+
+def check_who_passes(name: str, given: object, group: Group, root: int, *, is_optional: bool = False) -> None:
+    """Raise unless the root, and only the root, passes arrays; the root may leave them out if that `is_optional`."""
+    is_root = group.rank == root
+    if (given is None) == is_root and not (is_optional and given is None):
+        why = "the root passes one array per rank" if is_root else "only the root passes arrays; pass None"
+        what = "None" if given is None else f"a {type(given).__name__}"
+        raise InvalidArgumentError(name, what, f"rank {group.rank}: {why}")
+
+
+def _check_alike(name: str, kind: ElementType, size: int, like: ArrayView | None) -> None:
+    if like is not None and (kind is not like.kind or size != like.size):
+        why = f"must match the other arrays, {like.kind.name} of {like.size} elements"
+        raise InvalidArgumentError(name, f"{kind.name} of {size} elements", why)

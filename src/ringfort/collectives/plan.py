@@ -1,0 +1,74 @@
+"""`Plan`: how one collective of a group runs, for arrays of one element type and size.
+
+A collective is planned, then run. Which way it takes (shared memory, the fast path of small messages, an algorithm over
+one connection or several, another engine's own collectives) is decided once, by the function `plan` of the collective's
+module, and kept on the group: the next call alike only runs it. What has to be found out for that, such as what the
+links cost, all ranks find out together in the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from ringfort.backends.group import Group
+
+_REMEMBERED: Final = 256
+"""Plans kept of each group: programs repeat a few for ever."""
+
+Run = Callable[..., None]
+"""Runs a collective: takes the arrays and, at the end, its `timeout`."""
+
+
+class Operation(NamedTuple):
+    """A collective whose arguments have been checked, and that waits for its turn. Call `run` once: it returns the
+    collective's result or raises."""
+
+    name: str
+    nbytes: int
+    """Bytes of this rank's array: what the metrics count."""
+    run: Callable[[], Any]
+
+
+class Plan:
+    """A collective that is ready to run."""
+
+    __slots__ = ("durations", "metrics", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        """Raises as the collective does. The arrays have the element type and size that were planned for."""
+        self.metrics: object = None
+        """Whose `durations` are."""
+        self.durations: list[float] = []
+        """Where to say how many seconds a run took."""
+
+    @classmethod
+    def undecided(cls, decide: Callable[[float | None], Run]) -> Plan:
+        """A plan that calls `decide` in its first run, and so by all ranks together, with that run's timeout."""
+
+        def run(*arguments: Any, timeout: float | None = None) -> None:
+            plan.run = decide(timeout)
+            plan.run(*arguments, timeout=timeout)
+
+        plan = cls(run)
+        return plan
+
+
+class _Plans:
+    """The plans of a group."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[object, Plan] = {}
+
+
+def planned(group: Group, key: object, make: Callable[[], Plan]) -> Plan:
+    """Return the group's plan for `key`, which tells a call from all that are not alike."""
+    known = group.part(_Plans).by_key
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+            group.fast_plans.clear()
+        found = known[key] = make()
+    return found
