@@ -256,7 +256,7 @@ class DistributedConfig(Settings):
     """
 
     nodes: Sequence[str | Sequence[str]] = setting((), _several)
-    """For `RingBackend`: the address of each rank as `host:port`, or _several addresses to be tried in turn."""
+    """For `RingBackend`: the address of each rank as `host:port`, or several addresses to be tried in turn."""
     rank: int | None = None
     """For `RingBackend`: the index in `nodes` of this process."""
     timeout: float = setting(DEFAULT_TIMEOUT, positive)
@@ -340,7 +340,7 @@ class HealthConfig(Settings):
 
     @classmethod
     def wifi(cls) -> HealthConfig:
-        """For bad Wi-Fi: pauses of _several seconds are tolerated."""
+        """For bad Wi-Fi: pauses of several seconds are tolerated."""
         return cls(interval=0.5, patience=5.0, slow_round_trip=1.0)
 
 
