@@ -223,7 +223,7 @@ def test_an_async_function_that_is_given_up_before_it_begins_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with agents(2) as (caller, server):
-        serving = server._exchange.serving
+        serving = server._serving
         begun, gate, ran, spawned = threading.Event(), threading.Event(), threading.Event(), threading.Semaphore(0)
         spawn = serving._spawn
 

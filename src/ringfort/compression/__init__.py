@@ -1,6 +1,5 @@
-"""Gradient compression: fewer bytes over the wire, the same learning.
+"""Lossy compression of gradients.
 
-`strategy` says what to do, the codecs do it (`quantize`, `sparse`, `lowrank`; `wire` is the form of the bytes),
-`compressor` keeps what was not sent for the next step, `collective` is the all-reduce, and `auto` decides whether any
-of it pays.
+`strategy` names what to do, the codecs do it (`quantize`, `sparse`, `lowrank`; `packing` is the header of a message),
+`compressor` adds error feedback, `collective` has the collectives, and `auto` decides which strategy is the fastest.
 """

@@ -1,11 +1,11 @@
-"""Whether compression pays on these links, and which: a model of bytes and codecs, fed with what both were measured at.
+"""The automatic choice of a strategy: a cost model of links and codecs, fed with measurements.
 
-Every rank must choose the same, so what one measures all know (the slowest counts), and the rest is plain arithmetic.
-With n ranks, N elements of S bytes, a message's latency a, b seconds a byte, and a codec that takes e and d seconds to
-write and to read an element and makes B bytes of N:
+Every rank must choose the same, so the ranks share what they measure (the slowest counts), and the rest is arithmetic.
+With n ranks, N elements of S bytes, latency a per message, b seconds per byte, and a codec that takes e and d seconds
+to encode and decode an element and encodes N elements in B bytes:
 
     none        2(n-1) a + 2(n-1)/n S b
-    quantized   2(n-1) m a + 2(n-1)/n B b + N e + (2n-1)/n N d, in m messages for each part
+    quantized   2(n-1) m a + 2(n-1)/n B b + N e + (2n-1)/n N d, with m messages per part
     topk        (n-1) a + (n-1) B b + N e + n N d
     powersgd    4(n-1) a + 2(n-1)/n B b + N e + N d
 """
@@ -23,16 +23,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.backends.group import BARRIER_CALL, Group
+from ringfort.collectives.signature import measuring_for
 from ringfort.collectives import algorithms
 from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
-from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import Memory, run_steps
 from ringfort.compression import encoded, lowrank
 from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
 from ringfort.compression.noise import CHUNK
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
-from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
+from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.config import KIB, MIB
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
@@ -41,36 +41,37 @@ CANDIDATES: Final = tuple(
     CompressionStrategy.parse(name)
     for name in ("none", "fp16", "bf16", "int8", "int4", "onebit", "topk(0.01)+int4", "powersgd(4)")
 )
-"""What is weighed, in the order that ties are decided by."""
+"""The strategies to choose from. Of equally fast ones the first is chosen."""
 GAIN: Final = 0.9
-"""Compression has to take less than this of the time without: a guess is a guess, and exact sums are worth a tenth."""
+"""Compression must take less than this fraction of the time without: predictions err, and exact sums have a value."""
 PROBES: Final = (256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB)
-"""Bytes that are exchanged to learn what a further byte costs, until one takes `LONG_ENOUGH`. Large ones, because a
-wire may let a burst pass at any speed: half a MiB is usual for a shaper or a cheap switch."""
+"""Bytes to exchange to measure the bandwidth, until an exchange takes `LONG_ENOUGH`. Large ones, because a link may let
+a burst pass at any speed: half a MiB is usual for a shaper or a cheap switch."""
 LONG_ENOUGH: Final = 0.1
 """Seconds."""
 _SAMPLE: Final = 256 * KIB
-"""Elements that a codec is timed on: 1 MiB."""
+"""Elements to time a codec with: 1 MiB."""
 _SMALL: Final = 8
 _REMEMBERED: Final = 1024
-"""Choices kept of each group: programs repeat a few buckets for ever."""
+"""Choices to cache per group: programs repeat the same few buckets."""
 
 logger = logging.getLogger("ringfort.compression")
 
 
 class Speed(NamedTuple):
-    """What a codec does to an array."""
+    """The measured cost and error of a codec."""
 
     write: float
-    """Seconds an element, with the error kept."""
+    """Seconds per element to encode, with error feedback."""
     read: float
+    """Seconds per element to decode."""
     error: float
-    """How far normal noise is moved, as a share of its length."""
+    """The relative error for normally distributed values."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What the group's links and codecs were measured at: the same at every rank."""
+    """The measurements of a group's links and codecs: the same on every rank."""
 
     world_size: int
     latency: float
@@ -78,7 +79,7 @@ class Table:
     speeds: dict[CompressionStrategy, Speed]
 
     def predict(self, strategy: CompressionStrategy, shapes: Sequence[tuple[int, ...]]) -> float:
-        """Seconds that an all-reduce of tensors of these shapes takes."""
+        """Predict the seconds that an all-reduce of tensors of these shapes takes."""
         n, count = self.world_size, sum(prod(shape) for shape in shapes)
         a, b = self.latency, self.per_byte
         whole = 2 * (n - 1) / n
@@ -102,16 +103,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Choice:
-    """What AUTO takes, and why."""
+    """What AUTO chooses, and why."""
 
     strategy: CompressionStrategy
     why: str
     predicted: dict[CompressionStrategy, float]
-    """Seconds of everything that was weighed; empty where nothing had to be."""
+    """The predicted seconds of each candidate; empty if there was nothing to choose."""
 
 
 class _Known:
-    """What a group has measured and chosen."""
+    """The measurements and choices of a group."""
 
     def __init__(self) -> None:
         self.table: Table | None = None
@@ -125,9 +126,9 @@ def choose(
     call: bytes = BARRIER_CALL,
     timeout: float | None = None,
 ) -> CompressionStrategy:
-    """The quickest within the error that `asked` allows. Called by all ranks at the same place among their collectives:
-    the first time they measure, which is one, and takes half a second on a wire of 100 Mbit/s that the cluster has not
-    measured."""
+    """Return the fastest strategy within the error that `asked` allows. All ranks call it at the same place among their
+    collectives. The first call measures, which is a collective and takes half a second on a link of 100 Mbit/s that the
+    cluster has not measured."""
     known = group.part(_Known).chosen
     key = asked, tuple(shapes)
     found = known.get(key)
@@ -146,10 +147,10 @@ def explain(
     call: bytes = BARRIER_CALL,
     timeout: float | None = None,
 ) -> Choice:
-    """`choose`, with its reasons."""
+    """Choose as `choose` does, and say why."""
     if group.shares_memory or len(set(group.hosts)) == 1:
         what = "share memory" if group.shares_memory else "are on one host"
-        return Choice(CompressionStrategy.NONE, f"the ranks {what}, where nothing is quicker than the data itself", {})
+        return Choice(CompressionStrategy.NONE, f"the ranks {what}, where uncompressed data is the fastest", {})
     table = table_of(group, call, timeout)
     predicted = {
         strategy: table.predict(strategy, shapes)
@@ -177,8 +178,8 @@ def _ms(seconds: float) -> str:
 
 
 def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
-    """The group's table. Measured the first time: a collective, of all ranks, on behalf of `call`, which `timeout`
-    bounds."""
+    """Return the group's measurements. The first call measures: a collective of all ranks, on behalf of `call`, within
+    `timeout`."""
     known = group.part(_Known)
     if known.table is None:
         config, n = group.config.collective, group.world_size
@@ -201,8 +202,8 @@ def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = N
 
 
 def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[float, float]:
-    """Latency and seconds a byte of the slowest link, while all ranks send at once, as collectives do. `speeds` is what
-    was known of the links before: where one of those is slow, nothing large is sent to find out how slow."""
+    """Measure the latency and the seconds per byte of the slowest link while all ranks send at once, as collectives do.
+    `speeds` is what is known about the links: if it covers them all, nothing large is sent."""
     rank, n = group.rank, group.world_size
     dst, src = (rank + 1) % n, (rank - 1) % n
 
@@ -227,7 +228,7 @@ def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[flo
 
 
 def _largest(group: Group, figures: Array, envelope: Envelope) -> Array:
-    """For each figure the largest that a rank has."""
+    """For each figure, the maximum over all ranks."""
     rank, n = group.rank, group.world_size
     table = np.zeros((n, figures.size))
     table[rank] = figures
@@ -237,7 +238,7 @@ def _largest(group: Group, figures: Array, envelope: Envelope) -> Array:
 
 @cache
 def codec_speeds() -> dict[CompressionStrategy, Speed]:
-    """Every candidate but NONE, timed here: some 50 ms, once in a process."""
+    """Time every candidate but NONE on this machine: some 50 ms, once per process."""
     sample = np.random.default_rng(1).standard_normal(_SAMPLE).astype(np.float32)
     return {strategy: _time(strategy, sample) for strategy in CANDIDATES if strategy.method is not Method.NONE}
 
@@ -272,19 +273,16 @@ def _factor_elements(shape: tuple[int, ...], rank: int) -> int:
     return prod(shape) if matrix is None else rank * sum(matrix)
 
 
-def _nominal(values: QuantizationType, write: float, read: float, error: float) -> tuple[CompressionStrategy, Speed]:
-    return CompressionStrategy.quantize(values), Speed(write, read, error)
-
-
-NOMINAL: Final = dict(
-    [
-        _nominal(QuantizationType.FP16, 1.8e-9, 0.5e-9, 0.0003),
-        _nominal(QuantizationType.BF16, 1.2e-9, 0.4e-9, 0.002),
-        _nominal(QuantizationType.INT8, 1.6e-9, 0.6e-9, 0.011),
-        _nominal(QuantizationType.INT4, 2.4e-9, 0.9e-9, 0.17),
-        _nominal(QuantizationType.ONE_BIT, 2.0e-9, 1.3e-9, 0.61),
-        (CompressionStrategy.parse("topk(0.01)+int4"), Speed(0.8e-9, 0.3e-9, 0.97)),
-        (CompressionStrategy.power_sgd(4), Speed(3e-9, 2e-9, 0.99)),
-    ]
-)
-"""For groups whose time is virtual: one core of an AMD EPYC of 2023."""
+NOMINAL: Final = {
+    CompressionStrategy.parse(name): speed
+    for name, speed in {
+        "fp16": Speed(1.8e-9, 0.5e-9, 0.0003),
+        "bf16": Speed(1.2e-9, 0.4e-9, 0.002),
+        "int8": Speed(1.6e-9, 0.6e-9, 0.011),
+        "int4": Speed(2.4e-9, 0.9e-9, 0.17),
+        "onebit": Speed(2.0e-9, 1.3e-9, 0.61),
+        "topk(0.01)+int4": Speed(0.8e-9, 0.3e-9, 0.97),
+        "powersgd(4)": Speed(3e-9, 2e-9, 0.99),
+    }.items()
+}
+"""For groups with virtual time: the figures of one core of an AMD EPYC of 2023."""

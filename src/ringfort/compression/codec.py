@@ -1,4 +1,4 @@
-"""`Codec`: float32 elements in a row to bytes and back, a chunk at a time. Pure."""
+"""`Codec`: encodes a flat float32 array as bytes and back, chunk by chunk. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ringfort.transport.reducer import Array
 
 
 class Codec(ABC):
-    """How elements become bytes. How many bytes depends on the number of elements alone, so a receiver knows it."""
+    """Encodes elements as bytes. The number of bytes depends only on the number of elements, so a receiver knows it."""
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
-        """Bytes that `count` elements become."""
+        """How many bytes `count` elements take."""
 
     @abstractmethod
     def encode(self, values: Array, out: Array, seed: int, *, keep_error: bool = False) -> None:
-        """Writes finite float32s into `out`, of `nbytes(values.size)` bytes. With `keep_error`, `values` becomes what
-        the receiver will lack: itself less what `decode` makes of the bytes. `seed` decides what is left to chance."""
+        """Encode finite float32s into `out`, of `nbytes(values.size)` bytes. With `keep_error`, `values` becomes the
+        error: itself less what `decode` returns. `seed` is for random choices."""
 
     @abstractmethod
     def decode(self, data: Array, out: Array, *, add: bool = False) -> None:
-        """Writes the elements into `out`, or adds them to it. Raises `ProtocolError` for bytes that are none."""
+        """Decode the elements into `out`, or add them to it. Raises `ProtocolError` for invalid bytes."""
 
     def check_size(self, data: Array, count: int) -> None:
-        """Raises `ProtocolError` unless `data` has the bytes of `count` elements."""
+        """Raise `ProtocolError` unless `data` has the size of `count` elements."""
         if data.size != self.nbytes(count):
             raise ProtocolError(
                 f"{data.size} bytes of compressed data, where {count} elements take {self.nbytes(count)}"
@@ -37,19 +37,19 @@ class Codec(ABC):
 
 
 class ChunkCodec(Codec):
-    """A codec whose chunks know nothing of each other."""
+    """A codec that encodes each chunk by itself."""
 
     @abstractmethod
     def chunk_bytes(self, count: int) -> int:
-        """Bytes of a chunk of `count` elements, 1 to CHUNK."""
+        """How many bytes a chunk of `count` elements takes, 1 to CHUNK."""
 
     @abstractmethod
     def encode_chunk(self, x: Array, out: Array, seed: int, chunk: int, decoded: Array | None) -> None:
-        """Writes one chunk; where `decoded` is given, also what the receiver will make of it."""
+        """Encode one chunk; if `decoded` is given, also write there what decoding it returns."""
 
     @abstractmethod
     def decode_chunk(self, data: Array, out: Array) -> None:
-        """Reads one chunk into `out`."""
+        """Decode one chunk into `out`."""
 
     def nbytes(self, count: int) -> int:
         whole, rest = divmod(count, CHUNK)
@@ -79,17 +79,11 @@ class ChunkCodec(Codec):
                     self.decode_chunk(part, into)
 
 
-class _Scratch(threading.local):
-    def __init__(self) -> None:
-        self.rooms: dict[str, Array] = {}
-
-
-_scratch = _Scratch()
+_scratch = threading.local()
 
 
 def scratch(name: str, dtype: type[np.generic] = np.float32) -> Array:
-    """Room for a chunk that stays warm in the cache: one of each name in a thread."""
-    room = _scratch.rooms.get(name)
-    if room is None:
-        room = _scratch.rooms[name] = np.empty(CHUNK, dtype)
-    return room
+    """Scratch memory for one chunk, which stays in the cache: one array per name and thread."""
+    if not hasattr(_scratch, name):
+        setattr(_scratch, name, np.empty(CHUNK, dtype))
+    return getattr(_scratch, name)

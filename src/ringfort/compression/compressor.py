@@ -1,15 +1,15 @@
-"""`GradientCompressor`: a strategy, and for each tensor what was not sent yet.
+"""`GradientCompressor`: a strategy, and the error feedback of each tensor.
 
 What a step does not send is added to the next step's gradient (error feedback, Karimireddy et al. 2019,
-arXiv:1901.09847): it comes late, and is never lost. Nothing is kept of a step that fails: only `Draft.commit` changes
-what is known of a tensor, so a step that is tried again after a lost peer starts from where the failed one did.
+arXiv:1901.09847): it is delayed, never lost. A failed step changes nothing: only `Draft.commit` changes the state of a
+tensor, so a step that is repeated after a lost peer starts from the same state.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
@@ -30,7 +30,7 @@ _STATE_VERSION: Final = 1
 
 
 class Piece(NamedTuple):
-    """One tensor in a row of them."""
+    """One of several tensors that lie one after the other in a flat array."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def row(cls, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> list[Piece]:
-        """Tensors of these names and shapes, one behind the other."""
+        """The pieces for tensors of these names and shapes, one after the other."""
         pieces: list[Piece] = []
         start = 0
         for name, shape in tensors:
@@ -50,24 +50,26 @@ class Piece(NamedTuple):
 
 @dataclass
 class Kept:
-    """What is known of one tensor."""
+    """The state of one tensor."""
 
     shape: tuple[int, ...]
     residual: Array
-    """What was not sent yet; empty where nothing is kept."""
+    """What has not been sent yet; empty without error feedback."""
     step: int = 0
-    """How many times it was sent: decides what is left to chance."""
+    """How many times the tensor was sent. Part of the random seed."""
     factor: Array | None = None
-    """POWER_SGD: where the power method goes on."""
+    """POWER_SGD: where the power method continues."""
 
 
 class GradientCompressor:
-    """Compresses arrays by one strategy and keeps, for each name, what was not sent.
+    """Compresses gradients with one strategy and keeps, for each tensor, what has not been sent (error feedback).
 
-    For `all_reduce(x, compression=compressor, name="layer1.weight")` and `average_gradients(ctx, tree,
-    compression=compressor)`; `compress` and `decompress` are the same without a group. A name belongs to one tensor; a
-    tensor whose shape changes starts anew. Give `on_nonfinite` to have elements that are infinite or not a number count
-    as 0 (`skip`) or as the largest finite one (`clip`; NaN as 0) in place of an error.
+        compressor = GradientCompressor("topk(0.01)+int4")
+        average_gradients(ctx, gradients, compression=compressor)
+        ctx.all_reduce(x, compression=compressor, name="layer1.weight")
+
+    `compress` and `decompress` do the same without a group. Each name belongs to one tensor; a tensor whose shape
+    changes starts anew.
     """
 
     def __init__(
@@ -78,6 +80,17 @@ class GradientCompressor:
         on_nonfinite: OnNonfinite = "raise",
         seed: int = 0,
     ) -> None:
+        """Create a compressor without any state.
+
+        Args:
+            strategy: a `CompressionStrategy` or its name.
+            error_feedback: whether to add what a step does not send to the next step. Costs one float32 per element.
+            on_nonfinite: what to do with infinities and NaNs: `raise` a `NonFiniteError`; `skip` counts them as 0;
+                `clip` counts infinities as the largest finite magnitude in the array, and NaNs as 0.
+            seed: for stochastic rounding and random selection.
+
+        Raises `InvalidArgumentError` for an unknown strategy or option.
+        """
         self.strategy = CompressionStrategy.parse(strategy)
         self.error_feedback = error_feedback
         if on_nonfinite not in get_args(OnNonfinite):
@@ -93,10 +106,10 @@ class GradientCompressor:
     # --- without a group ------------------------------------------------------------------------------------------
 
     def compress(self, x: Any, name: str = "") -> bytes:
-        """`x` in the wire's form. What is lost is kept under `name` and added to the next `x` of that name.
+        """Encode `x`. The error is kept under `name` and added to the next array of that name.
 
-        Raises `NonFiniteError`, and `UnsupportedArrayError` for what is no array of floats. AUTO has no links to weigh
-        here and is an `InvalidArgumentError`.
+        Raises `NonFiniteError`; `UnsupportedArrayError` and `InvalidArgumentError` if `x` is not an array of floats;
+        and `InvalidArgumentError` for AUTO, which has no links to measure here.
         """
         view = as_view(x, "x")
         check_floats(view, "x")
@@ -111,25 +124,27 @@ class GradientCompressor:
         return data.tobytes()
 
     def decompress(self, data: bytes | bytearray | memoryview, count: int | None = None) -> Array:
-        """The elements in a row, float32. Raises `ProtocolError` for bytes that `compress` has not made, and for other
-        than `count` elements where you know how many there should be."""
+        """Decode what `compress` returned, as a flat float32 array.
+
+        Raises `ProtocolError` for invalid bytes, and if they do not hold `count` elements where that is given.
+        """
         return encoded.read(np.frombuffer(data, np.uint8), count)
 
-    # --- what is kept ---------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:
-        """Of what is something known."""
+        """The tensors that have a state."""
         with self._lock:
             return list(self._kept)
 
     def residual(self, name: str) -> Array | None:
-        """What of the tensor `name` was not sent yet, in a row; None where nothing is kept."""
+        """Return what has not been sent of the tensor `name`, as a flat array; None if there is nothing."""
         kept = self._kept.get(name)
         return None if kept is None or not kept.residual.size else kept.residual
 
     def forget(self, name: str | None = None) -> None:
-        """Drops what is known of a tensor that is gone, or of all."""
+        """Drop the state of one tensor, or of all."""
         with self._lock:
             if name is None:
                 self._kept.clear()
@@ -137,23 +152,16 @@ class GradientCompressor:
                 self._kept.pop(name, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, for a checkpoint: numbers, strings and arrays. Each rank has its
-        own."""
+        """Return a copy of the state for a checkpoint: numbers, strings and arrays. Each rank has its own state."""
         with self._lock:
-            tensors = {
-                name: {
-                    "shape": list(kept.shape),
-                    "step": kept.step,
-                    "residual": kept.residual.copy(),
-                    "factor": None if kept.factor is None else kept.factor.copy(),
-                }
-                for name, kept in self._kept.items()
-            }
+            tensors = {name: {**asdict(kept), "shape": list(kept.shape)} for name, kept in self._kept.items()}
         return {"version": _STATE_VERSION, "strategy": str(self.strategy), "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave. Raises `InvalidArgumentError` for anything else, and then nothing has
-        changed. A state of another strategy is welcome: what was not sent is still to be sent."""
+        """Continue from what `state_dict` returned, also if it was another strategy's.
+
+        Raises `InvalidArgumentError` for anything else; the state has not changed then.
+        """
         try:
             if state["version"] != _STATE_VERSION:
                 raise InvalidArgumentError("state", f"version {state['version']}", f"must be {_STATE_VERSION}")
@@ -168,14 +176,14 @@ class GradientCompressor:
     # --- one step -------------------------------------------------------------------------------------------------
 
     def draft(self, view: ArrayView, pieces: Sequence[Piece], factor: float = 1.0, rank: int = 0) -> Draft:
-        """What is to be sent of the tensors that lie in `view`: each element times `factor`, and what was kept."""
+        """Begin a step: what to send of the tensors in `view`, each element times `factor` plus its residual."""
         feedback = self.error_feedback
         flat = widen(view, factor, copy=feedback)
         nonfinite = count_nonfinite(flat)
         if nonfinite and self.on_nonfinite != "raise":
             flat = flat if feedback else flat.copy()
             mend(flat, self.on_nonfinite)
-        step = 0 if feedback else next(self._drafts)  # nothing is known of a tensor of which nothing is kept
+        step = 0 if feedback else next(self._drafts)  # without error feedback a tensor has no state
         with self._lock:
             for piece in pieces:
                 kept = self._kept.get(piece.name)
@@ -187,7 +195,7 @@ class GradientCompressor:
         return Draft(self, flat, pieces, nonfinite, seed, step)
 
     def factor(self, piece: Piece, rank: int) -> Array | None:
-        """POWER_SGD: where the power method goes on for a tensor; None where that is unknown."""
+        """POWER_SGD: where the power method continues for a tensor; None if it starts."""
         with self._lock:
             kept = self._kept.get(piece.name)
             shape = lowrank.matrix_shape(piece.shape, rank)
@@ -196,7 +204,7 @@ class GradientCompressor:
             return kept.factor if kept.factor.shape == (rank, shape[1]) else None
 
     def keep(self, draft: Draft, factors: Mapping[str, Array]) -> None:
-        """Called by `Draft.commit`."""
+        """Store the state after a step. Called by `Draft.commit`."""
         nothing = np.empty(0, np.float32)
         with self._lock:
             for piece in draft.pieces:
@@ -209,35 +217,35 @@ class GradientCompressor:
 
 @dataclass
 class Draft:
-    """One step that is under way."""
+    """One step, until it has succeeded."""
 
     compressor: GradientCompressor
     work: Array
-    """What is to be sent, float32; where the compressor `keeps`, memory of its own that becomes what is kept."""
+    """What to send, float32. With error feedback: memory of its own, which becomes the residual."""
     pieces: Sequence[Piece]
     nonfinite: int
-    """Elements that were infinite or not a number; mended by now if the compressor mends."""
+    """How many elements were infinite or NaN; replaced by now if the compressor does so."""
     seed: int
     step: int
 
     @property
     def keeps(self) -> bool:
-        """Whether what is not sent is kept."""
+        """Whether what is not sent is kept (error feedback)."""
         return self.compressor.error_feedback
 
     @property
     def refused(self) -> int:
-        """Elements that were infinite or not a number, where that is an error."""
+        """How many elements were infinite or NaN, if that is an error."""
         return self.nonfinite if self.compressor.on_nonfinite == "raise" else 0
 
     def commit(self, factors: Mapping[str, Array] | None = None) -> None:
-        """The step has succeeded: from now on `work` is what is kept."""
+        """Store the new state: the step has succeeded, and `work` is the residual."""
         if self.keeps or factors:
             self.compressor.keep(self, factors or {})
 
 
 def check_floats(view: ArrayView, name: str) -> None:
-    """Raises unless the elements are real floats."""
+    """Raise `InvalidArgumentError` unless the elements are real floats."""
     if view.kind.kind != "f":
         raise InvalidArgumentError(
             f"{name}.dtype", view.kind.name, "only float16, bfloat16, float32 and float64 can be compressed"
@@ -249,5 +257,7 @@ def _load(name: object, entry: Mapping[str, Any]) -> Kept:
     residual = np.array(entry["residual"], np.float32).reshape(-1)
     factor = None if entry["factor"] is None else np.array(entry["factor"], np.float32)
     if residual.size not in (0, prod(shape)) or count_nonfinite(residual):
-        raise InvalidArgumentError("state", str(name), f"{residual.size} elements kept do not fit its shape {shape}")
+        raise InvalidArgumentError(
+            "state", str(name), f"a residual of {residual.size} elements does not fit the shape {shape}"
+        )
     return Kept(shape, cast("Array", residual), int(entry["step"]), factor)

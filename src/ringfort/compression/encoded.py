@@ -1,4 +1,4 @@
-"""One array as one message, head and all, and back. Pure."""
+"""Encode one array as one message with its header, and decode it. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ringfort.compression.packing import Head
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import RandomK, TopK
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
-from ringfort.errors import ProtocolError
+from ringfort.errors import InvalidArgumentError, ProtocolError
 from ringfort.transport.reducer import Array
 
 MOST_PER_BYTE: Final = 65536
-"""Elements that a byte may stand for where nobody says how many there should be. Top-k has at most 16384; beyond this
-random-k sends a few of a million. What a message claims must not size an allocation alone."""
+"""Elements per byte that are accepted if the caller does not say how many there should be. Top-k has at most 16384;
+random-k has more if it sends a few of a million. What a message claims must not size an allocation alone."""
 
 
 def write(
@@ -29,8 +29,8 @@ def write(
     seed: int,
     keep_error: bool,
 ) -> tuple[Array, Array | None]:
-    """The bytes of an array of finite float32s, and for PowerSGD the factor that the next step starts from. With
-    `keep_error`, `flat` becomes what the bytes lack."""
+    """Encode an array of finite float32s. Return the bytes and, for PowerSGD, the factor that the next step starts
+    from. With `keep_error`, `flat` becomes the error of the encoding."""
     rows = strategy.kept(flat.size) if strategy.method in (Method.TOP_K, Method.RANDOM_K) else 0
     low: LowRank | None = None
     if strategy.method is Method.POWER_SGD:
@@ -47,34 +47,37 @@ def write(
 
 
 def read(data: Array, count: int | None = None) -> Array:
-    """The elements, `count` of them if that is given. Raises `ProtocolError` for what `write` has not written; nothing
-    is allocated for it."""
+    """Decode what `write` returned: `count` elements, if that is given. Raises `ProtocolError` for invalid bytes, and
+    before any memory is allocated for them."""
     head = Head.read(data)
     if count is not None and head.elements != count:
-        raise ProtocolError(f"a message of {head.elements} elements, where {count} were due")
+        raise ProtocolError(f"a compressed message has {head.elements} elements, but {count} were expected")
     if count is None and head.elements > MOST_PER_BYTE * data.size:
-        raise ProtocolError(f"{data.size} bytes claim to be {head.elements} elements; say how many were due: count=")
-    packing.strategy_of(head)
+        raise ProtocolError(f"{data.size} bytes claim to be {head.elements} elements; pass count= to accept them")
     if head.nonfinite:
-        raise ProtocolError(f"the message says that {head.nonfinite} of its elements cannot be used")
-    codec = _codec(head)
-    codec.check_size(data[packing.SIZE :], head.elements)
+        raise ProtocolError(f"the message says that {head.nonfinite} of its elements were infinite or NaN")
+    codec, body = _codec(head), data[packing.SIZE :]
+    codec.check_size(body, head.elements)
     out = np.empty(head.elements, np.float32)
-    codec.decode(data[packing.SIZE :], out)
+    codec.decode(body, out)
     return out
 
 
 def _codec(head: Head) -> Codec:
+    try:
+        CompressionStrategy(head.method, head.values, rank=head.rank)  # checks the combination
+    except InvalidArgumentError as exc:
+        raise ProtocolError(f"invalid header of a compressed message: {exc}") from exc
     values = codec_of(head.values)
     if head.method in (Method.TOP_K, Method.RANDOM_K):
         if head.elements and not head.rows:
-            raise ProtocolError(f"none of {head.elements} elements is sent")
+            raise ProtocolError(f"a compressed message sends none of its {head.elements} elements")
         return (TopK if head.method is Method.TOP_K else RandomK)(head.rows, values)
     if head.method is Method.POWER_SGD and head.rows:
         columns, left = divmod(head.elements, head.rows)
         if left:
-            raise ProtocolError(f"{head.elements} elements make no matrix of {head.rows} rows")
+            raise ProtocolError(f"{head.elements} elements do not fill a matrix of {head.rows} rows")
         return LowRank(head.rows, columns, np.empty((head.rank, columns), np.float32))
     if head.method is Method.AUTO or (head.method is not Method.QUANTIZE and head.values is not QuantizationType.FP32):
-        raise ProtocolError(f"no message is of the kind {head.method.name} with {head.values.name}")
+        raise ProtocolError(f"no codec sends {head.values.name} values by {head.method.name}")
     return values

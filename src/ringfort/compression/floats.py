@@ -1,4 +1,4 @@
-"""Arrays of any float type as float32 and back, and what to do with infinities and NaNs."""
+"""Conversion of arrays of any float type to float32 and back; infinities and NaNs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK: Final = float16.BLOCK
 
 
 def widen(view: ArrayView, factor: float, *, copy: bool) -> Array:
-    """The elements times `factor` as float32: memory of its own if `copy`, else the array's where that is possible."""
+    """The elements times `factor` as float32: a copy if `copy`, else the array's own memory where possible."""
     flat = view.flat
     if view.kind.name == "bfloat16":
         means, wide = float16.best_means(), np.empty(flat.size, np.float32)
@@ -34,10 +34,10 @@ def widen(view: ArrayView, factor: float, *, copy: bool) -> Array:
 
 
 def narrow(wide: Array, view: ArrayView) -> None:
-    """The elements back into the array, rounded."""
+    """Write the elements back into the array, rounded to its type."""
     if view.kind.name == "bfloat16":
         for start in range(0, wide.size, _BLOCK):
-            # NumPy's means at every rank: all must round alike.
+            # NumPy's kernels on every rank: all must round alike.
             float16.NUMPY.narrow(float16.BFLOAT16, wide[start : start + _BLOCK], view.flat[start : start + _BLOCK])
     elif view.flat is not wide:
         with np.errstate(over="ignore"):
@@ -45,16 +45,16 @@ def narrow(wide: Array, view: ArrayView) -> None:
 
 
 def count_nonfinite(flat: Array) -> int:
-    """How many elements are infinite or not a number."""
+    """How many elements are infinite or NaN."""
     with np.errstate(all="ignore"):
-        # One quick pass that any of them spoils; so do very large ones, so then each is looked at.
+        # One fast pass: its result is finite unless an element is infinite, NaN or very large.
         if np.isfinite(np.dot(flat, flat)):
             return 0
     return sum(int(np.count_nonzero(~np.isfinite(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
 
 
 def mend(flat: Array, how: str) -> None:
-    """Infinities and NaNs become 0; with `clip`, infinities the largest finite magnitude there is."""
+    """Replace infinities and NaNs by 0; with `clip`, infinities by the largest finite magnitude in the array."""
     bad = ~np.isfinite(flat)
     limit = np.abs(flat[~bad]).max(initial=0.0) if how == "clip" else 0.0
     signs = np.sign(np.nan_to_num(flat[bad], nan=0.0))

@@ -1,10 +1,10 @@
 """PowerSGD: a matrix as a product of two thin ones (Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727). Pure.
 
-For a matrix M and a thin Q of the step before: P = M Q, made orthonormal; Q = Mᵀ P; what arrives is P Qᵀ. One step of
-the power method, which over many steps of training finds the directions that matter. Factors are kept as rows.
+For a matrix M and the thin Q of the previous step: P = M Q, made orthonormal; Q = Mᵀ P; the receiver gets P Qᵀ. This is
+one step of the power method, which over many training steps finds the dominant directions. Factors are stored as rows.
 
-What every rank computes for itself must have the same bits on any processor: orthonormal P and the product P Qᵀ are
-made of single additions and products in a fixed order, and never of BLAS, whose order depends on the machine.
+What every rank computes for itself must have the same bits on any processor. So orthonormal P and the product P Qᵀ are
+computed by single additions and products in a fixed order, and never by BLAS, whose order depends on the machine.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ringfort.compression.codec import Codec
 from ringfort.transport.reducer import Array
 
 _ROOM: Final = 65536
-"""Elements of the product that are computed at a time: 256 KiB."""
+"""Elements of the product to compute at a time: 256 KiB."""
 
 
 def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
-    """Rows and columns that an array is taken as, or None where two factors would be no smaller than it."""
+    """The rows and columns to treat an array as; None if two factors would not be smaller than the array."""
     if len(shape) < 2:
         return None
     rows, columns = shape[0], prod(shape[1:])
@@ -31,13 +31,13 @@ def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
 
 
 def first_factor(rank: int, columns: int, name: str) -> Array:
-    """Where the power method starts: the same at every rank, from the tensor's name."""
+    """The start of the power method: the same on every rank, derived from the tensor's name."""
     random = np.random.Generator(np.random.PCG64(crc32(name.encode())))
     return (random.random((rank, columns)) - 0.5).astype(np.float32)
 
 
 def orthonormal(factor: Array) -> Array:
-    """The rows made orthogonal and of length 1, one after the other; those that depend on others become zero."""
+    """Make the rows orthonormal, one after the other; rows that depend on earlier ones become zero."""
     wide = factor.astype(np.float64)
     for place in range(len(wide)):
         row = wide[place]
@@ -45,13 +45,13 @@ def orthonormal(factor: Array) -> Array:
         for earlier in wide[:place]:
             row -= (row * earlier).sum() * earlier
         length = float(np.sqrt((row * row).sum()))
-        # What is left of a row that depends on the others is rounding alone, and pointing anywhere.
+        # What is left of a row that depends on the others is only rounding error, in any direction.
         row *= 1 / length if length > 1e-6 * before else 0.0
     return wide.astype(np.float32)
 
 
 def unit_rows(factor: Array) -> Array:
-    """Each row of length 1: where the next step starts, whatever size the gradients have."""
+    """Scale each row to length 1: the start of the next step, whatever the size of the gradients."""
     wide = factor.astype(np.float64)
     lengths = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
     wide /= np.where(lengths > 0, lengths, 1)
@@ -59,7 +59,7 @@ def unit_rows(factor: Array) -> Array:
 
 
 def product(p: Array, q: Array, out: Array, *, subtract: bool = False, add: bool = False) -> None:
-    """`out = pᵀ q`, or less or more by it; the same bits everywhere."""
+    """Compute `out = pᵀ q`, or subtract or add it; the same bits on any processor."""
     columns = q.shape[1]
     step = max(1, _ROOM // max(columns, 1))
     total, one = np.empty((2, step, columns), np.float32)
@@ -79,7 +79,7 @@ def product(p: Array, q: Array, out: Array, *, subtract: bool = False, add: bool
 
 
 class LowRank(Codec):
-    """One matrix as two factors, by one rank alone. `factor` is where the next step starts."""
+    """One matrix as two factors, by one rank alone. `factor` is the start of the next step."""
 
     def __init__(self, rows: int, columns: int, factor: Array) -> None:
         self._rows, self._columns, self.factor = rows, columns, factor

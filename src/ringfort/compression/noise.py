@@ -1,8 +1,8 @@
-"""Cheap random numbers: a table of uniform noise that is read from another place each time, and numbers out of numbers.
+"""Cheap random numbers: a table of uniform noise that is read from a random offset, and hashes of numbers.
 
-Stochastic rounding wants as many random numbers as there are elements, and drawing those costs more than all else that
-a codec does. The table holds each of `CHUNK` evenly spaced numbers once, so an element that meets it at a random place
-meets a uniform number, exactly; only elements that are a table apart may meet the same one.
+Stochastic rounding needs one random number per element, and drawing them costs more than the rest of a codec. The table
+holds each of `CHUNK` evenly spaced numbers once, so an element that reads it at a random offset gets an exactly uniform
+number; only elements that are a whole table apart may get the same one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from ringfort.transport.reducer import Array
 
 CHUNK: Final = 32768
-"""Elements that a codec has in hand at a time, 128 KiB as float32: with noise and result it stays in the L2 cache."""
+"""Elements that a codec works on at a time, 128 KiB as float32: with noise and result they stay in the L2 cache."""
 
 _WORD: Final = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """64 bits that look random and depend on every one of `numbers` (splitmix64's finish, one round for each)."""
+    """Hash `numbers` to 64 bits (the finaliser of splitmix64, one round per number)."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         state = (state ^ (number & _WORD)) * 0xBF58476D1CE4E5B9 & _WORD
@@ -32,7 +32,7 @@ def mix(*numbers: int) -> int:
 
 
 def rounding_noise(seed: int, chunk: int, count: int) -> Array:
-    """`count` numbers from -0.5 to 0.5, for chunk number `chunk` of an array. A view: not to be written to."""
+    """`count` numbers from -0.5 to 0.5, for chunk number `chunk` of an array. A read-only view."""
     start = mix(seed, chunk) % CHUNK
     return _table()[start : start + count]
 

@@ -1,15 +1,15 @@
-"""The codecs that write every element in fewer bits. Pure; NumPy in place, on chunks that stay in the cache.
+"""The codecs that encode every element in fewer bits. Pure; NumPy in place, on chunks that stay in the cache.
 
-Of one chunk first come the scales, float32, one for each block of neighbours, and then the elements. What can arrive is
-within a bound of what was sent:
+A chunk has first the scales, one float32 per block of elements, and then the elements. The error of a decoded element
+is at most:
 
-    FP16     2**-11 of the element, and 2**-25
-    BF16     2**-8 of the element, and 1e-40
-    INT8     a 127th of the largest of the block
-    INT4     a 7th of the largest of the block
-    ONE_BIT  the largest of the block
+    FP16     2**-11 of the element, plus 2**-25
+    BF16     2**-8 of the element, plus 1e-40
+    INT8     1/127 of the largest magnitude in the block
+    INT4     1/7 of the largest magnitude in the block
+    ONE_BIT  the largest magnitude in the block
 
-Blocks whose largest element is below 1e-36 are sent as zeros: their scale would be too small to divide by.
+Blocks whose largest magnitude is below 1e-36 are sent as zeros: their scale would be too small to divide by.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ringfort.transport.reducer import Array
 
 _LARGEST: Final = np.finfo(np.float32).max
 _LEAST_SCALE: Final = np.float32(1e-38)
-"""A float32 whose reciprocal is one too."""
+"""The smallest scale used: its reciprocal is a float32 too."""
 
 
 class Whole(ChunkCodec):
-    """FP32: the elements as they are."""
+    """FP32: the elements unchanged."""
 
     def chunk_bytes(self, count: int) -> int:
         return 4 * count
@@ -45,8 +45,8 @@ class Whole(ChunkCodec):
 
 
 class Half(ChunkCodec):
-    """FP16. NumPy's own conversion takes 5 ns an element, this 1: the exponent is moved by a product with a power of
-    two, which is exact or rounds as float16 must, and the bits are rounded and shifted as integers."""
+    """FP16. NumPy's own conversion takes 5 ns per element, this one 1 ns: multiplying by a power of two moves the
+    exponent, and is exact or rounds as float16 must; the bits are rounded and shifted as integers."""
 
     _TOP: Final = np.float32(65504)
     _DOWN, _UP = np.float32(2.0**-112), np.float32(2.0**112)
@@ -107,19 +107,19 @@ class Brain(ChunkCodec):
 
 
 class _Scaled(ChunkCodec):
-    """What INT8, INT4 and ONE_BIT have in common: blocks with a scale each."""
+    """What INT8, INT4 and ONE_BIT have in common: blocks with one scale each."""
 
     block: int
 
     def payload_bytes(self, count: int) -> int:
-        """Bytes of the elements alone."""
+        """How many bytes the elements take without their scales."""
         raise NotImplementedError
 
     def chunk_bytes(self, count: int) -> int:
         return 4 * -(-count // self.block) + self.payload_bytes(count)
 
     def _blocks(self, x: Array, room: Array) -> Array:
-        """A row for each block: of `x` itself, or where its last block is not whole of a copy with zeros behind it."""
+        """One row per block: `x` itself, or a copy padded with zeros if its last block is incomplete."""
         if x.size % self.block == 0:
             return x.reshape(-1, self.block)
         rows = -(-x.size // self.block)
@@ -129,12 +129,12 @@ class _Scaled(ChunkCodec):
         return whole.reshape(rows, self.block)
 
     def _cut(self, data: Array, count: int) -> tuple[Array, Array]:
-        """The scales, as a column, and the elements' bytes."""
+        """The scales, as a column, and the bytes of the elements."""
         edge = 4 * -(-count // self.block)
         return data[:edge].view(np.float32).reshape(-1, 1), data[edge:]
 
     def _times(self, levels: Array, scales: Array, out: Array) -> None:
-        """`out = levels * scale of the block`; the one way in which sender and receivers compute it."""
+        """`out = levels * scale of the block`, computed in the same way by sender and receivers."""
         whole = out.size // self.block * self.block
         rows = whole // self.block
         if whole:
@@ -146,7 +146,7 @@ class _Scaled(ChunkCodec):
 
 
 class Integers(_Scaled):
-    """INT8 and INT4: the whole multiple of the scale above or below, by chance so that it is right on average."""
+    """INT8 and INT4: multiples of the scale, with stochastic rounding."""
 
     def __init__(self, top: int, block: int) -> None:
         self.top, self.block = top, block
@@ -179,7 +179,8 @@ class Integers(_Scaled):
         if self.top > 7:
             np.copyto(out.view(np.int8), levels, casting="unsafe")
             return
-        # Two to a byte: the first half of the chunk below, the second above, so that both are read in a row.
+        # Two per byte: the first half of the chunk in the low bits, the second in the high bits, so that both are
+        # contiguous when they are read.
         whole = scratch("nibbles", np.int8)[: levels.size]
         np.copyto(whole, levels, casting="unsafe")
         bits = whole.view(np.uint8)
@@ -205,7 +206,7 @@ class Integers(_Scaled):
 
 
 class Signs(_Scaled):
-    """ONE_BIT: the mean magnitude of the block, with each element's sign."""
+    """ONE_BIT: the sign of each element, times the mean magnitude of its block."""
 
     block = 512
 
@@ -216,7 +217,7 @@ class Signs(_Scaled):
         rows = self._blocks(x, scratch("padded"))
         table = scratch("work")[: rows.size].reshape(rows.shape)
         np.abs(rows, out=table)
-        # Divided first, so that the sum of large ones stays finite.
+        # Divided first, so that the sum of large magnitudes stays finite.
         table /= np.float32(self.block)
         scales = table.sum(axis=1, keepdims=True)
         if x.size % self.block:
@@ -241,7 +242,7 @@ class Signs(_Scaled):
 
 @cache
 def codec_of(kind: QuantizationType) -> ChunkCodec:
-    """The codec that writes elements as `kind` says."""
+    """The codec for `kind`."""
     makers = {
         QuantizationType.FP32: Whole,
         QuantizationType.FP16: Half,

@@ -1,6 +1,6 @@
-"""The codecs that send some of the elements: the largest (`TopK`), or some drawn by lot (`RandomK`). Pure.
+"""The codecs that send `k` of `n` elements: the largest (`TopK`) or a random sample (`RandomK`). Pure.
 
-Both write `k` of `n` elements and leave the rest zero; how the `k` values are written is another codec's business.
+The other elements are decoded as zero. Another codec encodes the `k` values.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ringfort.errors import InvalidArgumentError, ProtocolError
 from ringfort.transport.reducer import Array
 
 BLOCK: Final = 65536
-"""Elements whose places fit 16 bits. A place is so written in 2 bytes, and each block says how many it has."""
+"""Elements per block: an index within a block fits in 2 bytes. Each block says how many indices it has."""
 
 _SAMPLE: Final = 16384
-"""Elements that the threshold is guessed from: of 1% some 160 are above it, so the guess is within a tenth."""
+"""Elements that the threshold is estimated from. For the top 1% some 160 are above it: the error is about 10%."""
 _MARGIN: Final = 1.25
-"""How many times as many as wanted the guess aims at: too many cost little, too few another pass."""
+"""The estimate aims at this many times `k`: too many candidates cost little, too few another pass."""
 
 
-# --- which ------------------------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------------------
 
 
 def largest(values: Array, k: int, seed: int = 0) -> Array:
-    """The places, in order, of the `k` elements of the largest magnitude; of equal ones the first.
+    """Return the sorted indices of the `k` elements with the largest magnitudes; the first of equal ones.
 
-    Raises `InvalidArgumentError` for a `k` below 1 (unless there are no elements) or above their number.
+    Raises `InvalidArgumentError` if `k` is below 1 (unless there are no elements) or above their number.
     """
     n = values.size
     if not min(1, n) <= k <= n:
@@ -55,7 +55,7 @@ def largest(values: Array, k: int, seed: int = 0) -> Array:
 
 
 def _at_least(values: Array, threshold: Array) -> Array:
-    """The places of all elements of that magnitude or more, in one pass over what is in the cache."""
+    """The indices of all elements of at least this magnitude, in one pass, chunk by chunk."""
     room, above = scratch("work"), scratch("nibbles", np.int8).view(np.bool_)
     places: list[Array] = []
     for start in range(0, values.size, CHUNK):
@@ -69,7 +69,7 @@ def _at_least(values: Array, threshold: Array) -> Array:
 
 
 def _exactly(sizes: Array, places: Array, k: int) -> Array:
-    """Of `places`, whose elements have these `sizes`, the `k` largest."""
+    """The `k` of `places` whose magnitudes in `sizes` are largest."""
     if k == places.size:
         return places
     least = np.partition(sizes, sizes.size - k)[sizes.size - k]
@@ -86,21 +86,22 @@ def _strata(n: int, k: int) -> tuple[Array, Array]:
 
 
 def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
-    """`k` places of `n`, in order, and for each the number of elements that it was drawn from.
+    """Return `k` sorted random indices below `n`, and for each the number of elements it was drawn from.
 
-    One of each of `k` stretches of neighbours, so an element is drawn with a chance of 1 in the length of its stretch:
-    times that length it is right on average. The same `seed` draws the same, on any machine.
+    One index is drawn from each of `k` equal stretches. So an element is drawn with a probability of 1 in the length of
+    its stretch, and multiplied by that length it is correct on average. The same `seed` gives the same indices on any
+    machine.
     """
     starts, lengths = _strata(n, k)
     random = np.random.Generator(np.random.PCG64(seed)).random(k)
     return starts + (random * lengths).astype(np.int64), lengths
 
 
-# --- how they are written ---------------------------------------------------------------------------------------------
+# --- encoding ---------------------------------------------------------------------------------------------------------
 
 
 class TopK(Codec):
-    """The largest `k`: for each block of 65536 how many there are, their places in it, and their values."""
+    """The `k` largest elements: the number of indices in each block of 65536, the indices, and the values."""
 
     def __init__(self, k: int, values: ChunkCodec) -> None:
         self.k, self._values = k, values
@@ -122,11 +123,11 @@ class TopK(Codec):
         self.check_size(data, out.size)
         counts, where, written = self._cut(data, out.size)
         if int(counts.sum(dtype=np.uint64)) != self.k:
-            raise ProtocolError(f"{counts.sum(dtype=np.uint64)} places are announced for {self.k} elements")
+            raise ProtocolError(f"the blocks claim {counts.sum(dtype=np.uint64)} indices for {self.k} elements")
         places = np.repeat(np.arange(counts.size, dtype=np.int64) * BLOCK, counts)
         places += where
         if self.k and places.max() >= out.size:
-            raise ProtocolError(f"an element at place {places.max()} of {out.size}")
+            raise ProtocolError(f"index {places.max()} is out of range for {out.size} elements")
         kept = np.empty(self.k, np.float32)
         self._values.decode(written, kept)
         _put(out, places, kept, add=add)
@@ -138,7 +139,8 @@ class TopK(Codec):
 
 
 class RandomK(Codec):
-    """`k` by lot: the lot, and the values. Where nothing is kept for later they are scaled to be right on average."""
+    """`k` random elements: the seed and the values. Without error feedback the values are scaled to be correct on
+    average."""
 
     _LOT: Final = Struct("<QQ")
 

@@ -1,4 +1,4 @@
-"""`CompressionStrategy`: which of the codecs to use, and how hard. Pure."""
+"""`CompressionStrategy`: which codec to use, with which parameter. Pure."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ringfort.errors import InvalidArgumentError
 
 MAX_RANK = 1024
-"""Of PowerSGD. From a few dozen on, an all-reduce without compression is quicker."""
+"""The largest rank of PowerSGD. From a few dozen on, an all-reduce without compression is faster."""
 
 
 class QuantizationType(Enum):
-    """How one value is written. The enum's values are the wire's codes and never change."""
+    """How each value is encoded. The enum's values are the codes on the wire and never change."""
 
     FP32 = 0
-    """As it is."""
+    """32-bit float: unchanged."""
     FP16 = 1
-    """Rounded to nearest; what is beyond 65504 becomes that."""
+    """16-bit float, rounded to nearest; magnitudes above 65504 become 65504."""
     BF16 = 2
-    """Rounded to nearest: the range of float32, three digits."""
+    """bfloat16, rounded to nearest: the range of float32 with three digits."""
     INT8 = 3
-    """Whole multiples of a 127th of the largest of 512 neighbours, rounded up or down at random: right on average."""
+    """Multiples of 1/127 of the largest magnitude in a block of 512. Stochastic rounding: correct on average."""
     INT4 = 4
-    """Whole multiples of a 7th of the largest of 128 neighbours, likewise."""
+    """Multiples of 1/7 of the largest magnitude in a block of 128. Stochastic rounding: correct on average."""
     ONE_BIT = 5
-    """The sign, times the mean magnitude of 512 neighbours."""
+    """The sign, times the mean magnitude of a block of 512."""
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether what arrives is right on average."""
+        """Whether decoded values are correct on average."""
         return self in (QuantizationType.FP32, QuantizationType.INT8, QuantizationType.INT4)
 
 
 class Method(Enum):
-    """What is sent of an array. The values are the wire's codes and never change."""
+    """Which part of an array is sent. The values are the codes on the wire and never change."""
 
     NONE = 0
     QUANTIZE = 1
@@ -50,21 +50,26 @@ class Method(Enum):
 
 @dataclass(frozen=True)
 class CompressionStrategy:
-    """What is sent of an array (`method`), and how each of its values is written (`values`).
+    """Which part of an array is sent (`method`), and how each value is encoded (`values`).
 
-    Made by name, `CompressionStrategy.parse("topk(0.01)+int4")`, or by `top_k`, `random_k`, `quantize`, `power_sgd` and
-    `auto`. Everywhere a strategy is asked for, its name does too.
+    Create one by name, or with `quantize`, `top_k`, `random_k`, `power_sgd` or `auto`. The name alone is accepted
+    wherever a strategy is.
+
+        CompressionStrategy.parse("topk(0.01)+int4")
+        CompressionStrategy.top_k(0.01, QuantizationType.INT4)  # the same
+
+    Raises `InvalidArgumentError` for an invalid parameter.
     """
 
     method: Method
     values: QuantizationType = QuantizationType.FP32
     ratio: float = 1.0
-    """TOP_K and RANDOM_K: the share of the elements that is sent, at least one."""
+    """TOP_K and RANDOM_K: the fraction of the elements that is sent. At least one element is."""
     rank: int = 0
-    """POWER_SGD: columns of the two factors."""
+    """POWER_SGD: the rank of the approximation."""
     max_error: float = 0.25
-    """AUTO: how far, as a share of its length, an array may be moved by one step. The default admits INT4 and what is
-    finer; 1 admits everything."""
+    """AUTO: the largest error per step, relative to the norm of the array. The default admits INT4 and what is more
+    precise; 1 admits everything."""
 
     NONE: ClassVar[CompressionStrategy]
     FP16: ClassVar[CompressionStrategy]
@@ -75,38 +80,39 @@ class CompressionStrategy:
     AUTO: ClassVar[CompressionStrategy]
 
     def __post_init__(self) -> None:
-        _check_share("ratio", self.ratio)
-        _check_share("max_error", self.max_error)
+        for name, share in (("ratio", self.ratio), ("max_error", self.max_error)):
+            if isinstance(share, bool) or not isinstance(share, Real) or not 0 < float(share) <= 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgumentError(name, share, "must be above 0 and at most 1")
         rank: object = self.rank
-        low = 1 if self.method is Method.POWER_SGD else 0
-        if isinstance(rank, bool) or not isinstance(rank, Integral) or not low <= rank <= MAX_RANK:
-            raise InvalidArgumentError("rank", rank, f"must be a whole number from {low} to {MAX_RANK}")
+        least = 1 if self.method is Method.POWER_SGD else 0
+        if isinstance(rank, bool) or not isinstance(rank, Integral) or not least <= rank <= MAX_RANK:
+            raise InvalidArgumentError("rank", rank, f"must be a whole number from {least} to {MAX_RANK}")
         if self.method is Method.POWER_SGD and self.values is not QuantizationType.FP32:
-            raise InvalidArgumentError("values", self.values.name, "PowerSGD's factors are sent as float32")
+            raise InvalidArgumentError("values", self.values.name, "PowerSGD sends its factors as float32")
 
     @classmethod
     def quantize(cls, values: QuantizationType) -> CompressionStrategy:
-        """Every element, in fewer bits."""
+        """Send every element, in fewer bits."""
         return cls.NONE if values is QuantizationType.FP32 else cls(Method.QUANTIZE, values)
 
     @classmethod
     def top_k(cls, ratio: float = 0.01, values: QuantizationType = QuantizationType.FP32) -> CompressionStrategy:
-        """The share `ratio` of the elements that is largest."""
+        """Send the fraction `ratio` of the elements that has the largest magnitudes."""
         return cls(Method.TOP_K, values, ratio)
 
     @classmethod
     def random_k(cls, p: float = 0.1, values: QuantizationType = QuantizationType.FP32) -> CompressionStrategy:
-        """A share `p` of the elements, drawn anew each step, the same at every rank."""
+        """Send a random fraction `p` of the elements: the same on every rank, new in each step."""
         return cls(Method.RANDOM_K, values, p)
 
     @classmethod
     def power_sgd(cls, rank: int = 4) -> CompressionStrategy:
-        """Each matrix as a product of two of `rank` columns (Vogels et al. 2019); vectors as they are."""
+        """Send each matrix as the product of two thin ones (Vogels et al. 2019), and vectors unchanged."""
         return cls(Method.POWER_SGD, rank=rank)
 
     @classmethod
     def auto(cls, max_error: float = 0.25) -> CompressionStrategy:
-        """The quickest on these links that moves no array by more than `max_error` of its length, or none.
+        """Measure the links and choose the fastest strategy whose relative error is at most `max_error`, or none.
 
         With 0.25 it chooses among none, fp16, bf16, int8 and int4; with 0.05 not int4, which is better with Adam; with
         1 also onebit, topk(0.01)+int4 and powersgd(4).
@@ -115,35 +121,38 @@ class CompressionStrategy:
 
     @classmethod
     def parse(cls, text: object) -> CompressionStrategy:
-        """From its name: `none`, `fp16`, `bf16`, `int8`, `int4`, `onebit`, `topk(0.01)`, `topk(0.01)+int4`,
-        `randomk(0.1)`, `powersgd(4)`, `auto`, `auto(0.05)`. A strategy is returned as it is.
+        """Parse a name: `none`, `fp16`, `bf16`, `int8`, `int4`, `onebit`, `topk(0.01)`, `topk(0.01)+int4`,
+        `randomk(0.1)`, `powersgd(4)`, `auto`, `auto(0.05)`. A strategy is returned unchanged.
 
-        Raises `InvalidArgumentError` for anything else.
+        Raises `InvalidArgumentError` for any other text.
         """
         if isinstance(text, CompressionStrategy):
             return text
         found = _NAME.fullmatch(_HYPHEN.sub("", text.strip().lower())) if isinstance(text, str) else None
-        if found is None or found["method"] not in _METHODS or (found["values"] or "fp32") not in _VALUES:
-            raise InvalidArgumentError("compression", text, f"choose one of: {_KNOWN}")
-        method, values = _METHODS[found["method"]], _VALUES[found["values"] or "fp32"]
         try:
-            number = None if found["number"] is None else float(found["number"])
-        except ValueError as exc:
+            if found is None:
+                raise ValueError("not a name")
+            name, number, values = found.groups()
+            if name in _QUANTIZED and number is None and values is None:
+                return cls.quantize(_QUANTIZED[name])
+            arguments: dict[str, Any] = {} if values is None else {"values": _VALUES[values]}
+            parameters: list[Any] = [] if number is None else [_number(number)]
+            make: dict[str, Any] = {
+                "topk": cls.top_k,
+                "randomk": cls.random_k,
+                "random": cls.random_k,
+                "powersgd": cls.power_sgd,
+                "auto": cls.auto,
+            }
+            return make[name](*parameters, **arguments)
+        except InvalidArgumentError:
+            raise
+        except (KeyError, ValueError, TypeError) as exc:
             raise InvalidArgumentError("compression", text, f"choose one of: {_KNOWN}") from exc
-        if method in (Method.TOP_K, Method.RANDOM_K):
-            return cls(method, values, number if number is not None else 0.01 if method is Method.TOP_K else 0.1)
-        if found["values"] is not None or (number is not None and method in (Method.NONE, Method.QUANTIZE)):
-            raise InvalidArgumentError("compression", text, f"choose one of: {_KNOWN}")
-        if method is Method.POWER_SGD:
-            number = 4.0 if number is None else number
-            return cls.power_sgd(int(number) if number == int(number) else number)  # pyright: ignore[reportArgumentType]
-        if method is Method.AUTO:
-            return cls.AUTO if number is None else cls.auto(number)
-        return cls.quantize(_VALUES[found["method"]] if method is Method.QUANTIZE else QuantizationType.FP32)
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether what arrives is right on average, with nothing kept for later."""
+        """Whether decoded arrays are correct on average without error feedback."""
         return self.method in (Method.NONE, Method.QUANTIZE, Method.RANDOM_K) and self.values.is_unbiased
 
     def kept(self, count: int) -> int:
@@ -165,24 +174,16 @@ class CompressionStrategy:
         return f"{name}({self.ratio:g})" + ("" if self.values is QuantizationType.FP32 else f"+{_NAMES[self.values]}")
 
 
-def _check_share(name: str, share: object) -> None:
-    if isinstance(share, bool) or not isinstance(share, Real) or not 0 < float(share) <= 1:
-        raise InvalidArgumentError(name, share, "must be above 0 and at most 1")
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number  # the rank of PowerSGD must be whole
 
 
 _NAMES = {kind: kind.name.lower().replace("_", "") for kind in QuantizationType}
 _VALUES = {name: kind for kind, name in _NAMES.items()}
-_METHODS = {
-    "none": Method.NONE,
-    **{name: Method.QUANTIZE for kind, name in _NAMES.items() if kind is not QuantizationType.FP32},
-    "topk": Method.TOP_K,
-    "randomk": Method.RANDOM_K,
-    "random": Method.RANDOM_K,
-    "powersgd": Method.POWER_SGD,
-    "auto": Method.AUTO,
-}
+_QUANTIZED = {name if name != "fp32" else "none": kind for name, kind in _VALUES.items()}
 _HYPHEN = re.compile(r"[-_](?=[a-z])")
-_NAME = re.compile(r"(?P<method>[a-z]+\d*)(?:\((?P<number>[^)]*)\))?(?:\+(?P<values>[a-z]+\d*))?")
+_NAME = re.compile(r"([a-z]+\d*)(?:\(([^)]*)\))?(?:\+([a-z]+\d*))?")
 _KNOWN = (
     "none, fp16, bf16, int8, int4, onebit, topk(0.01), topk(0.01)+int4, randomk(0.1), powersgd(4), auto, auto(0.05)"
 )

@@ -1,8 +1,8 @@
-"""Crockford's base 32, and the checksum of Bech32m (BIP 350) over it. Pure.
+"""Crockford's base 32, with the checksum of Bech32m (BIP 350). Pure.
 
-The alphabet leaves out I, L, O and U, and reads the first three as 1, 1 and 0: the letters people confuse. The
-checksum is a BCH code over these 32 symbols with a distance of at least 4 up to 1023 symbols, and of 5 up to 89: one
-wrong symbol is not only noticed but found, because no other code is as near.
+The alphabet leaves out I, L, O and U, which people confuse with others, and reads the first three as 1, 1 and 0. The
+checksum is a BCH code over these 32 symbols with a distance of at least 4 up to 1023 symbols, and of 5 up to 89. So one
+wrong symbol is not only noticed but located: no other valid code is as near.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ _GENERATOR = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)  # BIP
 
 
 def to_symbols(data: bytes) -> list[int]:
-    """The bits of `data`, five at a time; the last symbol is filled up with zeros."""
+    """Split the bits of `data` into symbols of five bits; the last one is padded with zeros."""
     count = -(-len(data) * 8 // BITS)
     number = int.from_bytes(data, "big") << (count * BITS - len(data) * 8)
     return [number >> BITS * (count - 1 - index) & 31 for index in range(count)]
 
 
 def from_symbols(symbols: Sequence[int]) -> bytes:
-    """What `to_symbols` was given. Raises `ValueError` if the last symbol is not filled up with zeros."""
+    """Undo `to_symbols`. Raises `ValueError` if the padding is not zero."""
     number = 0
     for symbol in symbols:
         number = number << BITS | symbol
     size, spare = divmod(len(symbols) * BITS, 8)
     if number & ((1 << spare) - 1):
-        raise ValueError("the last symbol has bits that belong to nothing")
+        raise ValueError("the padding of the last symbol is not zero")
     return (number >> spare).to_bytes(size, "big")
 
 
 def to_text(symbols: Iterable[int]) -> str:
-    """The letters of `symbols`."""
+    """Write `symbols` as letters."""
     return "".join(ALPHABET[symbol] for symbol in symbols)
 
 
 def grouped(text: str, size: int = 4) -> str:
-    """`text` in groups, which eyes and fingers keep count of."""
+    """Split `text` into groups, which are easier to read and type."""
     return "-".join(text[start : start + size] for start in range(0, len(text), size))
 
 
 def checksum(name: str, symbols: Sequence[int]) -> list[int]:
-    """The six symbols that follow `symbols` under `name`."""
+    """The six checksum symbols for `name` and `symbols`."""
     value = residue(name, [*symbols, *[0] * CHECKSUM_SYMBOLS])
     return [value >> BITS * (CHECKSUM_SYMBOLS - 1 - index) & 31 for index in range(CHECKSUM_SYMBOLS)]
 
 
 def residue(name: str, symbols: Sequence[int]) -> int:
-    """0 if `symbols` end in their checksum. Otherwise it depends on the error alone, and so tells where it is."""
+    """0 if `symbols` end with their checksum. Otherwise it depends only on the error, and so locates it."""
     value = 1
     for symbol in (*expand(name), *symbols):
         value = _times_x(value) ^ symbol
@@ -62,14 +62,14 @@ def residue(name: str, symbols: Sequence[int]) -> int:
 
 
 def expand(name: str) -> list[int]:
-    """A name of ASCII characters in symbols: the high bits of each, a zero, the low bits of each (BIP 173)."""
+    """An ASCII name as symbols: the high bits of each character, a zero, the low bits of each (BIP 173)."""
     codes = name.encode("ascii")
     return [*(code >> BITS for code in codes), 0, *(code & 31 for code in codes)]
 
 
 @cache
 def effect(places_from_end: int) -> tuple[int, ...]:
-    """How each change (the exclusive or of what is there and what belongs there) at a place alters the residue."""
+    """The residue that each error (the exclusive or of the wrong and the right symbol) at one place causes."""
     if places_from_end == 0:
         return tuple(range(32))
     return tuple(_times_x(value) for value in effect(places_from_end - 1))

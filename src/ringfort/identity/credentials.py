@@ -1,4 +1,4 @@
-"""What a process proves itself with: the node's identity, the cluster, and a Noise key of its own."""
+"""What a process proves itself with: the identity of the node, the cluster, and a Noise key of its own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ringfort.identity.store import current_namespace
 
 @dataclass(frozen=True)
 class Credentials:
-    """Nothing in its `repr` is secret."""
+    """The identity, cluster and Noise key of this process. Its `repr` contains no secret."""
 
     identity: NodeIdentity
     namespace: NetworkNamespace
     static: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
-    """Fresh for each process, so that a stranger who begins a handshake learns nothing that lasts."""
+    """New for each process, so that a stranger who begins a handshake learns nothing permanent."""
 
     @classmethod
     def load(cls, environment: Environment | None = None) -> Credentials:
-        """This user's, made now where there are none. Raises `IdentityError` with the command that mends it."""
+        """Load the credentials of this user, or create them. Raises `IdentityError` with the command that fixes it."""
         environment = Environment.from_mapping() if environment is None else environment
         namespace = current_namespace(environment)
         return cls(NodeIdentity.load_or_generate(), namespace)

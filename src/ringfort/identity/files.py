@@ -1,6 +1,6 @@
-"""Small secret files: made whole or not at all, readable by their owner alone, and refused when others could read them.
+"""Small secret files: created atomically, readable only by their owner, and refused if other users could read them.
 
-Every fault is an `IdentityError` with the command that mends it.
+Every error is an `IdentityError` with the command that fixes it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 from ringfort.errors import IdentityError
 
 MAX_BYTES = 4096
-"""Of a secret file. Ours have about a hundred; what is larger is not ours and is not read."""
+"""Of a secret file. Ours have about a hundred; a larger file is not ours and is not read."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OWN_HOME = "export RINGFORT_HOME=/a/folder/of/your/own"
 
 
 def load_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
-    """The content of `path`. If it is not there, what `make` returns, or what another process wrote meanwhile."""
+    """Return the content of `path`. If it does not exist, create it with what `make` returns, unless another process
+    does so first."""
     data = read(path)
     if data is None:
         ensure_folder(path.parent)
@@ -37,17 +38,18 @@ def load_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
 
 
 def read(path: Path) -> bytes | None:
-    """The content of `path`, or None where there is nothing. Others must not be able to read it or to replace it."""
+    """Return the content of `path`, or None if it does not exist. Other users must not be able to read or replace
+    it."""
     with _translated(path):
         try:
-            # Without O_NONBLOCK a named pipe in this place would make us wait for ever.
+            # Without O_NONBLOCK, opening a named pipe would wait for ever.
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise IdentityError(path, "is no file", f"mv {_quoted(path)} {_quoted(f'{path}.old')}")
+                raise IdentityError(path, "is not a file", f"mv {_quoted(path)} {_quoted(f'{path}.old')}")
             _check_private(path, status, "600")
             check_folder(path.parent)
             return os.read(handle, MAX_BYTES)
@@ -56,10 +58,10 @@ def read(path: Path) -> bytes | None:
 
 
 def create(path: Path, data: bytes) -> bool:
-    """Write `data` to `path` unless something is there; whether it was written. Nobody ever sees half of it."""
+    """Write `data` to `path` unless that exists. Return whether it was written. No reader ever sees a part of it."""
     with _translated(path), _written(path, data) as temporary:
         try:
-            # Of all who link at once one succeeds, and the name appears with the whole content behind it. (Renaming
+            # If several processes link at once, one succeeds, and the name appears with its whole content. (Renaming
             # would replace what the first one wrote, which others may have read by then.)
             os.link(temporary, path)
         except FileExistsError:
@@ -69,7 +71,7 @@ def create(path: Path, data: bytes) -> bool:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write `data` to `path` in place of what is there. A reader sees the old content or the new."""
+    """Replace the content of `path` by `data`. A reader sees the old content or the new."""
     ensure_folder(path.parent)
     with _translated(path), _written(path, data) as temporary:
         temporary.replace(path)
@@ -77,36 +79,37 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in `folder`, in order; nothing if it is not there."""
+    """Return the sorted names in `folder`; none if it does not exist."""
     check_folder(folder)
     with _translated(folder):
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def ensure_folder(folder: Path) -> None:
-    """Make `folder` for its owner alone, and what is missing above it; or check that it is so."""
+    """Create `folder` and its parents, accessible only to their owner; or check that it is."""
     with _translated(folder):
-        # Not `parents=True`: that gives the folders above the usual mode, and the first of them may be our home.
+        # Not `parents=True`, which gives the parents the default mode: one of them may be our home.
         for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
     check_folder(folder)
 
 
 def check_folder(folder: Path) -> None:
-    """Check that `folder`, if it is there, is its owner's alone: who may write to it may replace what is in it."""
+    """Check that `folder`, if it exists, is accessible only to its owner: a user who can write to it could replace the
+    files in it."""
     with _translated(folder):
         try:
             status = folder.stat()
         except FileNotFoundError:
             return
         if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "is no folder")
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder")
         _check_private(folder, status, "700")
 
 
 @contextmanager
 def _written(path: Path, data: bytes) -> Generator[Path, None, None]:
-    """`data` on the disk beside `path`, under a name that is gone afterwards."""
+    """A temporary file beside `path` with `data` in it, flushed to the disk."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -121,7 +124,7 @@ def _written(path: Path, data: bytes) -> Generator[Path, None, None]:
 
 
 def _keep_name(path: Path) -> None:
-    """See that the name is on the disk too: after a power failure an old secret must not come back."""
+    """Flush the name to the disk too: after a power failure an old secret must not come back."""
     handle = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -130,7 +133,7 @@ def _keep_name(path: Path) -> None:
 
 
 def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
-    if status.st_uid != os.geteuid():  # root too: whoever owns it can read it, and put another in its place
+    if status.st_uid != os.geteuid():  # also for root: the owner of a file can read and replace it
         is_root = os.geteuid() == 0
         raise IdentityError(
             path,
@@ -139,18 +142,18 @@ def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
         )
     if stat.S_IMODE(status.st_mode) & _OTHERS:
         kind = "folder" if stat.S_ISDIR(status.st_mode) else "secret"
-        # A folder like /tmp is everybody's on purpose, and must stay so.
+        # A folder like /tmp is shared on purpose, and must stay so.
         shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         raise IdentityError(
             path,
-            f"other users may use this {kind} (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"other users can access this {kind} (mode {stat.S_IMODE(status.st_mode):04o})",
             "keep the key in a folder of your own" if shared else f"chmod {mode} {_quoted(path)}",
         )
 
 
 @contextmanager
 def _translated(path: Path) -> Generator[None, None, None]:
-    """What the operating system says, in our words."""
+    """Translate an `OSError` into an `IdentityError` with advice."""
     try:
         yield
     except IdentityError:
@@ -160,23 +163,20 @@ def _translated(path: Path) -> Generator[None, None, None]:
 
 
 def _advice(exc: OSError, path: Path) -> tuple[str, str]:
-    """What is wrong, and the command for it. A folder that is in the way is moved, never removed."""
+    """What is wrong, and the command that fixes it. A file that is in the way is moved, never removed."""
     folder = _existing(path.parent)
     match exc.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return "there is no room left on the disk", f"free some room (df -h {_quoted(folder)})"
+            return "the disk is full", f"free some space (df -h {_quoted(folder)})"
         case errno.ENOTDIR | errno.EEXIST:
             in_the_way = path if _status(path) else folder
-            return (
-                f"{in_the_way} is no folder",
-                f"mv {_quoted(in_the_way)} {_quoted(f'{in_the_way}.old')}",
-            )
+            return f"{in_the_way} is not a folder", f"mv {_quoted(in_the_way)} {_quoted(f'{in_the_way}.old')}"
         case errno.EACCES | errno.EPERM if _is_ours_but_lacks(folder, stat.S_IRWXU):
-            return f"the folder {folder} may not be written to", f"chmod u+rwx {_quoted(folder)}"
+            return f"the folder {folder} is not writable", f"chmod u+rwx {_quoted(folder)}"
         case errno.EACCES | errno.EPERM if _is_ours_but_lacks(path, stat.S_IRUSR):
-            return "may not be read", f"chmod 600 {_quoted(path)}"
+            return "is not readable", f"chmod 600 {_quoted(path)}"
         case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTSUP | errno.ENOSYS:
-            return "this user can keep no file there", _OWN_HOME
+            return "this user cannot create files there", _OWN_HOME
         case _:
             return exc.strerror or "cannot be used", f"ls -ld {_quoted(path)}"
 
@@ -194,7 +194,7 @@ def _is_ours_but_lacks(path: Path, mode: int) -> bool:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """None also where we may not look, which `Path.exists` raises an error for."""
+    """None also if we may not look, where `Path.exists` would raise."""
     try:
         return path.stat()
     except OSError:
@@ -202,7 +202,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _existing(folder: Path) -> Path:
-    """The nearest folder above that is there, which is the one to mend."""
+    """The nearest existing parent, which is the one to fix."""
     while _status(folder) is None and folder != folder.parent:
         folder = folder.parent
     return folder

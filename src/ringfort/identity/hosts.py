@@ -1,8 +1,8 @@
 """Which machine a file belongs to, and where a home that several machines share keeps the key of each.
 
-A home may be copied to another machine (rsync, a cloned image) or shared between several (NFS). What names one machine
-alone must not be used by another: its key, and the promises of its processes. Everything here is hashed: the files say
-nothing about the machine to those who do not know it.
+A home may be copied to another machine (rsync, a cloned image) or shared between several (NFS). The key of a machine
+and the votes of its processes must not be used by another machine. Everything here is hashed: the files reveal nothing
+about the machine.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ from ringfort.errors import IdentityError
 from ringfort.identity import files
 
 OWNER_FILE: Final = "host"
-"""Names the machine whose key lies beside it."""
+"""The file that identifies the machine whose key is in the same folder."""
 FOLDER: Final = "hosts"
-"""Has a folder for every other machine that uses the same home."""
+"""The folder with one folder for every further machine that uses the same home."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MACHINE_IDS: Final = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _SERIALS: Final = (Path("/sys/class/dmi/id/product_uuid"), Path("/proc/device-tree/serial-number"))
-"""Of the arena; the first may be read by root alone."""
+"""Of the mainboard; only root can read the first."""
 _INTERFACES: Final = Path("/sys/class/net")
 
 
 class HostMarks(msgspec.Struct, frozen=True):
-    """What a machine is known by."""
+    """What identifies a machine."""
 
     machine: str = ""
-    """Of the installation; the same after a restart, and on a clone of the disk. Empty where it has none."""
+    """Of the installation: the same after a reboot, and on a clone of the disk. Empty if there is none."""
     hardware: tuple[str, ...] = ()
-    """Of each network adapter and of the arena. A clone of the disk has others; an adapter may come and go."""
+    """Of each network adapter and of the mainboard. A clone of the disk has others; an adapter may be removed."""
     boot: str = ""
-    """Since the last restart."""
+    """Of the current boot."""
 
     def is_same(self, other: HostMarks) -> bool:
-        """Surely one machine, restarted or not."""
-        return (
-            bool(self.machine) and self.machine == other.machine and not set(self.hardware).isdisjoint(other.hardware)
-        )
+        """Whether both are certainly one machine, rebooted or not."""
+        same_machine = bool(self.machine) and self.machine == other.machine
+        return same_machine and not set(self.hardware).isdisjoint(other.hardware)
 
     def is_other(self, other: HostMarks) -> bool:
-        """Surely two machines. Where neither is sure, they are in doubt."""
+        """Whether both are certainly two machines. Neither `is_same` nor `is_other` may be certain."""
         if not self.machine or not other.machine:
             return False
         if self.machine != other.machine:
@@ -61,7 +60,7 @@ class HostMarks(msgspec.Struct, frozen=True):
 
 @cache
 def this_host() -> HostMarks:
-    """The marks of this machine."""
+    """What identifies this machine."""
     if sys.platform == "darwin":
         return _of_a_mac()
     machine = next((text for text in map(_text, _MACHINE_IDS) if text), "")
@@ -70,14 +69,15 @@ def this_host() -> HostMarks:
 
 
 def key_folder(home: Path, marks: HostMarks | None = None, *, make: bool = True) -> Path:
-    """Where the key of this machine is: `home` itself for the first machine that uses it, and for one that cannot be
-    told from the first; else a folder below. With `make`, it is this machine's from now on. Raises `IdentityError`."""
+    """Return the folder for the key of this machine: `home` itself for the first machine that uses it, and for one that
+    cannot be told from the first; otherwise a folder in it. With `make`, it belongs to this machine from now on. Raises
+    `IdentityError`."""
     mine = this_host() if marks is None else marks
     if not mine.machine:
         return home
     first = _read(home)
     if first is None and make:
-        with suppress(IdentityError):  # a home that is only read is this machine's all the same
+        with suppress(IdentityError):  # a read-only home is used as well
             files.ensure_folder(home)
             files.create(home / OWNER_FILE, _encode(mine))
         first = _read(home)
@@ -96,7 +96,7 @@ def key_folder(home: Path, marks: HostMarks | None = None, *, make: bool = True)
 
 
 def _read(folder: Path) -> HostMarks | None:
-    """Whose key is in `folder`; None where that is not said, and unknown marks where it is damaged."""
+    """Whose key is in `folder`: None if that is not recorded, and empty marks if the record is damaged."""
     data = files.read(folder / OWNER_FILE)
     if data is None:
         return None
@@ -111,7 +111,7 @@ def _encode(marks: HostMarks) -> bytes:
 
 
 def _of_a_mac() -> HostMarks:
-    """macOS has one id, of the hardware."""
+    """macOS has one hardware id."""
     found, wait = ctypes.create_string_buffer(16), (ctypes.c_long * 2)()
     with suppress(OSError, AttributeError):
         if ctypes.CDLL(None).gethostuuid(found, wait) == 0:
@@ -121,8 +121,8 @@ def _of_a_mac() -> HostMarks:
 
 
 def _adapters() -> Iterable[str]:
-    """The addresses of network adapters that are hardware: bridges, tunnels and containers' interfaces have no device,
-    and addresses that are made up when they are."""
+    """The addresses of hardware network adapters. Bridges, tunnels and interfaces of containers have no device, and
+    random addresses."""
     with suppress(OSError):
         for interface in _INTERFACES.iterdir():
             if (interface / "device").exists():

@@ -1,4 +1,4 @@
-"""A node's identity: one Ed25519 key, in a file that only its owner can read."""
+"""The identity of a node: one Ed25519 key, in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -24,28 +24,34 @@ _PEER_ID_BYTES = 10
 
 
 def key_path(home: Path, *, make: bool = True) -> Path:
-    """The file of this machine's key below `home`; without `make`, nothing is made. Raises `IdentityError`."""
+    """Return the key file of this machine in `home`; with `make`, create its folder. Raises `IdentityError`."""
     return hosts.key_folder(home, make=make) / KEY_FILE
 
 
 def peer_id_of(public_key: bytes) -> str:
-    """The short name of an identity, such as `k7qf-3m2x-9rte-w0aj`: 80 bits of a hash of its key, for people.
+    """Return the short id of a public key, such as `k7qf-3m2x-9rte-w0aj`: 80 bits of its hash, for people.
 
-    Among a million nodes, two have the same with a chance of one in 10^12. To make a key whose id is a given one takes
-    2^80 tries; two of one's own that are alike, 2^40. So people compare ids, and programs compare whole keys.
+    Among a million nodes two have the same id with a probability of 10^-12. Making a key with a given id takes 2^80
+    tries, making two of one's own with the same id 2^40. So people compare ids, and programs compare whole keys.
     """
     digest = hashlib.sha256(b"ringfort peer id 1\0" + public_key).digest()
     return base32.grouped(base32.to_text(base32.to_symbols(digest[:_PEER_ID_BYTES])))
 
 
 class NodeIdentity:
-    """Who this machine is. Its private key leaves it for the file and the control process alone: it has no `repr` and
-    is not pickled."""
+    """The Ed25519 identity of a machine.
+
+        identity = NodeIdentity.load_or_generate()
+        signature = identity.sign(b"data")
+        NodeIdentity.verify(identity.public_key, signature, b"data")  # True
+
+    The private key is in no `repr` and is never pickled.
+    """
 
     __slots__ = ("_key", "public_key")
 
     public_key: bytes
-    """The 32 bytes that others know this node by."""
+    """The 32 bytes that identify this node to others."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -53,40 +59,40 @@ class NodeIdentity:
 
     @classmethod
     def load_or_generate(cls, path: str | Path | None = None) -> NodeIdentity:
-        """The identity in the file `path`, by default this user's own; made now if there is none.
+        """Return the identity in the file `path`, by default this user's own, or create it.
 
-        Any number of processes may do this at once: all get the same. Raises `IdentityError`, with the command that
-        mends it, for a file that others may read, that is damaged, or that cannot be made.
+        If several processes do so at once, all get the same. Raises `IdentityError`, with the command that fixes it,
+        if other users can read the file, if it is damaged, or if it cannot be created.
         """
         place = key_path(Environment.from_mapping().home_folder) if path is None else Path(path).expanduser()
         return cls(_decode(files.load_or_create(place, _new_file), place))
 
     @classmethod
     def ephemeral(cls) -> NodeIdentity:
-        """An identity that lives as long as this object."""
+        """Create an identity that is not stored."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_private_bytes(cls, secret: bytes) -> NodeIdentity:
-        """What `private_bytes` gave, in another process of this user."""
+        """Recreate an identity from `private_bytes`, in another process of the same user."""
         return cls(Ed25519PrivateKey.from_private_bytes(secret))
 
     def private_bytes(self) -> bytes:
-        """The key itself. A secret, for this user's own control process alone."""
+        """Return the private key. A secret: only for the control process of the same user."""
         return self._key.private_bytes_raw()
 
     @property
     def peer_id(self) -> str:
-        """The short name for people; see `peer_id_of`."""
+        """The short id for people; see `peer_id_of`."""
         return peer_id_of(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """The 64 bytes that prove that this node said `data`."""
+        """Return the signature of `data`, 64 bytes."""
         return self._key.sign(data)
 
     @staticmethod
     def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
-        """Whether the node of `public_key` signed `data`. False, and no error, for what is no key or signature."""
+        """Return whether `signature` is that of `public_key` for `data`. False for an invalid key or signature."""
         if _without_sign(public_key) in _SMALL_ORDER:
             return False
         try:
@@ -105,7 +111,7 @@ class NodeIdentity:
         return f"NodeIdentity({self.peer_id})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a NodeIdentity holds a private key and is not pickled; load it where it is needed")
+        raise TypeError("a NodeIdentity contains a private key and cannot be pickled; load it where it is needed")
 
 
 _P = 2**255 - 19
@@ -116,8 +122,8 @@ _SMALL_ORDER = frozenset(
         bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
     )
 )
-"""Public keys for which anybody can make signatures: points of small order, as libsodium lists them. OpenSSL takes them
-for keys, and then they would be identities that nobody holds."""
+"""Public keys for which anybody can make signatures: points of small order, as libsodium lists them. OpenSSL accepts
+them, so they would be identities without an owner."""
 
 
 def _without_sign(public_key: bytes) -> bytes:
@@ -130,7 +136,7 @@ def _new_file() -> bytes:
 
 
 def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
-    """Raises `IdentityError` for a file that is not whole. What is in it is in no error, not even as a cause."""
+    """Raises `IdentityError` for a damaged file. Its content is in no error, not even as a cause."""
     try:
         header, text, digest = data.decode("ascii").split(" ")
         secret = bytes.fromhex(text)
@@ -147,5 +153,5 @@ def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
 
 
 def _digest(secret: bytes) -> str:
-    """Notices a damaged file. It tells nothing about the secret, whose 256 bits nobody can try."""
+    """A checksum for damaged files. It reveals nothing about the secret, whose 256 bits nobody can try."""
     return hashlib.sha256(_HEADER.encode() + secret).hexdigest()[:8]

@@ -1,47 +1,219 @@
 """The handshake `Noise_XXpsk3_25519_AESGCM_SHA256`, without I/O: messages in, messages out.
 
-noise_states.py is the framework; this adds what the framework leaves to the application: it keeps the turns, allows no
-payload that a stranger could read or write, ends at the first fault, and knows one error only.
+The three state classes follow revision 34 of the Noise Protocol Framework (noiseprotocol.org), and have the names of
+its section 5, so that the two can be read side by side:
+
+    CipherState     a key and a counter: seals and opens
+    SymmetricState  what both sides have derived and hashed so far
+    HandshakeState  processes the message patterns
+
+`NoiseHandshake` adds what the framework leaves to the application: it keeps the turns, allows no payload that a
+stranger could read or write, ends at the first error, and raises only `HandshakeError`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from collections.abc import Mapping
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ringfort.errors import HandshakeError, InvalidKeyError
-from ringfort.identity.noise_states import KEY_BYTES, PROTOCOL_NAME, TAG_BYTES, HandshakeState, nonce_bytes, rekey
 
-__all__ = [
-    "KEY_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "MESSAGE_1_BYTES",
-    "MESSAGE_2_BYTES",
-    "MESSAGE_3_OVERHEAD",
-    "PROTOCOL_NAME",
-    "TAG_BYTES",
-    "NoiseHandshake",
-    "nonce_bytes",
-    "rekey",
-]
+PROTOCOL_NAME: Final = "Noise_XXpsk3_25519_AESGCM_SHA256"
+KEY_BYTES: Final = 32
+"""The length of every key: X25519 (public and private), AES-256, the pre-shared key, and a SHA-256 hash."""
+TAG_BYTES: Final = 16
 
 MAX_MESSAGE_BYTES: Final = 65535
-"""Noise's own limit for one message, section 3."""
+"""The limit of Noise for one message, section 3."""
 MESSAGE_1_BYTES: Final = KEY_BYTES + TAG_BYTES
-"""An ephemeral key and an empty payload. (With a pre-shared key the payload has a tag from the first message on.)"""
+"""An ephemeral key and an empty payload. (With a pre-shared key every payload has a tag.)"""
 MESSAGE_2_BYTES: Final = KEY_BYTES + KEY_BYTES + TAG_BYTES + TAG_BYTES
 """An ephemeral key, a sealed static key and an empty payload."""
 MESSAGE_3_OVERHEAD: Final = KEY_BYTES + TAG_BYTES + TAG_BYTES
-"""What the third message adds to its payload: a sealed static key and the payload's tag."""
+"""What the third message adds to its payload: a sealed static key and the tag of the payload."""
+
+# Sections 7.5 and 9.4. XX alone is only for the published test vectors: it proves no membership.
+_XX = (("e",), ("e", "ee", "s", "es"), ("s", "se"))
+PATTERNS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "Noise_XX_25519_AESGCM_SHA256": _XX,
+    PROTOCOL_NAME: (*_XX[:2], (*_XX[2], "psk")),
+}
+
+_MAX_NONCE = 2**64 - 1
+"""Reserved by Noise for the rekey; no message may use it."""
+
+
+def nonce_bytes(counter: int) -> bytes:
+    """The 96-bit nonce of AES-GCM for a counter: 32 zero bits, then 64 bits, big-endian (section 12.4)."""
+    return counter.to_bytes(12, "big")
+
+
+def rekey(key: bytes) -> bytes:
+    """The key that follows `key` (section 4.2). One way: the new key does not give the old one back."""
+    return AESGCM(key).encrypt(nonce_bytes(_MAX_NONCE), bytes(KEY_BYTES), b"")[:KEY_BYTES]
+
+
+def _hkdf(chaining_key: bytes, material: bytes, outputs: int) -> list[bytes]:
+    """Section 4.3: derive two or three keys."""
+    secret = hmac.digest(chaining_key, material, "sha256")
+    found = [b""]
+    for index in range(1, outputs + 1):
+        found.append(hmac.digest(secret, found[-1] + bytes([index]), "sha256"))
+    return found[1:]
+
+
+class CipherState:
+    """A key and the counter of its next message. Without a key it passes data through."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self.key = key
+        self.nonce = 0
+        self._cipher = None if key is None else AESGCM(key)
+
+    def encrypt_with_ad(self, associated: bytes, plaintext: bytes) -> bytes:
+        if self._cipher is None:
+            return plaintext
+        return self._cipher.encrypt(self._next_nonce(), plaintext, associated)
+
+    def decrypt_with_ad(self, associated: bytes, ciphertext: bytes) -> bytes:
+        """Raises `InvalidTag`; the counter then stays, as section 5.1 has it."""
+        if self._cipher is None:
+            return ciphertext
+        nonce = self._next_nonce()
+        try:
+            return self._cipher.decrypt(nonce, ciphertext, associated)
+        except InvalidTag:
+            self.nonce -= 1
+            raise
+
+    def _next_nonce(self) -> bytes:
+        if self.nonce >= _MAX_NONCE:
+            raise ValueError("the counter of this key has run out")
+        self.nonce += 1
+        return nonce_bytes(self.nonce - 1)
+
+
+class SymmetricState:
+    """The chaining key, the hash of all messages, and the cipher derived from them."""
+
+    def __init__(self, protocol: str) -> None:
+        name = protocol.encode()
+        self.hash = name.ljust(32, b"\0") if len(name) <= 32 else hashlib.sha256(name).digest()
+        self.chaining_key = self.hash
+        self.cipher = CipherState()
+
+    def mix_key(self, material: bytes) -> None:
+        self.chaining_key, key = _hkdf(self.chaining_key, material, 2)
+        self.cipher = CipherState(key)
+
+    def mix_hash(self, data: bytes) -> None:
+        self.hash = hashlib.sha256(self.hash + data).digest()
+
+    def mix_key_and_hash(self, material: bytes) -> None:
+        self.chaining_key, digest, key = _hkdf(self.chaining_key, material, 3)
+        self.mix_hash(digest)
+        self.cipher = CipherState(key)
+
+    def encrypt_and_hash(self, plaintext: bytes) -> bytes:
+        ciphertext = self.cipher.encrypt_with_ad(self.hash, plaintext)
+        self.mix_hash(ciphertext)
+        return ciphertext
+
+    def decrypt_and_hash(self, ciphertext: bytes) -> bytes:
+        plaintext = self.cipher.decrypt_with_ad(self.hash, ciphertext)
+        self.mix_hash(ciphertext)
+        return plaintext
+
+    def split(self) -> tuple[bytes, bytes]:
+        """The keys after the handshake: the initiator seals with the first, the responder with the second."""
+        first, second = _hkdf(self.chaining_key, b"", 2)
+        return first, second
+
+
+class HandshakeState:
+    """One side of a handshake of the patterns above. Raises `InvalidTag` and `ValueError`; does not check the turns."""
+
+    def __init__(
+        self,
+        protocol: str,
+        *,
+        initiator: bool,
+        static: X25519PrivateKey,
+        psk: bytes = b"",
+        prologue: bytes,
+        ephemeral: X25519PrivateKey | None = None,
+    ) -> None:
+        self.initiator = initiator
+        self.pending = list(PATTERNS[protocol])
+        self.symmetric = SymmetricState(protocol)
+        self.symmetric.mix_hash(prologue)
+        self._static = static
+        # New for every handshake: this makes recorded traffic useless to anyone who steals a key later.
+        self._ephemeral = ephemeral or X25519PrivateKey.generate()
+        self._psk = psk
+        self.remote_static = b""
+        self._remote_ephemeral = b""
+
+    def write_message(self, payload: bytes) -> bytes:
+        message = b""
+        for token in self.pending.pop(0):
+            if token == "e":
+                public = self._ephemeral.public_key().public_bytes_raw()
+                self._mix_ephemeral(public)
+                message += public
+            elif token == "s":
+                message += self.symmetric.encrypt_and_hash(self._static.public_key().public_bytes_raw())
+            else:
+                self._mix_token(token)
+        return message + self.symmetric.encrypt_and_hash(payload)
+
+    def read_message(self, message: bytes) -> bytes:
+        for token in self.pending.pop(0):
+            if token == "e":
+                self._remote_ephemeral, message = _cut(message, KEY_BYTES)
+                self._mix_ephemeral(self._remote_ephemeral)
+            elif token == "s":
+                # In both patterns there is a key by now, so the static key is sealed.
+                sealed, message = _cut(message, KEY_BYTES + TAG_BYTES)
+                self.remote_static = self.symmetric.decrypt_and_hash(sealed)
+            else:
+                self._mix_token(token)
+        return self.symmetric.decrypt_and_hash(message)
+
+    def _mix_ephemeral(self, public: bytes) -> None:
+        self.symmetric.mix_hash(public)
+        if self._psk:  # section 9.2: keys derived from the pre-shared key are never the same twice
+            self.symmetric.mix_key(public)
+
+    def _mix_token(self, token: str) -> None:
+        """Mix in a key agreement, named by the two keys (the initiator's first), or the pre-shared key."""
+        if token == "psk":
+            self.symmetric.mix_key_and_hash(self._psk)
+            return
+        ours, theirs = token if self.initiator else token[::-1]
+        private = self._ephemeral if ours == "e" else self._static
+        public = self._remote_ephemeral if theirs == "e" else self.remote_static
+        # Raises ValueError for points of low order, which make the result zero whatever our key is.
+        self.symmetric.mix_key(private.exchange(X25519PublicKey.from_public_bytes(public)))
+
+
+def _cut(message: bytes, size: int) -> tuple[bytes, bytes]:
+    if len(message) < size:
+        raise ValueError(f"the message is {size - len(message)} bytes too short")
+    return message[:size], message[size:]
 
 
 class NoiseHandshake:
     """One side of one handshake: three messages, of which the initiator writes the first and the third.
 
-    Only the third may have a payload: before it the pre-shared key has played no part, so a stranger could read or
-    write it. Every fault raises `HandshakeError`, and after one nothing works any more.
+    Only the third may have a payload: before it the pre-shared key is not used, so a stranger could read or write it.
+    Every error is a `HandshakeError`, and ends the handshake.
     """
 
     def __init__(
@@ -53,9 +225,9 @@ class NoiseHandshake:
         prologue: bytes,
         ephemeral: X25519PrivateKey | None = None,
     ) -> None:
-        """`ephemeral` is for tests that need known bytes. Raises `InvalidKeyError` for a `psk` of a wrong length."""
+        """`ephemeral` is for tests with known bytes. Raises `InvalidKeyError` for a `psk` of the wrong length."""
         if len(psk) != KEY_BYTES:
-            raise InvalidKeyError("psk", f"must have {KEY_BYTES} bytes, and has {len(psk)}")
+            raise InvalidKeyError("psk", f"must have {KEY_BYTES} bytes, not {len(psk)}")
         self._state = HandshakeState(
             PROTOCOL_NAME, initiator=initiator, static=static, psk=psk, prologue=prologue, ephemeral=ephemeral
         )
@@ -65,21 +237,21 @@ class NoiseHandshake:
         self._binding: bytes | None = None
 
     def write(self, payload: bytes = b"") -> bytes:
-        """The next message. Raises `HandshakeError` out of turn, or for a payload that may not be here."""
+        """Return the next message. Raises `HandshakeError` out of turn, or for a payload that is not allowed."""
         self._begin(writing=True)
         if payload and self._done < 2:
-            raise self._fail("a payload may only be in the third message")
+            raise self._fail("only the third message may have a payload")
         if len(payload) > MAX_MESSAGE_BYTES - MESSAGE_3_OVERHEAD:
-            raise self._fail(f"a payload of {len(payload)} bytes does not fit a message")
+            raise self._fail(f"a payload of {len(payload)} bytes does not fit in a message")
         try:
             message = self._state.write_message(bytes(payload))
         except (InvalidTag, ValueError) as exc:
-            raise self._fail("the other side's key cannot be used") from exc
+            raise self._fail("the key of the other side is invalid") from exc
         self._end()
         return message
 
     def read(self, message: bytes) -> bytes:
-        """The payload of the other side's message. Raises `HandshakeError` for anything that is not that message."""
+        """Return the payload of the other side's message. Raises `HandshakeError` for any other bytes."""
         self._begin(writing=False)
         expected = (MESSAGE_1_BYTES, MESSAGE_2_BYTES, None)[self._done]
         if (expected is not None and len(message) != expected) or len(message) > MAX_MESSAGE_BYTES:
@@ -97,37 +269,37 @@ class NoiseHandshake:
 
     @property
     def is_finished(self) -> bool:
-        """All three messages have passed, and the other side has proved that it knows the pre-shared key.
+        """Whether all three messages have passed, and the other side has proved that it knows the pre-shared key.
 
-        To the initiator this proof comes one step later: with the first record that opens under `keys`.
+        For the initiator the proof comes one step later: with the first record that opens under `keys`.
         """
         return self._done == 3 and not self._failed
 
     @property
     def remote_static(self) -> bytes:
-        """The other side's Noise key. Raises `HandshakeError` before the message that brings it."""
+        """The Noise key of the other side. Raises `HandshakeError` before the message that contains it."""
         if self._failed or not self._state.remote_static:
-            raise HandshakeError("the other side's key is not known yet")
+            raise HandshakeError("the key of the other side is not known yet")
         return self._state.remote_static
 
     @property
     def binding(self) -> bytes:
-        """The hash after message 2, the same on both sides and in no other handshake: what identity proofs sign.
+        """The hash after message 2, the same on both sides and in no other handshake. Identity proofs sign it.
 
-        It covers the prologue, both ephemeral keys and the responder's static key; a proof adds its maker's own.
+        It covers the prologue, both ephemeral keys and the responder's static key; a proof adds its signer's own.
         """
         if self._failed or self._binding is None:
-            raise HandshakeError("the handshake has not come to its third message")
+            raise HandshakeError("the handshake has not reached its third message")
         return self._binding
 
     @property
     def handshake_hash(self) -> bytes:
-        """The hash of the whole handshake: equal on both sides exactly if both saw the same one."""
+        """The hash of the whole handshake: equal on both sides if and only if both saw the same messages."""
         self._check_finished()
         return self._state.symmetric.hash
 
     def keys(self) -> tuple[bytes, bytes]:
-        """The AES-256 keys to send and to receive with. Raises `HandshakeError` before the end."""
+        """Return the keys to send and to receive with. Raises `HandshakeError` before the end."""
         self._check_finished()
         first, second = self._state.symmetric.split()
         return (first, second) if self._initiator else (second, first)
@@ -136,7 +308,7 @@ class NoiseHandshake:
         if self._failed or self._done == 3:
             raise self._fail("the handshake is over")
         if writing is not (self._initiator is (self._done % 2 == 0)):
-            raise self._fail(f"message {self._done + 1} is {'the other' if writing else 'this'} side's to write")
+            raise self._fail(f"message {self._done + 1} must be written by {'the other' if writing else 'this'} side")
 
     def _end(self) -> None:
         self._done += 1

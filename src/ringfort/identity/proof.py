@@ -1,8 +1,7 @@
-"""The proof that a peer holds an identity: its Ed25519 key signs its Noise key for this one handshake. Pure.
+"""The proof that a peer has an identity: its Ed25519 key signs its Noise key for one handshake. Pure.
 
-Noise keys are fresh for each process, so that a stranger who starts a handshake learns nothing that lasts. The proof
-travels where only members can read it: the initiator's in the payload of message 3, the responder's in its first
-record.
+Noise keys are new for each process, so that a stranger who starts a handshake learns nothing permanent. The proof is
+sent where only members can read it: the initiator's in the payload of message 3, the responder's in its first record.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ringfort.identity.keypair import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, NodeIde
 from ringfort.identity.noise import PROTOCOL_NAME
 
 MAX_PROOF_BYTES = 160
-"""A proof has 96 bytes of key and signature and some 25 of msgpack around them."""
+"""A proof has 96 bytes of key and signature and some 25 bytes of msgpack."""
 
 _LABEL = b"ringfort identity proof 1 " + PROTOCOL_NAME.encode()
 
@@ -32,15 +31,15 @@ _decoder = msgspec.msgpack.Decoder(Proof)
 
 
 def make_proof(identity: NodeIdentity, static: bytes, *, initiator: bool, binding: bytes) -> bytes:
-    """The proof for a side's own Noise key `static`; `binding` is `NoiseHandshake.binding`."""
+    """Sign this side's own Noise key `static`; `binding` is `NoiseHandshake.binding`."""
     signature = identity.sign(_statement(static, initiator=initiator, binding=binding))
     return msgspec.msgpack.encode(Proof(identity.public_key, signature))
 
 
 def check_proof(data: bytes, static: bytes, *, initiator: bool, binding: bytes) -> bytes:
-    """The identity's public key, once `data` proves it for the other side's Noise key `static`.
+    """Return the public key of the identity that `data` proves for the other side's Noise key `static`.
 
-    `initiator` says which side made the proof. Raises `HandshakeError` for anything else.
+    `initiator` says which side made the proof. Raises `HandshakeError` for an invalid proof.
     """
     if len(data) > MAX_PROOF_BYTES:
         raise HandshakeError(f"an identity proof has at most {MAX_PROOF_BYTES} bytes, this one has {len(data)}")
@@ -56,5 +55,5 @@ def check_proof(data: bytes, static: bytes, *, initiator: bool, binding: bytes) 
 
 
 def _statement(static: bytes, *, initiator: bool, binding: bytes) -> bytes:
-    """What is signed. Every part has a fixed length, so no two different statements have the same bytes."""
+    """What is signed. Every part has a fixed length, so different statements have different bytes."""
     return b"\0".join((_LABEL, b"initiator" if initiator else b"responder", static, binding))

@@ -1,15 +1,16 @@
-"""The clusters that this machine belongs to: one secret file each, and which of them a process uses."""
+"""The clusters that this machine belongs to, one secret file each, and which of them a process uses."""
 
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from ringfort.config import Environment
 from ringfort.errors import ConfigError, IdentityError, InvalidArgumentError, JoinCodeError
-from ringfort.identity import codes, files, typed
+from ringfort.identity import files, join_codes, typos
 from ringfort.identity.namespace import NetworkNamespace
 
 DEFAULT_CLUSTER: Final = "default"
@@ -18,7 +19,7 @@ PASSPHRASE_PREFIX: Final = "passphrase:"
 
 
 class Added(Enum):
-    """What `ClusterStore.add` found: nothing of that name, the same cluster, or another one."""
+    """What `ClusterStore.add` found under the name: nothing, the same cluster, or another one."""
 
     NEW = "new"
     KNOWN = "known"
@@ -26,31 +27,31 @@ class Added(Enum):
 
 
 class ClusterStore:
-    """The secrets under a home folder. A cluster's file has its name and holds its join code."""
+    """The secrets in a home folder. The file of a cluster has its name and contains its join code."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._folder = home / FOLDER
 
     def path(self, name: str) -> Path:
-        """Where the secret of `name` is or would be. Raises `InvalidArgumentError` for what is no name.
+        """Return the file for the secret of `name`, which need not exist.
 
-        Raises `IdentityError` if other users may use the folder that all is under.
+        Raises `InvalidArgumentError` for an invalid name, and `IdentityError` if other users can access the folder.
         """
         files.check_folder(self._home)
-        return self._folder / codes.check_name(name)
+        return self._folder / join_codes.check_name(name)
 
     def names(self) -> list[str]:
-        """The clusters whose secrets are here, in order. Raises `IdentityError` if other users may use the folder."""
+        """Return the names of all clusters, sorted. Raises `IdentityError` if other users can access the folder."""
         files.check_folder(self._home)
-        return [name for name in files.names(self._folder) if typed.NAME.match(name)]
+        return [name for name in files.names(self._folder) if typos.NAME.match(name)]
 
     def load(self, name: str) -> NetworkNamespace:
-        """Raises `IdentityError` if it is not here or cannot be used."""
+        """Return a cluster. Raises `IdentityError` if its secret does not exist or cannot be used."""
         path = self.path(name)
         data = files.read(path)
         if data is None:
-            # Not made in passing: a slip in a name would found a cluster of one that waits for ever.
+            # Not created here: a typo in a name would create a cluster of one machine that waits for ever.
             raise IdentityError(
                 path,
                 f"this machine is not in a cluster {name!r}",
@@ -60,37 +61,37 @@ class ClusterStore:
         return _decode(data, name, path)
 
     def load_or_create(self, name: str = DEFAULT_CLUSTER) -> NetworkNamespace:
-        """The cluster, made now if it is not here. Any number of processes may do this at once: all get the same."""
+        """Return a cluster, or create it. If several processes do so at once, all get the same."""
         path = self.path(name)
         return _decode(files.load_or_create(path, lambda: _encode(NetworkNamespace.generate(name))), name, path)
 
     def create(self, name: str) -> NetworkNamespace:
-        """A new cluster. Raises `InvalidArgumentError` if there is one of this name."""
+        """Create a cluster. Raises `InvalidArgumentError` if there is one of this name."""
         path = self.path(name)
         namespace = NetworkNamespace.generate(name)
         files.ensure_folder(path.parent)
         if not files.create(path, _encode(namespace)):
             raise InvalidArgumentError(
-                "cluster", name, f"is there already; see it with: ringfort key show {name}; "
+                "cluster", name, f"already exists; show it with: ringfort key show {name}; "
                 f"give it a new secret with: ringfort key rotate {name}"
             )  # fmt: skip
         return namespace
 
     def add(self, namespace: NetworkNamespace) -> Added:
-        """Store a cluster that was made elsewhere.
+        """Store a cluster that was created elsewhere.
 
-        What it replaces is not kept: it may be damaged, and otherwise the other members of that cluster still have it.
+        A secret that it replaces is not kept: it may be damaged, and otherwise the other members still have it.
         """
         path = self.path(namespace.name)
         data = files.read(path)
-        if data is not None and _is_same(data, namespace):
-            return Added.KNOWN
+        with suppress(IdentityError):  # damaged: it is replaced
+            if data is not None and _decode(data, namespace.name, path) == namespace:
+                return Added.KNOWN
         files.replace(path, _encode(namespace))
         return Added.NEW if data is None else Added.REPLACED
 
     def rotate(self, name: str) -> NetworkNamespace:
-        """A new secret for a cluster that is here. The old one is gone: if it still opened the listener, a former
-        member's would too."""
+        """Give a cluster a new secret. The old one is deleted: a former member has it too."""
         self.load(name)
         namespace = NetworkNamespace.generate(name)
         files.replace(self.path(name), _encode(namespace))
@@ -98,10 +99,10 @@ class ClusterStore:
 
 
 def current_namespace(environment: Environment | None = None) -> NetworkNamespace:
-    """The cluster that this process belongs to: that of `RINGFORT_KEY`, else the one named by `RINGFORT_CLUSTER`, else
-    `default`, which the first use on a machine makes.
+    """Return the cluster of this process: that of `RINGFORT_KEY`, else the one that `RINGFORT_CLUSTER` names, else
+    `default`, which is created on first use.
 
-    Raises `JoinCodeError`, `InvalidKeyError`, `ConfigError` or `IdentityError`, never with a secret in it.
+    Raises `JoinCodeError`, `InvalidKeyError`, `ConfigError` or `IdentityError`, never with a secret in the message.
     """
     environment = Environment.from_mapping() if environment is None else environment
     if environment.key is not None:
@@ -115,9 +116,11 @@ def current_namespace(environment: Environment | None = None) -> NetworkNamespac
 def _from_key(key: str, cluster: str | None) -> NetworkNamespace:
     if key.startswith(PASSPHRASE_PREFIX):
         return NetworkNamespace.from_passphrase(cluster or DEFAULT_CLUSTER, key[len(PASSPHRASE_PREFIX) :])
-    namespace = NetworkNamespace(*codes.decode(key, source="RINGFORT_KEY"))
+    namespace = NetworkNamespace(*join_codes.decode(key, source="RINGFORT_KEY"))
     if cluster is not None and cluster != namespace.name:
-        raise ConfigError("RINGFORT_CLUSTER", cluster, f"RINGFORT_KEY is of the cluster {namespace.name!r}; unset one")
+        raise ConfigError(
+            "RINGFORT_CLUSTER", cluster, f"RINGFORT_KEY belongs to the cluster {namespace.name!r}; unset one of them"
+        )
     return namespace
 
 
@@ -126,19 +129,12 @@ def _encode(namespace: NetworkNamespace) -> bytes:
 
 
 def _decode(data: bytes, name: str, path: Path) -> NetworkNamespace:
-    """Raises `IdentityError` for a file that is not whole. What is in it is in no error, not even as a cause."""
+    """Raises `IdentityError` for a damaged file. Its content is in no error, not even as a cause."""
     mend = f"rm {shlex.quote(str(path))}, then ringfort key join with the code of another member"
     try:
-        found, secret = codes.decode(data.decode("ascii"))
+        found, secret = join_codes.decode(data.decode("ascii"))
     except (JoinCodeError, UnicodeDecodeError):
         raise IdentityError(path, "is damaged" if data else "is empty", mend) from None
     if found != name:
-        raise IdentityError(path, f"holds the secret of another cluster, {found!r}", mend)
+        raise IdentityError(path, f"contains the secret of another cluster, {found!r}", mend)
     return NetworkNamespace(name, secret)
-
-
-def _is_same(data: bytes, namespace: NetworkNamespace) -> bool:
-    try:
-        return NetworkNamespace(*codes.decode(data.decode("ascii"))) == namespace
-    except (JoinCodeError, UnicodeDecodeError):
-        return False

@@ -1,9 +1,10 @@
-"""Calls from this rank that have not ended. Each ends exactly once: whoever takes it from the table ends it."""
+"""The calls from this rank that have not ended. Each ends exactly once: whoever takes it out of the table ends it."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any
@@ -14,128 +15,114 @@ from ringfort.transport.locks import Future
 
 
 class RpcFuture(Future[Any]):
-    """What a call will return. It can be waited for, awaited and given up: then the other rank stops working on it."""
+    """The future result of a call. It can be waited for, awaited and cancelled; cancelling stops the remote work."""
 
-    def __init__(self, give_up: Callable[[], bool], peer: int, deadline: float) -> None:
+    def __init__(self, number: int, peer: int, what: str, timeout: float, give_up: Callable[[RpcFuture], bool]) -> None:
         super().__init__()
+        self.number = number
         self.peer = peer
         """The rank that was called."""
-        self.deadline = deadline
-        """When it ends at the latest, on `time.monotonic`'s clock."""
+        self.what = what
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        """When the call ends at the latest, on the clock of `time.monotonic`."""
         self.outgoing: Outgoing | None = None
+        """The request, until the call has ended: whoever keeps the future must not keep the arguments."""
+        self.references: list[object] = []
+        """Those in the response, while it arrives."""
         self._give_up = give_up
 
     @property
     def is_sent(self) -> bool:
-        """All of the request has left."""
+        """Whether the whole request has been sent and the call has not ended."""
         return self.outgoing is not None and self.outgoing.is_over
 
     def cancel(self) -> bool:
-        """Gives the call up. False if it has ended."""
-        if self._give_up():
+        """Give the call up. Return False if it has ended already."""
+        if self._give_up(self):
             super().cancel()
             self.set_running_or_notify_cancel()
         return self.cancelled()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # 40 ms that programs without it need not spend
+        import asyncio  # takes 40 ms, which programs without it need not spend
 
         return asyncio.wrap_future(self).__await__()
 
 
-class Call:
-    """One call under way."""
-
-    __slots__ = ("deadline", "future", "number", "outgoing", "peer", "timeout", "what")
-
-    def __init__(self, number: int, what: str, timeout: float, future: RpcFuture) -> None:
-        self.number = number
-        self.peer = future.peer
-        self.what = what
-        self.timeout = timeout
-        self.deadline = future.deadline
-        self.future = future
-        self.outgoing: Outgoing | None = None
-        """Once it has ended: its request, of which not all may have left."""
-
-
 class Calls:
-    """The table."""
+    """The table of calls."""
 
-    def __init__(self, max_in_flight: int, cancel: Callable[[Call], None]) -> None:
+    def __init__(self, max_in_flight: int, cancel: Callable[[RpcFuture], None]) -> None:
         """`cancel` tells the other side that a call was given up."""
         self._numbers = count(1)
-        self._calls: dict[int, Call] = {}
-        self._in_flight: dict[int, int] = {}
+        self._calls: dict[int, RpcFuture] = {}
+        self._in_flight: Counter[int] = Counter()
         self._max_in_flight = max_in_flight
         self._cancel = cancel
         self._lock = threading.Lock()
-        self._soonest = float("inf")  # no call ends earlier by its deadline
+        self._soonest = float("inf")  # no deadline is earlier
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def open(self, peer: int, what: str, timeout: float) -> Call:
-        """A new call. Raises `RpcOverloadedError`."""
-        number = next(self._numbers)
-        future = RpcFuture(lambda: self._give_up(number), peer, time.monotonic() + timeout)
-        call = Call(number, what, timeout, future)
+    def open(self, peer: int, what: str, timeout: float) -> RpcFuture:
+        """Add a call. Raises `RpcOverloadedError`."""
+        call = RpcFuture(next(self._numbers), peer, what, timeout, self._give_up)
         with self._lock:
-            have = self._in_flight.get(peer, 0)
-            if have >= self._max_in_flight:
+            in_flight = self._in_flight[peer]
+            if in_flight >= self._max_in_flight:
                 raise RpcOverloadedError(
-                    f"{have} calls to rank {peer} have not ended, which is max_in_flight; wait for some of them",
+                    f"{in_flight} calls to rank {peer} have not ended, which is max_in_flight; wait for some of them",
                     peer=peer,
                 )
-            self._in_flight[peer] = have + 1
-            self._calls[number] = call
+            self._in_flight[peer] += 1
+            self._calls[call.number] = call
             self._soonest = min(self._soonest, call.deadline)
         return call
 
-    def take(self, number: int, peer: int | None = None) -> Call | None:
-        """The call, which is whoever's took it to end; None if it has ended, or was not made to `peer`."""
+    def get(self, number: int, peer: int) -> RpcFuture | None:
+        """The call to `peer` with this number, if it has not ended."""
+        call = self._calls.get(number)
+        return call if call is not None and call.peer == peer else None
+
+    def take(self, call: RpcFuture) -> bool:
+        """Remove a call and withdraw its request. Return False if somebody else has; only the caller of the `take` that
+        returned True may end the call."""
         with self._lock:
-            call = self._calls.get(number)
-            if call is None or (peer is not None and call.peer != peer):
-                return None
-            del self._calls[number]
+            if self._calls.pop(call.number, None) is None:
+                return False
             self._in_flight[call.peer] -= 1
-        # Whoever keeps the future must not keep the arguments.
-        call.outgoing, call.future.outgoing = call.future.outgoing, None
-        return call
-
-    def get(self, number: int) -> Call | None:
-        """The call, if it has not ended."""
-        return self._calls.get(number)
-
-    def _give_up(self, number: int) -> bool:
-        call = self.take(number)
-        if call is None:
-            return False
-        self._cancel(call)
+        outgoing, call.outgoing, call.references = call.outgoing, None, []
+        if outgoing is not None:
+            outgoing.withdrawn = True
         return True
 
-    def expire(self, now: float) -> float | None:
-        """Ends calls whose time is over; when to look again. Most calls end before, so most often nothing is done."""
+    def _give_up(self, call: RpcFuture) -> bool:
+        is_taken = self.take(call)
+        if is_taken:
+            self._cancel(call)
+        return is_taken
+
+    def expire(self, now: float) -> float:
+        """End the calls whose deadline has passed, and return when to look again. Most calls end before their deadline,
+        so usually there is nothing to do."""
         with self._lock:
             if now < self._soonest:
-                return None if self._soonest == float("inf") else self._soonest
+                return self._soonest
             calls = list(self._calls.values())
-            self._soonest = min((call.deadline for call in calls if call.deadline > now), default=float("inf"))
-            soonest = self._soonest
+            soonest = self._soonest = min(
+                (call.deadline for call in calls if call.deadline > now), default=float("inf")
+            )
         for call in calls:
-            if call.deadline <= now and self.take(call.number) is not None:
-                self._cancel(call)
-                call.future.set_exception(RpcTimeoutError(call.what, call.timeout, peer=call.peer))
-        return None if soonest == float("inf") else soonest
+            if call.deadline <= now and self._give_up(call):
+                call.set_exception(RpcTimeoutError(call.what, call.timeout, peer=call.peer))
+        return soonest
 
-    def fail(self, peer: int | None, error: Callable[[Call], RpcError]) -> None:
-        """Ends all calls to `peer`, or to anybody."""
+    def fail(self, peer: int | None, error: Callable[[RpcFuture], RpcError]) -> None:
+        """End all calls to `peer`, or to every rank if it is None."""
         with self._lock:
-            numbers = [call.number for call in self._calls.values() if peer in (None, call.peer)]
-        for number in numbers:
-            call = self.take(number)
-            if call is not None:
-                if call.outgoing is not None:
-                    call.outgoing.withdrawn = True
-                call.future.set_exception(error(call))
+            calls = [call for call in self._calls.values() if peer in (None, call.peer)]
+        for call in calls:
+            if self.take(call):
+                call.set_exception(error(call))

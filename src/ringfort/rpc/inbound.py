@@ -1,7 +1,7 @@
 """The incoming half of a link: bytes in, messages out. Pure: it says where the next bytes should go.
 
-Large buffers are read straight into the memory that becomes the array. Nothing is taken for what a peer only claims: a
-message is first admitted, and then has memory buffer by buffer as its bytes come.
+Large buffers are read straight into the memory that becomes the array. What a peer claims never sizes an allocation
+alone: a message is first admitted, and then gets memory buffer by buffer as its bytes arrive.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from ringfort.rpc.protocol import (
 )
 
 _SCRATCH = 64 * KIB
-"""Bytes read at once while no large buffer is being filled."""
+"""Bytes to read at once while no large buffer is being filled."""
 _MESSAGES = frozenset({Kind.REQUEST, Kind.RESPONSE, Kind.ERROR})
 _KINDS = {int(kind): kind for kind in Kind}
-_NOTHING = memoryview(b"")
 
 
 class Head(NamedTuple):
-    """What the first frame of a message says of it."""
+    """What the first frame of a message says about it."""
 
     kind: Kind
     call: int
@@ -47,99 +46,80 @@ class Head(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """A call was given up. Of its request, `dropped` bytes had been admitted that never came whole."""
+    """The caller gave a call up; no more of its request comes."""
 
     call: int
-    dropped: int = 0
 
 
 Event = Message | Count | Cancelled | Kind
-"""What comes; of kinds only GOODBYE does."""
+"""What can arrive. Of the kinds only GOODBYE is an event."""
 Admit = Callable[[Head], bool]
-"""Told of every message that begins: whether to take it. What is not taken is read and dropped."""
+"""Called once for every message that begins. Returns whether to keep it; otherwise its bytes are read and dropped."""
 
 
 class _Arriving:
-    """A message of which something has come."""
+    """A message of which a part has arrived."""
 
-    __slots__ = ("at", "buffers", "filled", "head", "kept", "left", "sizes")
+    __slots__ = ("buffers", "filled", "head", "kept", "left", "sizes")
 
     def __init__(self, head: Head, sizes: Sequence[int], kept: bool) -> None:
         self.head = head
         self.sizes = sizes
         self.kept = kept
         self.buffers: list[memoryview] = []
-        self.at: int = 0  # which buffer is being filled
-        self.filled: int = 0  # bytes of it
+        self.filled: int = 0  # bytes in the last of `buffers`
         self.left = head.size
 
     def place(self, most: int) -> memoryview:
-        """Where the next bytes go, at most `most`. Memory is taken buffer by buffer, when its first byte has come."""
-        while self.filled == self.sizes[self.at]:
-            if len(self.buffers) == self.at:
-                self.buffers.append(memoryview(b""))
-            self.at, self.filled = self.at + 1, 0
-        if len(self.buffers) == self.at:
-            # np.empty, for the kernel gives its pages only when they are written.
-            self.buffers.append(memoryview(np.empty(self.sizes[self.at], np.uint8)))
-        return self.buffers[self.at][self.filled : self.filled + most]
+        """Where to put the next bytes, at most `most`."""
+        while not self.buffers or self.filled == len(self.buffers[-1]):
+            self._add_buffer()
+        return self.buffers[-1][self.filled : self.filled + most]
 
-    def took(self, count: int) -> None:
-        if self.kept:
-            self.filled += count
-        self.left -= count
+    def _add_buffer(self) -> None:
+        # np.empty, because the kernel provides its pages only when they are written.
+        self.buffers.append(memoryview(np.empty(self.sizes[len(self.buffers)], np.uint8)))
+        self.filled = 0
 
     def finish(self) -> Message:
-        rest = len(self.sizes) - len(self.buffers)  # only empty ones can be left
-        buffers = (*self.buffers, *([memoryview(b"")] * rest))
-        return Message(self.head.kind, self.head.call, buffers, self.head.references)
+        while len(self.buffers) < len(self.sizes):  # only empty buffers can be left
+            self._add_buffer()
+        return Message(self.head.kind, self.head.call, self.buffers, self.head.references)
 
 
 class Inbound:
-    """The incoming half of a link: bytes in, messages out. It says where the next bytes should go."""
+    """The incoming half of a link."""
 
     def __init__(self, admit: Admit) -> None:
         self.events: list[Event] = []
-        """What has come; whoever takes it empties the list."""
+        """What has arrived; whoever takes it empties the list."""
         self._admit = admit
         self._scratch = memoryview(bytearray(_SCRATCH))
-        self._start: int = 0  # of what is unread in the scratch
+        self._start: int = 0  # of the bytes in the scratch that have not been parsed
         self._end: int = 0
         self._arriving: dict[tuple[bool, int], _Arriving] = {}
-        self._into: _Arriving | None = None  # whose frame is being read
-        self._frame_left: int = 0  # bytes of its payload that have not come
-        self._place = _NOTHING
+        self._into: _Arriving | None = None  # the message whose frame is being read
+        self._frame_left: int = 0  # bytes of that frame's payload that have not arrived
 
     @property
     def arriving(self) -> int:
-        """Messages of which a part has come."""
+        """How many messages have arrived in part."""
         return len(self._arriving)
 
-    def drop(self) -> int:
-        """Nothing more comes: the bytes of requests that had been admitted and never came whole."""
-        arriving, self._arriving = self._arriving, {}
-        return sum(one.head.size for one in arriving.values() if one.kept and one.head.kind is Kind.REQUEST)
-
     def want(self) -> memoryview:
-        """Where the next bytes should go."""
+        """Where to put the next bytes."""
         if self._frame_left:
             into = self._into
             assert into is not None
-            if into.kept:
-                self._place = into.place(self._frame_left)
-            else:
-                self._place = self._scratch[: min(self._frame_left, _SCRATCH)]
-            return self._place
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start:
+            return into.place(self._frame_left) if into.kept else self._scratch[: self._frame_left]
+        if self._start:
             rest = bytes(self._scratch[self._start : self._end])
             self._scratch[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
         return self._scratch[self._end :]
 
     def took(self, count: int) -> None:
-        """`count` bytes have come where they were wanted. Raises `ProtocolError` if they are none of ours."""
+        """Report that `count` bytes were put where `want` said. Raises `ProtocolError` if they are invalid."""
         if self._frame_left:
             self._advance(count)
             return
@@ -148,93 +128,95 @@ class Inbound:
             pass
 
     def _advance(self, count: int) -> None:
-        """`count` bytes of the frame have come to their place."""
+        """`count` bytes of the frame's payload are in their place."""
         into = self._into
         assert into is not None
-        into.took(count)
+        into.filled += count
+        into.left -= count
         self._frame_left -= count
         if not into.left:
             del self._arriving[into.head.kind is Kind.REQUEST, into.head.call]
             if into.kept:
                 self.events.append(into.finish())
         if not self._frame_left:
-            self._into = None
+            self._into = None  # it must not outlive the message
 
     def _parse(self) -> bool:
-        """Reads one frame's header, and what has come of its payload, from the scratch. False if more must come."""
+        """Parse one frame's header, and what has arrived of its payload. Return False if more bytes must arrive."""
         have = self._end - self._start
         if have < HEADER.size:
             return False
-        kind, flags, buffers, references, zero, length, call = HEADER.unpack_from(self._scratch, self._start)
-        if kind not in _KINDS or zero or length > CHUNK + HEADER.size:
-            raise ProtocolError(f"a frame of kind {kind} with {length} bytes is none of ours")
-        kind = _KINDS[kind]
+        code, flags, buffers, references, zero, length, call = HEADER.unpack_from(self._scratch, self._start)
+        if code not in _KINDS or zero or length > CHUNK + HEADER.size:
+            raise ProtocolError(f"invalid frame header: kind {code}, {length} bytes")
+        kind = _KINDS[code]
         start = self._start + HEADER.size
         if kind not in _MESSAGES:
+            if length > COUNT.size:
+                raise ProtocolError(f"a frame of kind {kind.name} claims {length} bytes")
             if have < HEADER.size + length:
-                if length > COUNT.size:
-                    raise ProtocolError(f"a frame of kind {kind.name} claims {length} bytes")
                 return False
             self._start = start + length
-            self._other(kind, flags, call, self._scratch[start : start + length])
+            self._on_control(kind, flags, call, self._scratch[start : start + length])
             return True
         if flags & FIRST:
             table = buffers * SIZE.size + references * REFERENCE.size
             if not 0 < buffers <= MAX_BUFFERS or references > MAX_REFERENCES or table > length:
-                raise ProtocolError(f"a message of {buffers} buffers and {references} references is none of ours")
+                raise ProtocolError(f"invalid message: {buffers} buffers and {references} references")
             if have < HEADER.size + table:
-                if HEADER.size + table > len(self._scratch):
-                    return self._grow(HEADER.size + table)
+                self._make_room(HEADER.size + table)
                 return False
-            into = self._begin(kind, call, self._scratch[start : start + table], buffers, references)
+            self._begin(kind, call, self._scratch[start : start + table], buffers)
             start += table
             length -= table
-        else:
-            found = self._arriving.get((kind is Kind.REQUEST, call))
-            if found is None or found.head.kind is not kind or not length:
-                raise ProtocolError(f"a frame continues call {call}, of which nothing has come")
-            into = found
+        elif not length:
+            raise ProtocolError(f"an empty frame continues call {call}")
+        into = self._arriving.get((kind is Kind.REQUEST, call))
+        if into is None or into.head.kind is not kind:
+            raise ProtocolError(f"a frame continues call {call}, which has not begun")
         if length > into.left:
-            raise ProtocolError(f"a frame has {length} bytes where its message has {into.left} left")
-        self._start = start
+            raise ProtocolError(f"a frame has {length} bytes, but its message has only {into.left} left")
         self._into, self._frame_left = into, length
-        if not into.left:  # a message without a byte
-            self._into, self._frame_left = None, 0
-            if into.kept:
-                self.events.append(into.finish())
-            return True
-        self._arriving[kind is Kind.REQUEST, call] = into
-        while self._frame_left and self._start < self._end:
+        self._start = start
+        self._take_from_scratch(into)
+        return self._frame_left == 0
+
+    def _take_from_scratch(self, into: _Arriving) -> None:
+        """Move what has arrived of the frame's payload from the scratch to its place."""
+        while True:
             count = min(self._frame_left, self._end - self._start)
-            if into.kept:
+            if into.kept and count:
                 place = into.place(count)
                 count = len(place)
                 place[:] = self._scratch[self._start : self._start + count]
             self._start += count
             self._advance(count)
-        return self._frame_left == 0
+            if not self._frame_left or self._start == self._end:
+                return
 
-    def _grow(self, size: int) -> bool:
-        """The table of a message with very many buffers: at most CHUNK, as any frame."""
-        scratch = memoryview(bytearray(size + _SCRATCH))
-        scratch[: self._end] = self._scratch[: self._end]
-        self._scratch = scratch
-        return False
+    def _make_room(self, size: int) -> None:
+        """Make room for the table of a message with very many buffers. It has at most CHUNK bytes, as any frame."""
+        if size > len(self._scratch):
+            scratch = memoryview(bytearray(size + _SCRATCH))
+            scratch[: self._end] = self._scratch[: self._end]
+            self._scratch = scratch
 
-    def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int, references: int) -> _Arriving:
-        if (kind is Kind.REQUEST, call) in self._arriving:
+    def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int) -> None:
+        key = kind is Kind.REQUEST, call
+        if key in self._arriving:
             raise ProtocolError(f"call {call} begins twice")
-        sizes: list[int] = [size for (size,) in SIZE.iter_unpack(table[: buffers * SIZE.size])]
-        named = REFERENCE.iter_unpack(table[buffers * SIZE.size :])
-        head = Head(kind, call, sum(sizes), tuple(Reference(*one) for one in named))
-        return _Arriving(head, sizes, self._admit(head))
+        edge = buffers * SIZE.size
+        sizes: list[int] = [size for (size,) in SIZE.iter_unpack(table[:edge])]
+        references = tuple(Reference(*one) for one in REFERENCE.iter_unpack(table[edge:]))
+        head = Head(kind, call, sum(sizes), references)
+        self._arriving[key] = _Arriving(head, sizes, self._admit(head))
 
-    def _other(self, kind: Kind, flags: int, call: int, body: memoryview) -> None:
+    def _on_control(self, kind: Kind, flags: int, call: int, body: memoryview) -> None:
         if kind is Kind.CANCEL:
             of_response = bool(flags & OF_RESPONSE)
-            arriving = self._arriving.pop((not of_response, call), None)
+            self._arriving.pop((not of_response, call), None)
             if not of_response:
-                self.events.append(Cancelled(call, arriving.head.size if arriving and arriving.kept else 0))
+                self.events.append(Cancelled(call))
         elif kind is Kind.COUNT:
             self.events.append(unpack_count(body))
         else:

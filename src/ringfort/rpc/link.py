@@ -1,4 +1,4 @@
-"""`Link`: the connection between two agents. Whoever has something to say writes it; the agent's thread reads."""
+"""`Link`: the connection between two agents. Any thread writes; the agent's thread, or a caller that waits, reads."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from contextlib import suppress
 from typing import Protocol
 
 from ringfort.errors import DistributedError
-from ringfort.rpc.inbound import Admit, Event, Head, Inbound
+from ringfort.rpc.inbound import Event, Head, Inbound
 from ringfort.rpc.outbound import Outbound, Outgoing
-from ringfort.rpc.protocol import Kind, Message
+from ringfort.rpc.protocol import Message
 from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 
 _READS = 16
-"""System calls to read with before another link has its turn: 4 MiB at most."""
+"""System calls to read with before another link gets its turn: 4 MiB at most."""
 _SMALL = 16 * 1024
-"""Bytes up to which what was read is no part of something large."""
+"""Bytes up to which a read is not part of something large."""
 
 
 class Line(Protocol):
-    """A way to an agent: a `Link`, or for this rank's own a `Loop`."""
+    """A way to an agent: a `Link`, or a `Loop` to this rank's own."""
 
     peer: int
     broken: str | None
 
     @property
     def is_open(self) -> bool: ...
-    def post(self, outgoing: Outgoing) -> None:
-        """Sends a message, or begins to: returns at once. On a line that is closed it only tells `outgoing.done`."""
+    def post(self, item: Outgoing | bytes) -> None:
+        """Send a message or a control frame, or begin to; return at once. On a closed line, only finish `item`."""
         ...
 
-    def control(self, frame: bytes) -> None:
-        """Sends a frame that belongs to no message."""
+    def mark_broken(self, reason: str) -> None:
+        """Use the line no more."""
         ...
 
 
 class Link:
     """One connection.
 
-    Any thread may `post`. If nobody is writing it writes, until all is out or the kernel takes no more: then the
-    agent's thread goes on when it does. So a small call costs no hand-over. The order matters: who posts first queues
-    and then tries to write; who writes first stops and then looks at the queue: so one of the two always sees the
-    other.
+    Any thread may `post`. If no other thread is writing, it writes until everything is out or the kernel takes no
+    more; in the second case the agent's thread continues when the kernel does. So a small call costs no hand-over
+    between threads. The order matters: a poster first queues and then tries to write; a writer first stops and then
+    looks at the queue. So one of the two always sees the other.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class Link:
         peer: int,
         sock: socket.socket,
         stream: Stream,
-        admit: Admit,
+        admit: Callable[[Line, Head], bool],
         on_stuck: Callable[[Link], None],
         pause: Callable[[], None],
     ) -> None:
-        """`on_stuck` is told when `write` must be called once the socket takes more, or when the link has broken.
-        `pause` is called between the frames of large messages: others may want the interpreter."""
+        """`on_stuck` is called when `write` must be called once the socket takes more, or when the link has broken.
+        `pause` is called between the frames of large messages: other threads may want the interpreter."""
         self.peer = peer
         self.fd = sock.fileno()
         self.reading = threading.RLock()
-        """Held by the one who reads: the agent's thread, or a caller that waits for its answer."""
+        """Held by the thread that reads: the agent's, or that of a caller that waits for its response."""
         self.is_led = False
-        """A caller reads."""
+        """Whether a caller reads."""
         self.broken: str | None = None
         """Why nothing can be sent any more."""
         self.is_closed = False
-        self.inbound = Inbound(admit)
+        self.inbound = Inbound(lambda head: admit(self, head))
         self.is_stuck = False
         self._sock = sock
         self._stream = stream
@@ -83,17 +83,17 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages still have a chance."""
+        """Whether messages can still be sent."""
         return self.broken is None and not self.is_closed
 
-    # --- out ------------------------------------------------------------------------------------------------------
+    def mark_broken(self, reason: str) -> None:
+        """Use the link no more. The first reason counts."""
+        self.broken = self.broken or reason
 
-    def post(self, outgoing: Outgoing) -> None:
-        self._posted.append(outgoing)
-        self._flush()
+    # --- writing --------------------------------------------------------------------------------------------------
 
-    def control(self, frame: bytes) -> None:
-        self._posted.append(frame)
+    def post(self, item: Outgoing | bytes) -> None:
+        self._posted.append(item)
         self._flush()
 
     def _flush(self) -> None:
@@ -104,7 +104,7 @@ class Link:
                 self._write_or_break()
 
     def write(self) -> None:
-        """The socket takes more. For the agent's thread."""
+        """Continue to write. For the agent's thread, when the socket takes more."""
         with self._writing:
             self.is_stuck = False
             self._write_or_break()
@@ -113,20 +113,18 @@ class Link:
     def _write_or_break(self) -> None:
         try:
             self._write()
-        except BaseException:  # Ctrl-C: what has left may not be accounted for
-            self.broken = self.broken or "this rank was interrupted while it wrote"
+        except BaseException:  # Ctrl-C: the kernel may have taken bytes that `Outbound` was not told of
+            self.mark_broken("this rank was interrupted while it wrote")
             self._on_stuck(self)
             raise
 
     def _write(self) -> None:
-        outbound, stream, posted = self._outbound, self._stream, self._posted
+        outbound, stream = self._outbound, self._stream
         if not self.is_open:
             self._drop()
             return
         while True:
-            while posted:
-                item = posted.popleft()
-                outbound.control(item) if isinstance(item, bytes) else outbound.post(item)
+            self._queue_posted()
             head, body = outbound.pieces()
             try:
                 if body:
@@ -141,47 +139,43 @@ class Link:
                 self._on_stuck(self)
                 return
             except OSError as exc:
-                self.broken = self.broken or exc.strerror or str(exc)
+                self.mark_broken(exc.strerror or str(exc))
                 self._drop()
                 self._on_stuck(self)
                 return
 
-    def _drop(self) -> None:
+    def _queue_posted(self) -> None:
         while self._posted:
-            item = self._posted.popleft()
-            if isinstance(item, Outgoing):
-                self._outbound.post(item)
+            self._outbound.post(self._posted.popleft())
+
+    def _drop(self) -> None:
+        self._queue_posted()
         self._outbound.drop()
 
     @property
     def is_flushed(self) -> bool:
-        """Everything has been handed to the kernel."""
+        """Whether the kernel has everything."""
         return not self._posted and not self._outbound.is_active
 
-    # --- in, for the one who reads --------------------------------------------------------------------------------
-
-    def wait_readable(self, timeout: float) -> bool:
-        """Waits until there is something to read, or to learn that there never will be. False if time is up."""
-        return self._stream.has_pending or (timeout > 0 and bool(self._readable.poll(timeout * 1000)))
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether there is something to read now."""
-        return self._stream.has_pending or bool(self._readable.poll(0))
+    # --- reading, by the thread that holds `reading` --------------------------------------------------------------
 
     @property
     def has_pending(self) -> bool:
-        """Something can be read that the selector knows nothing of."""
+        """Whether there is something to read that poll does not know about."""
         return self._stream.has_pending
 
+    def is_readable(self, timeout: float = 0.0) -> bool:
+        """Wait until there is something to read, or the end of the connection. Return False if time is up."""
+        return self._stream.has_pending or bool(self._readable.poll(max(0.0, timeout) * 1000))
+
     def read(self, handle: Callable[[Event], None]) -> None:
-        """Reads what is there, up to a bound. Sets `broken` at the end of the connection."""
+        """Read what is there, up to a bound. Sets `broken` at the end of the connection."""
         inbound = self.inbound
         try:
             for _ in range(_READS):
                 count = self._stream.recv_into(inbound.want())
                 if not count:
-                    self.broken = self.broken or "its connection ended"
+                    self.mark_broken("its connection ended")
                     return
                 inbound.took(count)
                 if count > _SMALL:
@@ -191,14 +185,16 @@ class Link:
                     for event in events:
                         handle(event)
                     if not self._stream.has_pending:
-                        return  # most often there is no more; if there is, the selector says so
+                        return  # usually there is no more; if there is, poll says so
         except BlockingIOError:
             return
-        except (DistributedError, OSError) as exc:  # ours: a record or a frame that cannot be
-            self.broken = self.broken or getattr(exc, "strerror", None) or str(exc)
+        except (DistributedError, OSError) as exc:  # ours: an invalid record or frame
+            self.mark_broken(getattr(exc, "strerror", None) or str(exc))
+
+    # --- ending ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Nothing more will be sent; what comes is still read."""
+        """Send no more; what arrives is still read."""
         with self._writing:
             if self.is_open:
                 self._stream.shut_down()
@@ -208,12 +204,12 @@ class Link:
         return tcp.silence(self._sock)
 
     def hang_up(self) -> None:
-        """Ends the connection, which wakes who waits for it. What has come can still be read."""
+        """End the connection, which wakes the thread that reads. What has arrived can still be read."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket and drops what has not gone out."""
+        """Close the socket and drop what has not been sent."""
         self.is_closed = True
         with self._writing:
             self._drop()
@@ -223,31 +219,31 @@ class Link:
 
 
 class Loop:
-    """A rank's line to itself: what is sent is copied, as if it had gone over a wire, and has arrived."""
+    """A rank's line to itself. Messages are copied as if they had been sent over a network."""
 
     is_open = True
-    broken: str | None = None
 
-    def __init__(self, rank: int, admit: Admit, handle: Callable[[Event], None]) -> None:
+    def __init__(self, rank: int, admit: Callable[[Line, Head], bool], handle: Callable[[Line, Event], None]) -> None:
         self.peer = rank
+        self.broken: str | None = None
         self._admit = admit
         self._handle = handle
 
-    def post(self, outgoing: Outgoing) -> None:
-        outgoing.begun = True
-        kind, call, buffers, references = outgoing.message
-        is_taken = self._admit(Head(kind, call, outgoing.message.size, tuple(references)))
-        copies = [memoryview(bytearray(data)) for data in buffers] if is_taken else []
-        done, outgoing.done = outgoing.done, None
-        if done is not None:
-            done()
-        if is_taken:
-            self._handle(Message(kind, call, copies, references))
+    def mark_broken(self, reason: str) -> None:
+        raise AssertionError(f"this rank broke its line to itself: {reason}")
 
-    def control(self, frame: bytes) -> None:
-        inbound = Inbound(lambda _: True)
-        inbound.want()[: len(frame)] = frame
-        inbound.took(len(frame))
-        for event in inbound.events:
-            if event is not Kind.GOODBYE:
-                self._handle(event)
+    def post(self, item: Outgoing | bytes) -> None:
+        if isinstance(item, bytes):
+            inbound = Inbound(lambda _: True)
+            inbound.want()[: len(item)] = item
+            inbound.took(len(item))
+            for event in inbound.events:
+                self._handle(self, event)
+            return
+        item.begun = True
+        kind, call, buffers, references = item.message
+        is_admitted = self._admit(self, Head(kind, call, item.message.size, tuple(references)))
+        copies = [memoryview(bytearray(data)) for data in buffers] if is_admitted else []
+        item.finish()
+        if is_admitted:
+            self._handle(self, Message(kind, call, copies, references))

@@ -1,7 +1,7 @@
-"""The outgoing half of a link: messages in, bytes out. Pure: it offers memory and is told how much of it went.
+"""The outgoing half of a link: messages in, bytes out. Pure: it offers memory and is told how much of it was written.
 
-The law of this file: **a frame that has begun goes out whole.** Messages take turns frame by frame; those that begin go
-before those under way, one for one, so a small message waits for one frame of a large one at the most.
+The invariant of this file: **a frame that has begun is written whole.** Messages take turns frame by frame. New
+messages alternate with those under way, so a small message waits for at most one frame of a large one.
 """
 
 from __future__ import annotations
@@ -17,23 +17,30 @@ _NOTHING = memoryview(b"")
 
 
 class Outgoing:
-    """A message on its way out."""
+    """A message to be sent."""
 
     def __init__(self, message: Message, *, done: Callable[[], None] | None = None) -> None:
-        """`done` is told when the last byte is with the kernel, or the message was withdrawn."""
+        """`done` is called when the kernel has the last byte, or when the message was withdrawn or dropped."""
         self.message = message
         self.done = done
         self.begun = False
         self.withdrawn = False
+        """No more of it should be sent. A frame that has begun is still written whole."""
         self._left: deque[memoryview] = deque(memoryview(data) for data in message.buffers if len(data))
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to be framed."""
+        """Whether no part is left to be put in a frame."""
         return self.begun and not self._left
 
+    def finish(self) -> None:
+        """Call `done`, once."""
+        done, self.done = self.done, None  # it refers to the message: a cycle would keep both
+        if done is not None:
+            done()
+
     def next_frame(self) -> tuple[bytes, memoryview]:
-        """Header (and, joined to it, what is small) and payload of the next frame."""
+        """The header of the next frame, joined with its payload if that is small, and the payload otherwise."""
         message = self.message
         table, flags = b"", 0
         buffers = references = 0
@@ -54,7 +61,7 @@ class Outgoing:
         return head, body
 
     def _cut(self, most: int) -> memoryview:
-        """Up to `most` bytes of the next buffer: never of two, so that each can be read into its place."""
+        """Up to `most` bytes of the next buffer. Never of two, so that each can be read into its own memory."""
         if not self._left or most <= 0:
             return _NOTHING
         data = self._left[0]
@@ -65,31 +72,26 @@ class Outgoing:
 
 
 class Outbound:
-    """The outgoing half of a link: messages in, bytes out. It offers memory and is told how much of it went."""
+    """The outgoing half of a link."""
 
     def __init__(self) -> None:
         self._control: deque[bytes] = deque()
-        self._fresh: deque[Outgoing] = deque()
-        self._going: deque[Outgoing] = deque()
+        self._fresh: deque[Outgoing] = deque()  # messages that have not begun
+        self._going: deque[Outgoing] = deque()  # messages that have
         self._was_fresh = False  # the last frame began a message
-        self._of: Outgoing | None = None  # whose frame is being written
+        self._of: Outgoing | None = None  # the message whose frame is being written
         self._head = self._body = _NOTHING
 
-    def post(self, message: Outgoing) -> None:
-        """`message` is to go out."""
-        self._fresh.append(message)
-
-    def control(self, frame: bytes) -> None:
-        """A frame that belongs to no message: goes before all others, in order with its like."""
-        self._control.append(frame)
-
-    def withdraw(self, message: Outgoing) -> None:
-        """No more of `message` is wanted. A frame that has begun goes out whole."""
-        message.withdrawn = True
+    def post(self, item: Outgoing | bytes) -> None:
+        """Queue a message; or a control frame, which goes before all messages."""
+        if isinstance(item, bytes):
+            self._control.append(item)
+        else:
+            self._fresh.append(item)
 
     @property
     def is_active(self) -> bool:
-        """There is something to write."""
+        """Whether there is something to write."""
         return bool(self._head or self._body or self._control or self._fresh or self._going)
 
     def pieces(self) -> tuple[memoryview, memoryview]:
@@ -99,7 +101,7 @@ class Outbound:
         return self._head, self._body
 
     def wrote(self, count: int) -> None:
-        """`count` bytes of `pieces` are with the kernel."""
+        """Report that the kernel has taken `count` bytes of `pieces`."""
         if self._head:
             if count < len(self._head):
                 self._head = self._head[count:]
@@ -110,7 +112,7 @@ class Outbound:
             self._body = self._body[count:]
         if not self._body:
             self._body = _NOTHING
-            self._ended()
+            self._end_frame()
 
     def _next(self) -> None:
         if self._control:
@@ -121,34 +123,28 @@ class Outbound:
             message = (self._fresh if is_fresh else self._going).popleft()
             self._was_fresh = is_fresh
             if message.withdrawn:
-                _tell(message)
+                message.finish()
                 continue
             self._of = message
             head, self._body = message.next_frame()
             self._head = memoryview(head)
             return
 
-    def _ended(self) -> None:
+    def _end_frame(self) -> None:
         message, self._of = self._of, None
         if message is None:
             return
         if message.is_over or message.withdrawn:
-            _tell(message)
+            message.finish()
         else:
             self._going.append(message)
 
     def drop(self) -> None:
-        """Nothing will go out any more."""
+        """Give everything up: nothing more can be written."""
         for message in (*self._fresh, *self._going, *((self._of,) if self._of else ())):
-            _tell(message)
+            message.finish()
         self._fresh.clear()
         self._going.clear()
         self._control.clear()
         self._of = None
         self._head = self._body = _NOTHING
-
-
-def _tell(message: Outgoing) -> None:
-    done, message.done = message.done, None  # it knows the message: a cycle would keep both
-    if done is not None:
-        done()

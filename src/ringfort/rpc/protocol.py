@@ -1,13 +1,13 @@
-"""What agents say to each other: messages cut into frames that take turns. Pure: no sockets, threads or clocks.
+"""The protocol between agents: messages cut into frames that take turns. Pure: no sockets, threads or clocks.
 
     frame:  kind · flags · buffers · references · 0 (1, 1, 2, 2, 2 bytes) · length (4) · call (8) · payload
     first frame of a message, before its bytes:  size of each buffer (8 each) · references (16 each)
 
-A message is a few buffers: first its values in msgpack, then one for each large array, straight from and into the
-array's memory. Frames of different messages take turns, so that a gigabyte holds nobody up: the first frame of a new
-message goes before the next one of those under way, and after it one of those. Frames of one message keep their order.
+A message is a few buffers: first its values in msgpack, then one per large array, straight from and into the array's
+memory. Frames of different messages alternate, so that a gigabyte delays no other message; frames of one message keep
+their order.
 
-References are named in the first frame, which is always read, whatever becomes of the rest: see references.py.
+References are listed in the first frame, which is always read, even if the message is then refused: see references.py.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ SIZE = Struct("<Q")
 REFERENCE = Struct("<IIQ")
 
 CHUNK = 256 * KIB
-"""Bytes of payload a frame: what a small call waits for at most behind a large one, a fraction of a millisecond here
-and 2 on a wire of 1 Gbit/s. One record of a sealed stream (transport/sealed.py)."""
+"""Bytes of payload per frame: what a small call waits for at most behind a large one, a fraction of a millisecond
+within one machine and 2 ms at 1 Gbit/s. One record of a sealed stream (transport/sealed.py)."""
 MAX_BUFFERS = 16384
 MAX_REFERENCES = 4096
-"""Of one message: so that its first frame is never larger than any other."""
+"""Per message, so that its first frame is never larger than any other."""
 
 FIRST, OF_RESPONSE = 1, 2
-"""Flags: this frame begins a message; a CANCEL is of a response."""
+"""Flags: the frame begins a message; a CANCEL is for a response."""
 
 
 class Kind(IntEnum):
-    """What a frame belongs to. The values are the wire's and never change."""
+    """What a frame belongs to. The values are those of the wire and never change."""
 
     REQUEST = 1
     RESPONSE = 2
     ERROR = 3
     CANCEL = 4
-    """The caller has given up: of its request no more comes. With OF_RESPONSE, the same of a response."""
+    """The caller gave the call up; no more of its request comes. With OF_RESPONSE: no more of the response comes."""
     COUNT = 5
-    """A reference is held by one more or one less: see `Count`."""
+    """A reference has one holder more or less: see `Count`."""
     GOODBYE = 6
     """The sender closes its agent."""
 
 
 class Reference(NamedTuple):
-    """The name of a value that `owner` keeps: the `number`-th that `creator` asked anybody to keep."""
+    """The name of a value that `owner` keeps: the `number`-th that `creator` asked any rank to keep."""
 
     owner: int
     creator: int
@@ -58,7 +58,7 @@ class Reference(NamedTuple):
 
 
 class Count(NamedTuple):
-    """To the owner: `user` holds the reference `delta` times more."""
+    """Tells the owner that `user` holds the reference `delta` times more."""
 
     reference: Reference
     user: int
@@ -66,7 +66,7 @@ class Count(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A whole message."""
+    """A complete message."""
 
     kind: Kind
     call: int
@@ -75,7 +75,7 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of all buffers."""
+        """Bytes in all buffers."""
         return sum(map(len, self.buffers))
 
 
@@ -83,24 +83,24 @@ COUNT = Struct("<IIQIi")
 
 
 def pack_count(count: Count) -> bytes:
-    """The frame that tells an owner of a new or a gone user."""
+    """The control frame for `count`."""
     body = COUNT.pack(*count.reference, count.user, count.delta)
     return HEADER.pack(Kind.COUNT, 0, 0, 0, 0, len(body), 0) + body
 
 
 def pack_cancel(call: int, *, of_response: bool = False) -> bytes:
-    """The frame that gives a call up, or says that no more of its response comes."""
+    """The control frame that gives a call up, or says that no more of its response comes."""
     return HEADER.pack(Kind.CANCEL, OF_RESPONSE if of_response else 0, 0, 0, 0, 0, call)
 
 
 def pack_goodbye() -> bytes:
-    """The last frame."""
+    """The last frame of an agent that closes."""
     return HEADER.pack(Kind.GOODBYE, 0, 0, 0, 0, 0, 0)
 
 
 def unpack_count(body: memoryview) -> Count:
-    """The count that a frame holds. Raises `ProtocolError`."""
+    """Read the body of a count frame. Raises `ProtocolError`."""
     if len(body) != COUNT.size:
-        raise ProtocolError(f"a count of {len(body)} bytes")
+        raise ProtocolError(f"a count frame has {len(body)} bytes, not {COUNT.size}")
     owner, creator, number, user, delta = COUNT.unpack(body)
     return Count(Reference(owner, creator, number), user, delta)

@@ -1,20 +1,20 @@
-"""What this rank does for others: requests in, functions run, responses out."""
+"""`Serving`: what this rank does for others. Requests in, functions run, responses out."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from typing import Any
 
 from ringfort.config import RpcConfig
-from ringfort.errors import FunctionNotFoundError, InvalidMessageError
+from ringfort.errors import InvalidMessageError, ProtocolError
 from ringfort.rpc import values
 from ringfort.rpc.calls import RpcFuture
-from ringfort.rpc.framing import FETCH, Arrived, Failed, overloaded, raised, read_request, refusal
 from ringfort.rpc.functions import Function
 from ringfort.rpc.inbound import Head
 from ringfort.rpc.link import Line
@@ -22,28 +22,43 @@ from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
 from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
 from ringfort.rpc.references import References
+from ringfort.rpc.requests import (
+    FETCH,
+    Failure,
+    ReceivedRequest,
+    invalid,
+    not_found,
+    overloaded,
+    raised,
+    read_request,
+)
 from ringfort.transport.locks import Thread
 
 current: ContextVar[ServedCall | None] = ContextVar("ringfort_rpc_call", default=None)
-"""The call that this thread or task works on."""
+"""The call that the current thread or task works on."""
+_PATIENCE = 2.0
+"""Seconds that async functions have to end when the agent closes."""
 
 
 class ServedCall:
-    """A call that this rank works on, as its function sees it."""
+    """A call that this rank works on, as the function that is called sees it. See `RpcAgent.current_call`."""
 
-    def __init__(self, line: Line, number: int, message: Message, references: list[object]) -> None:
+    def __init__(self, line: Line, number: int, size: int, references: list[object]) -> None:
         self.line = line
         self.number = number
-        self.message: Message | None = message
-        self.request: Arrived | None = None
+        self.size = size
+        """Bytes held for it: those of the request, then those of the response."""
         self.references = references
-        self.size = message.size
+        self.message: Message | None = None
+        """The request, from when it is complete until the function runs."""
+        self.request: ReceivedRequest | None = None
         self.depth = 0
         self.deadline = float("inf")
         self.keep: Reference | None = None
         self.children: set[RpcFuture] = set()
+        self.is_running = False
         self.stop: Callable[[], object] | None = None
-        """How to end the task of an async function."""
+        """Ends the task of an async function."""
         self.response: Outgoing | None = None
         self._is_cancelled = False
 
@@ -59,16 +74,16 @@ class ServedCall:
 
     @property
     def is_cancelled(self) -> bool:
-        """The caller has given up or is gone, or its time is over: nobody waits for the result."""
+        """Whether nobody waits for the result: the caller gave up, is lost, or its timeout has passed."""
         return self._is_cancelled or time.monotonic() >= self.deadline
 
     def check(self) -> None:
-        """Raises `concurrent.futures.CancelledError` if nobody waits for the result any more. For long functions."""
+        """Raise `concurrent.futures.CancelledError` if nobody waits for the result. For long functions."""
         if self.is_cancelled:
             raise CancelledError("the caller has given up")
 
     def cancel(self) -> None:
-        """The caller has given up: so do the calls that were made for it."""
+        """Mark the call as given up, and give up the calls that were made for it."""
         self._is_cancelled = True
         if self.stop is not None:
             self.stop()
@@ -77,88 +92,92 @@ class ServedCall:
 
 
 class Serving:
-    """Takes requests, has them run, and sends what came out."""
+    """Takes requests, runs them, and sends the results."""
 
     def __init__(self, name: str, config: RpcConfig, references: References) -> None:
         self.functions: dict[str, Function] = {}
         self._config = config
         self._references = references
-        self._pool = Pool(f"{name}-worker", config.workers, config.max_queued, self._run)
+        self.pool = Pool(f"{name}-worker", config.workers, config.max_queued, self._run)
         self._name = name
-        self._calls: dict[tuple[int, int], ServedCall] = {}
-        self._held: dict[int, int] = {}
-        self._open: dict[int, int] = {}
+        self._calls: defaultdict[int, dict[int, ServedCall]] = defaultdict(dict)
+        """By the rank that calls, then by the number of the call."""
+        self._held: Counter[int] = Counter()
+        """Bytes of requests and responses, by rank."""
         self._lock = threading.Lock()
         self._tasks: asyncio.AbstractEventLoop | None = None
         self._tasks_thread: threading.Thread | None = None
         self._is_over = False
 
-    # --- requests in, in the agent's thread -----------------------------------------------------------------------
+    # --- requests in, in the agent's thread or that of a caller that leads ----------------------------------------
 
-    def admit(self, line: Line, head: Head) -> bool:
-        """Whether there is room for a request; if not, the caller is told why."""
-        held, calls = self._held.get(line.peer, 0), self._open.get(line.peer, 0)
-        if head.size > self._config.max_message_bytes:
-            why = f"a request of {head.size} bytes, where max_message_bytes is {self._config.max_message_bytes}"
-            self._refuse(line, head.call, refusal(InvalidMessageError(why)))
-        elif held + head.size > self._config.max_held_bytes:
-            why = f"it holds {held} bytes of calls from this rank, and max_held_bytes is {self._config.max_held_bytes}"
-            self._refuse(line, head.call, overloaded(why))
-        elif calls >= 2 * self._config.max_in_flight:  # twice, for of some the caller knows already that they ended
-            why = f"it works on {calls} calls from this rank, and max_in_flight is {self._config.max_in_flight}"
-            self._refuse(line, head.call, overloaded(why))
-        else:
-            self._hold(line.peer, head.size)
-            return True
-        return False
-
-    def take(self, line: Line, message: Message, references: list[object]) -> None:
-        """A whole request has come."""
-        call = ServedCall(line, message.call, message, references)
+    def admit(self, line: Line, head: Head, references: list[object]) -> bool:
+        """Return whether there is room for a request that begins. If not, tell the caller why."""
+        config, calls, held = self._config, self._calls[line.peer], self._held[line.peer]
+        if head.call in calls:
+            raise ProtocolError(f"call {head.call} begins twice")
+        refusal: Failure | None = None
+        if head.size > config.max_message_bytes:
+            refusal = invalid(f"a request of {head.size} bytes, where max_message_bytes is {config.max_message_bytes}")
+        elif held + head.size > config.max_held_bytes:
+            refusal = overloaded(
+                f"it holds {held} bytes of calls from this rank, and max_held_bytes is {config.max_held_bytes}"
+            )
+        elif len(calls) >= 2 * config.max_in_flight:  # twice, because the caller knows already that some have ended
+            refusal = overloaded(
+                f"it works on {len(calls)} calls from this rank, and max_in_flight is {config.max_in_flight}"
+            )
+        if refusal is not None:
+            line.post(Outgoing(Message(Kind.ERROR, head.call, values.Encoded(refusal).buffers)))
+            return False
         with self._lock:
-            if self._is_over:
-                return
-            self._calls[line.peer, message.call] = call
-            self._open[line.peer] = self._open.get(line.peer, 0) + 1
+            if not self._is_over:
+                calls[head.call] = ServedCall(line, head.call, head.size, references)
+                self._held[line.peer] += head.size
+            return not self._is_over
+
+    def take(self, peer: int, message: Message) -> None:
+        """Run a request that is complete."""
+        call = self._calls[peer].get(message.call)
+        if call is None:  # given up meanwhile
+            return
+        call.message = message
         try:
             request = call.request = read_request(message.buffers[0])
         except InvalidMessageError as exc:
-            self._end(call, refusal(exc))
+            self._end(call, invalid(exc))
             return
         call.depth = request.depth
         call.deadline = time.monotonic() + request.timeout
         if request.keep:
-            call.keep = Reference(self._references.rank, line.peer, request.keep)
-            if self._references.is_full_for(line.peer):
+            call.keep = Reference(self._references.rank, peer, request.keep)
+            if self._references.is_full_for(peer):
                 why = f"it keeps values for {self._references.most} references of this rank, which is max_references"
                 self._end(call, overloaded(why))
                 return
         if request.name == FETCH:
-            self._fetch(call)
-        elif not self._pool.submit(call):
-            why = f"{self._pool.queued} requests wait for {self._config.workers} workers, which is max_queued"
+            self._fetch(call, message, request)
+        elif not self.pool.submit(call):
+            why = f"{self.pool.queued} requests wait for {self._config.workers} workers, which is max_queued"
             self._end(call, overloaded(why))
 
     def cancel(self, peer: int, number: int) -> None:
         """The caller has given up."""
-        call = self._calls.get((peer, number))
+        call = self._calls[peer].get(number)
         if call is None:
             return
         call.cancel()
-        response = call.response
-        if response is not None:  # no more of it is wanted
-            response.withdrawn = True
-            call.line.control(pack_cancel(number, of_response=True))
-        elif call.message is not None and call.keep is None:
-            call.message = None
+        if call.response is not None:
+            call.response.withdrawn = True
+            call.line.post(pack_cancel(number, of_response=True))
+        elif not call.is_running and call.keep is None:
             self._forget(call)
 
     def lost(self, peer: int) -> None:
-        """Nobody is left to answer at `peer`."""
-        for call in [call for (caller, _), call in tuple(self._calls.items()) if caller == peer]:
+        """Give up the calls of a rank that is lost."""
+        for call in tuple(self._calls[peer].values()):
             call.cancel()
             if call.keep is None:
-                call.message = None
                 self._forget(call)
 
     # --- running --------------------------------------------------------------------------------------------------
@@ -169,17 +188,18 @@ class Serving:
         if message is None or request is None or (call.is_cancelled and call.keep is None):
             self._forget(call)
             return
+        call.is_running = True
         call.message = call.request = None  # the function has its own hold on the arguments
         token = current.set(call)
         try:
+            function = self.functions.get(request.name)
+            if function is None:
+                self._end(call, not_found(request.name, sorted(self.functions)))
+                return
             try:
-                function = self.functions.get(request.name)
-                if function is None:
-                    raise FunctionNotFoundError(request.name, sorted(self.functions))
-                args, kwargs = self._arguments(call, message, request)
-                args, kwargs = function.bind(args, kwargs)
-            except (InvalidMessageError, FunctionNotFoundError) as exc:
-                self._end(call, refusal(exc))
+                args, kwargs = function.bind(*self._arguments(call, message, request))
+            except InvalidMessageError as exc:
+                self._end(call, invalid(exc))
                 return
             finally:
                 del message, request
@@ -196,19 +216,15 @@ class Serving:
             current.reset(token)
 
     @staticmethod
-    def _arguments(call: ServedCall, message: Message, request: Arrived) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(call: ServedCall, message: Message, request: ReceivedRequest) -> tuple[list[Any], dict[str, Any]]:
         references, call.references = call.references, []
         args = values.decode(message.buffers, references, request.args, list[Any])
         return args, values.decode(message.buffers, references, request.kwargs, dict[str, Any])
 
-    def run_one(self, timeout: float | None) -> bool:
-        """Runs the next request in this thread."""
-        return self._pool.run_one(timeout)
-
     def help_until(self, future: Future[Any]) -> bool:
-        """In a worker: runs deeper requests until `future` is done. False elsewhere."""
+        """In a worker: run requests that are nested deeper until `future` is done. Return False elsewhere."""
         call = current.get()
-        return call is not None and self._pool.help_until(future, call.depth)
+        return call is not None and self.pool.help_until(future, call.depth)
 
     def _spawn(self, call: ServedCall, function: Function, coroutine: Coroutine[Any, Any, Any]) -> None:
         loop = self._task_loop()
@@ -240,117 +256,88 @@ class Serving:
                 self._tasks = loop
             return self._tasks
 
-    # --- responses out --------------------------------------------------------------------------------------------
-
-    def _fetch(self, call: ServedCall) -> None:
-        """Answers with a reference's value when it has one. No worker waits for it."""
-        message, call.message = call.message, None
-        assert message is not None
-        assert call.request is not None
+    def _fetch(self, call: ServedCall, message: Message, request: ReceivedRequest) -> None:
+        """Answer with the value of a reference when there is one. No worker waits for it."""
+        call.is_running, call.message = True, None
         try:
-            creator, number = self._arguments(call, message, call.request)[0]
+            creator, number = self._arguments(call, message, request)[0]
             if not isinstance(creator, int) or not isinstance(number, int):
                 raise InvalidMessageError("a reference is two numbers")
-        except (InvalidMessageError, ValueError) as exc:
-            self._end(call, refusal(InvalidMessageError(str(exc))))
+        except ValueError as exc:  # an `InvalidMessageError` is one
+            self._end(call, invalid(exc))
             return
         reference = Reference(self._references.rank, creator, number)
         outcome = self._references.outcome(reference, call.peer)
         call.stop = lambda: self._references.forget(reference)
+        outcome.add_done_callback(lambda done: self._end(call, done.result()))
 
-        def answer(done: Future[Any]) -> None:
-            self._end(call, done.result())
-
-        outcome.add_done_callback(answer)
+    # --- responses out --------------------------------------------------------------------------------------------
 
     def _end(self, call: ServedCall, result: Any) -> None:
-        """The call has come to its end: keeps what is to be kept and answers, if anybody waits."""
+        """Keep what is to be kept, and answer if somebody waits. `result` is a value or a `Failure`."""
         if call.keep is not None:
             self._references.fulfil(call.keep, result)
-            result = result if isinstance(result, Failed) else None
-        if self._calls.get((call.peer, call.number)) is not call or call.is_cancelled or not call.line.is_open:
+            result = result if isinstance(result, Failure) else None
+        if self._calls[call.peer].get(call.number) is not call or call.is_cancelled or not call.line.is_open:
             self._forget(call)
             return
-        give = self._references.giver(call.peer)
-        kind, value = Kind.RESPONSE, result
-        if isinstance(result, Failed):
-            kind, value = Kind.ERROR, result.failure
+        kind = Kind.ERROR if isinstance(result, Failure) else Kind.RESPONSE
         try:
-            encoded = values.Encoded(value, give)
+            encoded = values.Encoded(result, self._references.name_of)
             if encoded.size > self._config.max_message_bytes:
                 raise InvalidMessageError(
                     f"the result has {encoded.size} bytes, where max_message_bytes is {self._config.max_message_bytes}"
                 )
         except InvalidMessageError as exc:
-            give.undo()
-            give = self._references.giver(call.peer)
-            kind, encoded = Kind.ERROR, values.Encoded(refusal(exc).failure, give)
-        # The request is gone by now, whatever becomes of the response.
-        self._hold(call.peer, encoded.size - call.size)
-        call.size = encoded.size
-        outgoing = Outgoing(Message(kind, call.number, encoded.buffers, encoded.references))
+            kind, encoded = Kind.ERROR, values.Encoded(invalid(exc))
+        names = encoded.references
+        self._references.give(names, call.peer)
+        with self._lock:  # the request is gone by now, whatever becomes of the response
+            self._held[call.peer] += encoded.size - call.size
+            call.size = encoded.size
+        outgoing = Outgoing(Message(kind, call.number, encoded.buffers, names))
 
         def done() -> None:
             if not outgoing.begun:
-                give.undo()
+                self._references.give(names, call.peer, -1)
             self._forget(call)
 
         outgoing.done = done
         call.response = outgoing
         call.line.post(outgoing)
 
-    def _refuse(self, line: Line, number: int, why: Failed) -> None:
-        encoded = values.Encoded(why.failure, self._references.giver(line.peer))
-        line.post(Outgoing(Message(Kind.ERROR, number, encoded.buffers)))
-
-    def _hold(self, peer: int, size: int) -> None:
-        with self._lock:
-            self._held[peer] = self._held.get(peer, 0) + size
-
-    def release(self, peer: int, size: int) -> None:
-        """A request that was admitted never became one."""
-        self._hold(peer, -size)
-
     def _forget(self, call: ServedCall) -> None:
         with self._lock:
-            if self._calls.get((call.peer, call.number)) is call:
-                del self._calls[call.peer, call.number]
-                self._open[call.peer] -= 1
-            # Nothing of it must wait for the garbage collector: a reference that it holds is a value that is kept.
+            calls = self._calls[call.peer]
+            if calls.get(call.number) is call:
+                del calls[call.number]
+            # Nothing of it must wait for the garbage collector: a reference that it holds keeps a value.
             call.message = call.request = call.response = call.stop = None
             call.references = []
-            size, call.size = call.size, 0
-            self._held[call.peer] = self._held.get(call.peer, 0) - size
+            self._held[call.peer] -= call.size
+            call.size = 0
 
     # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def calls(self) -> int:
-        """Calls that this rank works on, or has queued, or whose response has not gone out."""
-        return len(self._calls)
+        """How many requests are arriving, queued, running or being answered."""
+        return sum(map(len, tuple(self._calls.values())))
 
     @property
-    def is_running(self) -> bool:
-        """Whether a worker runs a function, or is about to."""
-        return self._pool.is_running
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for a worker."""
-        return self._pool.queued
-
     def held(self) -> int:
         """Bytes that are held for all other ranks."""
-        return sum(self._held.values())
+        return sum(tuple(self._held.values()))
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Give up what is under way."""
         with self._lock:
             self._is_over = True
-            calls, loop = list(self._calls.values()), self._tasks
-        for call in calls:
-            call.cancel()
-        self._pool.close()
+            loop = self._tasks
+        for calls in tuple(self._calls.values()):
+            for call in tuple(calls.values()):
+                call.cancel()
+        self.pool.close()
         if loop is not None and self._tasks_thread is not None:
             asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(_PATIENCE)
             loop.call_soon_threadsafe(loop.stop)
@@ -363,7 +350,3 @@ async def _end_tasks() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=_PATIENCE / 2) if tasks else None
-
-
-_PATIENCE = 2.0
-"""Seconds that async functions have to end when the agent closes."""

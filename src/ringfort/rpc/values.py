@@ -1,8 +1,7 @@
-"""Values and their bytes: msgpack for what is like JSON, and every large array as a buffer of its own. Pure, and
-nothing is ever unpickled.
+"""Values as bytes: msgpack, with each large array as a buffer of its own. Pure; nothing is ever unpickled.
 
-A large array leaves from its own memory and arrives in what becomes its memory: it is never copied into a blob. Small
-ones are copied into the values, which is cheaper than a frame of their own.
+A large array is sent from its own memory and received into what becomes its memory: it is never copied. Small arrays
+are copied into the msgpack, which is cheaper than a frame of their own.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from ringfort.rpc.protocol import MAX_BUFFERS, MAX_REFERENCES, Reference
 from ringfort.transport.reducer import Array
 
 SMALL, LARGE, REFERENCE = 1, 2, 3
-"""Msgpack's extension codes: an array with its elements, an array whose elements are a buffer, a reference."""
+"""Extension codes of msgpack: an array with its elements, an array whose elements are a buffer, a reference."""
 _INLINE = 4096
-"""Bytes up to which an array travels among the values."""
-_ARRAY = Struct("<BBB")  # element type, whether torch's, axes
+"""Bytes up to which an array is copied into the msgpack."""
+_ARRAY = Struct("<BBB")  # element type, whether it was a tensor, number of axes
 _INDEX = Struct("<I")
 
 Buffers = Sequence[memoryview | bytes]
-Give = Callable[[object], Reference | None]
-"""The reference that an object is, or None if it is none."""
+NameOf = Callable[[object], Reference | None]
+"""Returns the name of a reference, and None for any other object."""
 
 
 class Encoded:
-    """Values as bytes. `references` are those that were met on the way, in order."""
+    """A value as bytes, and the references in it, in order."""
 
-    def __init__(self, value: Any, give: Give) -> None:
-        """Raises `InvalidMessageError` for what has no place in a message."""
+    def __init__(self, value: Any, name_of: NameOf = lambda value: None) -> None:
+        """Raises `InvalidMessageError` for a value that cannot be sent."""
         self.buffers: list[memoryview | bytes] = [b""]
         self.references: list[Reference] = []
-        self._give = give
+        self._name_of = name_of
         try:
             self.buffers[0] = msgspec.msgpack.encode(value, enc_hook=self._extend)
         except InvalidMessageError:
@@ -54,11 +53,11 @@ class Encoded:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Bytes in all buffers."""
         return sum(map(len, self.buffers))
 
     def _extend(self, value: Any) -> Any:
-        reference = self._give(value)
+        reference = self._name_of(value)
         if reference is not None:
             self.references.append(reference)
             if len(self.references) > MAX_REFERENCES:
@@ -80,8 +79,8 @@ class Encoded:
 def decode(
     buffers: Buffers, references: Sequence[object], data: memoryview | bytes | None = None, kind: Any = Any
 ) -> Any:
-    """The value, of type `kind`: the first buffer's, or that of `data`, which is a part of it. Arrays have the memory
-    of their buffers. Raises `InvalidMessageError`."""
+    """Decode the first buffer, or `data`, which is a part of it, as a value of type `kind`. Arrays use the memory of
+    their buffers. Raises `InvalidMessageError`."""
 
     def extended(code: int, data: memoryview) -> Any:
         if code == REFERENCE:
@@ -112,14 +111,14 @@ def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
 
 
 def _memory(code: int, rest: memoryview, buffers: Buffers) -> memoryview | bytes | bytearray:
-    """Where the elements of an array are, of which `rest` is what follows its shape."""
+    """The elements of an array; `rest` is what follows its shape."""
     if code == SMALL:
         return bytearray(rest)
     if code != LARGE:
-        raise InvalidMessageError(f"an extension that this version does not know ({code})")
+        raise InvalidMessageError(f"unknown extension code {code}")
     index: int = _INDEX.unpack(rest)[0]
     if not index:
-        raise InvalidMessageError("an array has the memory of the values")
+        raise InvalidMessageError("an array refers to the buffer of the values")
     return buffers[index]
 
 

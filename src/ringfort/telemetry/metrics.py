@@ -1,7 +1,7 @@
-"""Counts, bytes and durations of a context's operations, cheap enough to be always on.
+"""Counts, bytes and durations of the operations of a context, cheap enough to be always on.
 
-`DistributedMetrics` collects, `snapshot()` gives a frozen `MetricsSnapshot` to print or to turn into JSON. Durations go
-into a `Histogram`, whose memory does not grow with the number of values.
+`DistributedMetrics` collects them; `snapshot()` returns a frozen `MetricsSnapshot` to print or to convert to JSON.
+Durations are kept in a `Histogram`, whose memory does not grow with the number of values.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 from ringfort.errors import InvalidArgumentError
 
 RELATIVE_ERROR = 0.02
-"""How far a percentile may be from the true one, as a share of it. 2% is finer than any run repeats, and the whole
-range below then needs some 1,200 buckets, of which a real operation touches a few dozen."""
+"""The largest relative error of a percentile. 2% is less than runs differ, and the whole range below needs some 1,200
+buckets, of which a real operation uses a few dozen."""
 
 SMALLEST = 1e-9
-"""Smaller values count as zero: a nanosecond, below what any clock here resolves."""
+"""Smaller values count as zero: a nanosecond, below the resolution of our clocks."""
 
 LARGEST = 1e12
 """Larger values count as this in percentiles: 32,000 years in seconds, a terabyte in bytes."""
 
 MOST_RECENT = 1024
-"""Calls that wait to be counted together."""
+"""Calls that are counted together."""
 
 _MOST_KINDS = 1024
-"""Of which such calls are kept: a program that never repeats itself gains nothing by them."""
+"""Kinds of calls that are counted together; a program that never repeats a call gains nothing from it."""
 
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _BUCKETS_PER_E = 1 / log(_GAMMA)
@@ -40,10 +40,10 @@ _TOP = floor(log(LARGEST) * _BUCKETS_PER_E)
 
 
 class Histogram:
-    """Values of at least 0 in buckets that each span the same ratio (as in DDSketch, arXiv:1908.10693).
+    """A histogram of values of at least 0, whose buckets all span the same ratio (DDSketch, arXiv:1908.10693).
 
     `count`, `total` and `largest` are exact. `percentile` is within `RELATIVE_ERROR` of the true one for values from
-    `SMALLEST` to `LARGEST`. Not thread-safe: its owner holds the lock.
+    `SMALLEST` to `LARGEST`. Not thread-safe: its owner holds a lock.
     """
 
     __slots__ = ("_buckets", "count", "largest", "smallest", "total")
@@ -56,7 +56,7 @@ class Histogram:
         self.largest = 0.0
 
     def record(self, value: float) -> None:
-        """Adds a value. Raises `InvalidArgumentError` for one that is negative, infinite or no number."""
+        """Add a value. Raises `InvalidArgumentError` if it is negative, infinite or NaN."""
         if SMALLEST <= value < LARGEST:
             bucket = floor(log(value) * _BUCKETS_PER_E)
         else:
@@ -73,7 +73,7 @@ class Histogram:
             self.smallest = value
 
     def record_all(self, values: Sequence[float]) -> None:
-        """`record` of each, for a tenth of its cost where there are many."""
+        """Add many values, at a tenth of the cost of `record`."""
         array = np.asarray(values)
         if not len(array) or array.min() < SMALLEST or not array.max() < LARGEST:
             for value in values:
@@ -88,7 +88,7 @@ class Histogram:
         self.smallest = min(self.smallest, float(array.min()))
 
     def percentile(self, percent: float) -> float:
-        """The smallest value that at least `percent` of 100 of the values do not exceed; 0 when there are none.
+        """Return the smallest value that at least `percent` % of the values do not exceed; 0 if there are none.
 
         Raises `InvalidArgumentError` for a percentage outside 0 to 100.
         """
@@ -102,89 +102,96 @@ class Histogram:
         return 0.0
 
     def _value_of(self, bucket: int) -> float:
-        # The point of a bucket with the least relative error to both ends, kept within what was really seen.
+        # The point of a bucket with the least relative error to both ends, within the range of the values.
         value = 0.0 if bucket == _ZERO else 2 * math.exp((bucket + 1) / _BUCKETS_PER_E) / (_GAMMA + 1)
         return min(max(value, self.smallest), self.largest)
 
 
 def _outer_bucket(value: float) -> int:
     if not 0 <= value < math.inf:
-        raise InvalidArgumentError("value", value, "a histogram takes finite values of at least 0")
+        raise InvalidArgumentError("value", value, "must be finite and at least 0")
     return _ZERO if value < SMALLEST else _TOP
 
 
 @dataclass(frozen=True)
 class OperationSnapshot:
-    """One operation's numbers. Bytes and durations are those of the calls that succeeded: a failed call moved no known
-    amount, and the time it took says more about the timeout than about the network."""
+    """The numbers of one operation. Bytes and durations are those of successful calls: how much a failed call moved is
+    unknown, and its duration says more about the timeout than about the network."""
 
     count: int
-    """Calls, failed ones included."""
+    """Calls, including failed ones."""
     failures: int
+    """Failed calls."""
     bytes: int
+    """Bytes of the arrays that were passed."""
     seconds_total: float
+    """Seconds in all calls together."""
     p50: float
-    """Seconds; this and the other percentiles are within 2% of the true one."""
+    """The median duration in seconds. All percentiles are within 2% of the true one."""
     p95: float
+    """The 95th percentile of the duration in seconds."""
     p99: float
+    """The 99th percentile of the duration in seconds."""
     max: float
-    """Seconds, exact."""
+    """The longest duration in seconds, exact."""
 
 
 @dataclass(frozen=True)
 class CompressionSnapshot:
-    """What one strategy of compression did, over all arrays that went through it."""
+    """The numbers of one compression strategy, over all arrays."""
 
-    count: int
-    """Arrays, or buckets of them."""
-    bytes_before: int
-    """What this rank would have sent without compression."""
-    bytes_after: int
-    """What it has sent."""
-    codec_seconds: float
-    """Time spent on writing and reading the compressed form."""
-    residual_norm: float
-    """The length of what the last array left unsent, to be sent with the next; 0 where nothing is kept."""
-    nonfinite: int
-    """Elements that were infinite or not a number, and were skipped or clipped."""
+    count: int = 0
+    """Arrays, or buckets of arrays."""
+    bytes_before: int = 0
+    """Bytes that this rank would have sent without compression."""
+    bytes_after: int = 0
+    """Bytes that it has sent."""
+    codec_seconds: float = 0.0
+    """Seconds spent on encoding and decoding."""
+    residual_norm: float = 0.0
+    """The norm of the last array's residual (error feedback); 0 without error feedback."""
+    nonfinite: int = 0
+    """Elements that were infinite or NaN, and were skipped or clipped."""
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes: `bytes_before / bytes_after`."""
+        """The compression ratio: `bytes_before / bytes_after`."""
         return self.bytes_before / self.bytes_after if self.bytes_after else 1.0
 
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """What a context did since it was made, or since `reset()`."""
+    """What a context did since it was created, or since `reset()`. `print` shows it as a table.
+
+    print(ctx.metrics_snapshot())
+    json.dumps(ctx.metrics_snapshot().to_dict())
+    """
 
     operations: Mapping[str, OperationSnapshot]
     """By name, in alphabetical order."""
     bytes_sent: int
+    """Bytes sent to other ranks."""
     bytes_received: int
+    """Bytes received from other ranks."""
     messages_sent: int
+    """Messages sent to other ranks."""
     messages_received: int
+    """Messages received from other ranks."""
     compression: Mapping[str, CompressionSnapshot] = field(default_factory=dict[str, CompressionSnapshot])
-    """By the strategy's name, in alphabetical order; `none` is what AUTO left alone."""
+    """By the name of the strategy, in alphabetical order; `none` is what AUTO did not compress."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts and numbers, ready for `json.dumps`. Durations are in seconds."""
-        return {
-            "operations": {name: asdict(operation) for name, operation in self.operations.items()},
-            "bytes_sent": self.bytes_sent,
-            "bytes_received": self.bytes_received,
-            "messages_sent": self.messages_sent,
-            "messages_received": self.messages_received,
-            "compression": {name: {**asdict(one), "ratio": one.ratio} for name, one in self.compression.items()},
-        }
+        """Return plain dicts and numbers, ready for `json.dumps`. Durations are in seconds."""
+        compression = {name: {**asdict(one), "ratio": one.ratio} for name, one in self.compression.items()}
+        return {**asdict(self), "compression": compression}
 
     def __str__(self) -> str:
         head = ("operation", "count", "failed", "bytes", "total", "p50", "p95", "p99", "max")
         rows = [head, *(_row(name, operation) for name, operation in self.operations.items())]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = [
-            "  ".join(cell.rjust(width) if column else cell.ljust(width) for column, (cell, width) in enumerate(cells))
-            for cells in (list(zip(row, widths, strict=True)) for row in rows)
+            "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])))  # numbers to the right
+            for row in rows
         ]
         lines.append(f"sent {_size(self.bytes_sent)} in {self.messages_sent} messages")
         lines.append(f"received {_size(self.bytes_received)} in {self.messages_received} messages")
@@ -217,10 +224,13 @@ class _Operation:
 
 
 class DistributedMetrics:
-    """The numbers of one context, written by any of its threads. A record costs about a microsecond."""
+    """Collects the numbers of one context, from any thread. A record costs about a microsecond.
+
+    `ctx.metrics` is one; `ctx.metrics_snapshot()` returns its `snapshot()`.
+    """
 
     def __init__(self) -> None:
-        # One lock for all: it is held for well under a microsecond, and so a snapshot is of one moment.
+        # One lock for everything: it is held for less than a microsecond, and makes a snapshot consistent.
         self._lock = Lock()
         self._recent: dict[tuple[str, int], list[float]] = {}
         self._clear()
@@ -236,9 +246,9 @@ class DistributedMetrics:
         self._messages_received = 0
 
     def record_operation(self, name: str, seconds: float, nbytes: int, failed: bool = False) -> None:
-        """Counts a call of `name`. Of a failed one neither `seconds` nor `nbytes` is kept.
+        """Count a call of `name`. For a failed call, `seconds` and `nbytes` are ignored.
 
-        Raises `InvalidArgumentError` for a duration that is negative, infinite or no number; nothing is counted then.
+        Raises `InvalidArgumentError` if the duration is negative, infinite or NaN; nothing is counted then.
         """
         with self._lock:
             operation = self._operations.get(name) or _Operation()
@@ -250,16 +260,16 @@ class DistributedMetrics:
             self._operations[name] = operation
 
     def recent(self, name: str, nbytes: int) -> list[float] | None:
-        """A list of calls of `name` with so many bytes that went well, in seconds: for who cannot spare the microsecond
-        of `record_operation`. A snapshot counts them; `count_recent` is for when there are `MOST_RECENT`. None if there
-        are too many such lists."""
+        """Return a list to which the durations of successful calls of `name` with `nbytes` can be appended: for callers
+        that cannot spare the microsecond of `record_operation`. A snapshot counts them; call `count_recent` when there
+        are `MOST_RECENT`. None if there are too many such lists."""
         with self._lock:
             if len(self._recent) >= _MOST_KINDS:
                 return self._recent.get((name, nbytes))
             return self._recent.setdefault((name, nbytes), [])
 
     def count_recent(self) -> None:
-        """Counts what is in the lists that `recent` gave."""
+        """Count what is in the lists that `recent` returned."""
         with self._lock:
             self._count_recent()
 
@@ -282,9 +292,9 @@ class DistributedMetrics:
         residual: float = 0.0,
         nonfinite: int = 0,
     ) -> None:
-        """Counts an array that went by `strategy`: bytes that would have been sent, and that were."""
+        """Count an array that `strategy` compressed: `nbytes` would have been sent without it, `sent` were."""
         with self._lock:
-            last = self._compression.get(strategy) or CompressionSnapshot(0, 0, 0, 0.0, 0.0, 0)
+            last = self._compression.get(strategy) or CompressionSnapshot()
             self._compression[strategy] = CompressionSnapshot(
                 last.count + 1,
                 last.bytes_before + nbytes,
@@ -295,19 +305,19 @@ class DistributedMetrics:
             )
 
     def add_sent(self, nbytes: int, messages: int = 1) -> None:
-        """Counts what left for a peer."""
+        """Count what was sent to a peer."""
         with self._lock:
             self._bytes_sent += nbytes
             self._messages_sent += messages
 
     def add_received(self, nbytes: int, messages: int = 1) -> None:
-        """Counts what came from a peer."""
+        """Count what was received from a peer."""
         with self._lock:
             self._bytes_received += nbytes
             self._messages_received += messages
 
     def snapshot(self) -> MetricsSnapshot:
-        """The numbers of this moment."""
+        """Return the current numbers."""
         with self._lock:
             self._count_recent()
             return MetricsSnapshot(
@@ -320,7 +330,7 @@ class DistributedMetrics:
             )
 
     def reset(self) -> None:
-        """Starts again from nothing."""
+        """Set all numbers to zero."""
         with self._lock:
             self._clear()
 

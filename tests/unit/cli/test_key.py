@@ -74,7 +74,7 @@ def test_new_without_a_name_makes_the_default_one(store: ClusterStore) -> None:
 
 def test_new_does_not_touch_a_cluster_that_is_there(store: ClusterStore) -> None:
     cluster = store.create("lab")
-    assert "is there already" in refused(2, "new", "lab")
+    assert "already exists" in refused(2, "new", "lab")
     assert store.load("lab") == cluster
 
 

@@ -205,7 +205,7 @@ def test_a_place_outside_the_array_is_refused() -> None:
     places = message[packing.SIZE + 4 : packing.SIZE + 8].view(np.uint16)
     np.testing.assert_array_equal(places, [98, 99])
     places[1] = BLOCK - 1
-    with pytest.raises(ProtocolError, match="place 65535 of 100"):
+    with pytest.raises(ProtocolError, match="index 65535 is out of range for 100"):
         encoded.read(message)
 
 
@@ -214,7 +214,7 @@ def test_a_claim_of_very_many_elements_takes_no_memory() -> None:
     message[8:16].view(np.uint64)[...] = 1 << 40
     with pytest.raises(ProtocolError, match="claim to be 1099511627776 elements"):
         encoded.read(message)
-    with pytest.raises(ProtocolError, match="where 100 were due"):
+    with pytest.raises(ProtocolError, match="but 100 were expected"):
         encoded.read(message, 100)
 
 

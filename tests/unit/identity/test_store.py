@@ -110,7 +110,7 @@ def test_the_list_is_in_order_and_leaves_out_what_is_no_cluster(home: Path, stor
 @pytest.mark.parametrize("name", ["", "..", "../node_keypair", "a/b", "Lab", "x" * 33])
 def test_a_name_that_is_none_touches_no_file(store: ClusterStore, home: Path, name: str) -> None:
     for call in (store.load, store.create, store.rotate, store.load_or_create, store.path):
-        with pytest.raises(InvalidArgumentError, match="a name has"):
+        with pytest.raises(InvalidArgumentError, match="must have 1 to 32 characters"):
             call(name)
     assert not home.exists()
 
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_refused_without_showing_what_is_in_it(store: ClusterS
 def test_a_file_under_another_name_is_refused(home: Path, store: ClusterStore) -> None:
     store.create("lab")
     (home / "clusters" / "lab").rename(home / "clusters" / "attic")
-    assert "holds the secret of another cluster, 'lab'" in str(refused(store, "attic"))
+    assert "contains the secret of another cluster, 'lab'" in str(refused(store, "attic"))
 
 
 # --- which one is used ------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_ringfort_key_may_be_a_passphrase_under_the_name_of_ringfort_cluster(mon
 
 def test_a_key_of_another_cluster_than_was_named_is_refused() -> None:
     key = NetworkNamespace.generate("lab").join_code()
-    with pytest.raises(ConfigError, match="RINGFORT_KEY is of the cluster 'lab'"):
+    with pytest.raises(ConfigError, match="RINGFORT_KEY belongs to the cluster 'lab'"):
         current_namespace(Environment(key=key, cluster="attic"))
 
 

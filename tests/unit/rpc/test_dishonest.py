@@ -10,9 +10,8 @@ import pytest
 
 from ringfort.config import RpcConfig
 from ringfort.errors import InvalidMessageError, RpcOverloadedError, RpcPeerLostError
-from ringfort.rpc import references as references_module, values
+from ringfort.rpc import values
 from ringfort.rpc.agent import RpcAgent, RpcFuture
-from ringfort.rpc.framing import Request, overloaded
 from ringfort.rpc.inbound import Head
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.protocol import (
@@ -27,6 +26,7 @@ from ringfort.rpc.protocol import (
     pack_cancel,
     pack_count,
 )
+from ringfort.rpc.requests import Request, overloaded
 from tests.helpers.agents import PATIENCE, agents, until
 
 Buffers = Sequence[bytes | memoryview]
@@ -34,22 +34,22 @@ Buffers = Sequence[bytes | memoryview]
 
 def send(agent: RpcAgent, peer: int, kind: Kind, number: int, buffers: Buffers) -> None:
     """A message, whatever its number and size."""
-    agent._exchange._links[peer].post(Outgoing(Message(kind, number, buffers)))
+    agent._network.post(peer, Outgoing(Message(kind, number, buffers)))
 
 
 def request(agent: RpcAgent, peer: int, buffers: Buffers, *references: Reference) -> RpcFuture:
     """A request that no limit of the sender has been asked about; ends as the receiver answers it."""
-    calls = agent._exchange._calls
+    calls = agent._client.calls
     calls._max_in_flight = 1 << 30
     call = calls.open(peer, "a request", PATIENCE)
-    call.future.outgoing = Outgoing(Message(Kind.REQUEST, call.number, buffers, references))
-    agent._exchange._links[peer].post(call.future.outgoing)
-    return call.future
+    call.outgoing = Outgoing(Message(Kind.REQUEST, call.number, buffers, references))
+    agent._network.post(peer, call.outgoing)
+    return call
 
 
 def call_of(name: str, *args: object) -> list[bytes | memoryview]:
     """The buffers of an ordinary request."""
-    return list(values.Encoded(Request(name, PATIENCE, 0, list(args), {}), lambda _: None).buffers)
+    return list(values.Encoded(Request(name, PATIENCE, 0, list(args), {})).buffers)
 
 
 def test_a_request_above_the_receivers_limit_is_refused_there_and_takes_no_memory() -> None:
@@ -79,7 +79,7 @@ def test_more_requests_than_twice_what_may_be_in_flight_are_refused_there() -> N
         gate.set()
         wait(futures, PATIENCE)
         assert [future.exception() for future in futures[:8]] == [None] * 8
-        caller._exchange._calls._max_in_flight = 4
+        caller._client.calls._max_in_flight = 4
 
 
 def test_a_response_of_a_rank_that_was_not_called_is_nobodys() -> None:
@@ -89,9 +89,9 @@ def test_a_response_of_a_rank_that_was_not_called_is_nobodys() -> None:
         stranger.register("one", lambda: 1)
         future = caller.rpc_async(1, "work")
         assert begun.wait(PATIENCE)
-        (number,) = caller._exchange._calls._calls
-        wrong = list(values.Encoded("wrong", lambda _: None).buffers)
-        assert not caller._exchange._admit_response(2, Head(Kind.RESPONSE, number, 10, ()))  # it takes no memory
+        (number,) = caller._client.calls._calls
+        wrong = list(values.Encoded("wrong").buffers)
+        assert not caller._client.admit(2, Head(Kind.RESPONSE, number, 10, ()), [])  # it takes no memory
         send(stranger, 0, Kind.RESPONSE, number, wrong)
         assert caller.rpc_sync(2, "one") == 1  # its answer came behind the other
         assert not future.done()
@@ -106,7 +106,7 @@ def test_a_response_above_the_callers_limit_ends_the_call_and_takes_no_memory() 
         server.register("one", lambda: 1)
         future = caller.rpc_async(1, "work")
         assert begun.wait(PATIENCE)
-        (number,) = caller._exchange._calls._calls
+        (number,) = caller._client.calls._calls
         send(server, 0, Kind.RESPONSE, number, [bytes(100_001)])
         with pytest.raises(InvalidMessageError, match=r"the result of work on rank 1 has 100001 bytes, .* is 100000"):
             future.result(PATIENCE)
@@ -126,16 +126,17 @@ def test_of_a_request_whose_rest_never_comes_nothing_is_held(end: str) -> None:
         owner.register("one", lambda: 1)
         rref = caller.remote(2, "one")
         assert rref.to_here() == 1
-        name = caller._exchange.references.giver(1)(rref)
+        name = caller._references.name_of(rref)
         assert name is not None
-        caller._exchange._links[1].control(part(99, name))
+        caller._references.give([name], 1)
+        caller._network.post(1, part(99, name))
         until(lambda: server.stats().arriving == 1, "it has not come")
         assert server.stats().held_bytes == 1000
         del rref
         if end == "lost":
             caller.drop()
         else:
-            caller._exchange._links[1].control(pack_cancel(99))
+            caller._network.post(1, pack_cancel(99))
         until(lambda: not any(server.stats()), f"something is left: {server.stats()}")
         until(lambda: owner.stats().references == 0, "a reference in it was not let go")
 
@@ -145,8 +146,9 @@ def test_references_in_a_request_that_is_refused_are_let_go() -> None:
         owner.register("one", lambda: 1)
         rref = caller.remote(2, "one")
         assert rref.to_here() == 1
-        name = caller._exchange.references.giver(1)(rref)
+        name = caller._references.name_of(rref)
         assert name is not None
+        caller._references.give([name], 1)
         with pytest.raises(InvalidMessageError, match="max_message_bytes"):
             request(caller, 1, [bytes(200_000)], name).result(PATIENCE)
         del rref
@@ -156,13 +158,13 @@ def test_references_in_a_request_that_is_refused_are_let_go() -> None:
 def test_of_a_request_that_is_refused_at_its_first_frame_the_rest_is_not_sent() -> None:
     with agents(2) as (caller, server):
         server.register("one", lambda: 1)
-        link = server._exchange._links[0]
+        link = server._network.links[0]
         with link.reading:  # it reads nothing, so most of the request cannot have left
             future = request(caller, 1, [bytes(100 << 20)])
             outgoing = future.outgoing
             assert outgoing is not None
-            (number,) = caller._exchange._calls._calls
-            failure = values.Encoded(overloaded("no").failure, lambda _: None)
+            (number,) = caller._client.calls._calls
+            failure = values.Encoded(overloaded("no"))
             send(server, 0, Kind.ERROR, number, list(failure.buffers))
             with pytest.raises(RpcOverloadedError):
                 future.result(PATIENCE)
@@ -177,9 +179,9 @@ def test_of_a_request_that_is_refused_at_its_first_frame_the_rest_is_not_sent() 
 def test_a_request_that_comes_while_an_agent_closes_is_not_answered_but_ends() -> None:
     with agents(2) as (caller, server):
         server.register("one", lambda: 1)
-        server._exchange.serving.close()  # what closing does first
+        server._serving.close()  # what closing does first
         future = caller.rpc_async(1, "one")
-        rref = caller._exchange.references.new(1)
+        rref = caller._references.new(1)
         until(lambda: server.stats().references == 1, "what was said after the request has not come")
         assert server.stats().serving == 0
         assert not future.done()
@@ -213,14 +215,12 @@ def test_more_references_than_a_rank_keeps_are_refused_there_and_others_work_whe
         until(lambda: server.stats().references == 0, "something is kept that nobody holds")
 
 
-def test_a_rank_that_counts_references_without_end_is_lost_and_nothing_of_it_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(references_module, "_SLACK", 10)
+def test_a_rank_that_counts_references_without_end_is_lost_and_nothing_of_it_is_kept() -> None:
     with agents(3, config=RpcConfig(max_references=5)) as (flooder, server, other):
+        server._references._slack = 10
         server.register("one", lambda: 1)
         for number in range(100):
-            flooder._exchange._links[1].control(pack_count(Count(Reference(1, 0, number), 0, 1)))
+            flooder._network.post(1, pack_count(Count(Reference(1, 0, number), 0, 1)))
         until(lambda: not server.is_alive(0), "it goes on to be heard")
         until(lambda: server.stats().references == 0, "what it asked for is kept")
         assert other.rpc_sync(1, "one") == 1

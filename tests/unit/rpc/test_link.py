@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -74,7 +73,7 @@ class Scene:
         near.setblocking(False)
         self.stream = Scripted(near)
         self.stuck: list[Link] = []
-        self.link = Link(1, near, self.stream, lambda _: True, self.stuck.append, lambda: None)
+        self.link = Link(1, near, self.stream, lambda line, head: True, self.stuck.append, lambda: None)
 
     def close(self) -> None:
         self.link.close()
@@ -118,7 +117,7 @@ def test_a_link_that_is_broken_sends_nothing_and_says_that_it_is_done_with_what_
     done: list[int] = []
     scene.link.broken = "out of step"
     scene.link.post(Outgoing(answer(1), done=lambda: done.append(1)))
-    scene.link.control(pack_cancel(1))
+    scene.link.post(pack_cancel(1))
     assert done == [1]
     assert scene.stream.sent == b""
     assert scene.link.is_flushed
@@ -155,7 +154,7 @@ class Watched(Scene):
         self.events: list[Event] = []
         self.ended: list[str] = []
         self.has_ended = threading.Event()
-        self.future = RpcFuture(lambda: True, 1, time.monotonic() + 10 * PATIENCE)
+        self.future = RpcFuture(1, 1, "a call", 10 * PATIENCE, lambda _: True)
         self.poller = Poller("test", self._handle, self._lost, lambda _: None, lambda: False)
 
     def _handle(self, link: Link, event: Event) -> None:

@@ -25,7 +25,7 @@ class Workers:
         answer = self._answer(worker, item)
         if isinstance(answer, RpcNoConnectionError):
             raise answer
-        future = RpcFuture(lambda: True, worker, 0.0)
+        future = RpcFuture(0, worker, "a call", 1.0, lambda _: True)
         if isinstance(answer, Exception):
             future.set_exception(answer)
         elif answer is not None:

@@ -63,7 +63,7 @@ def test_a_worker_that_waits_runs_what_is_deeper_and_nothing_else() -> None:
         first = Task(outer, depth=1)
         assert made.submit(first)
         assert waits.wait(20)
-        until(lambda: bool(made._helping), "it does not help")
+        until(lambda: bool(made._waiting), "it does not help")
         shallow = Task(lambda: order.append("shallow"), depth=1)
         deep = Task(lambda: order.append("deep"), depth=2)
         assert made.submit(shallow)

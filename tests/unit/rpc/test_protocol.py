@@ -152,10 +152,10 @@ def test_a_request_that_was_given_up_is_forgotten_and_not_sent_on() -> None:
     feed(inbound, first)
     assert inbound.arriving == 1
     outgoing.withdrawn = True
-    outbound.control(pack_cancel(5))
+    outbound.post(pack_cancel(5))
     rest = drain(outbound)
     assert len(rest) == HEADER.size
-    assert feed(inbound, rest) == [Cancelled(5, 10 * CHUNK)]
+    assert feed(inbound, rest) == [Cancelled(5)]
     assert inbound.arriving == 0
     assert done == [True]
 
@@ -164,7 +164,7 @@ def test_a_response_that_was_given_up_is_no_cancel_of_a_request_of_the_same_numb
     outbound, inbound = Outbound(), Inbound(lambda _: True)
     for kind in (Kind.REQUEST, Kind.RESPONSE):
         outbound.post(Outgoing(Message(kind, 5, [bytes(2 * CHUNK)])))
-    outbound.control(pack_cancel(5, of_response=True))
+    outbound.post(pack_cancel(5, of_response=True))
     frames: list[bytes] = []
     while outbound.is_active:
         head, body = outbound.pieces()

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import pytest
 from hypothesis import example, given, strategies as st
 
-from ringfort.rpc import references as references_module
-from ringfort.rpc.framing import Failed
 from ringfort.rpc.inbound import Inbound
-from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.protocol import Count, Reference
-from ringfort.rpc.references import References, RRef
+from ringfort.rpc.references import SLACK, References, RRef
+from ringfort.rpc.requests import Failure
 
 RANKS = 3
 
@@ -21,30 +18,23 @@ RANKS = 3
 class Wire:
     """What one rank has told another of counts, in order."""
 
-    is_open = True
-    broken: str | None = None
-
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
+    def __init__(self) -> None:
         self.frames: deque[bytes] = deque()
         self.sent = self.arrived = 0
 
-    def control(self, frame: bytes) -> None:
+    def post(self, frame: bytes) -> None:
         self.frames.append(frame)
         self.sent += 1
-
-    def post(self, outgoing: Outgoing) -> None:
-        raise AssertionError("only counts are sent")
 
 
 class World:
     """Ranks that hold references, and messages on the way between them."""
 
     def __init__(self) -> None:
-        self.wires = {(a, b): Wire(b) for a in range(RANKS) for b in range(RANKS)}
+        self.wires = {(a, b): Wire() for a in range(RANKS) for b in range(RANKS)}
         self.soon: list[deque[Any]] = [deque() for _ in range(RANKS)]
         self.ranks = [
-            References(rank, lambda peer, rank=rank: self.wires[rank, peer], self.soon[rank].append)
+            References(rank, lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame), self.soon[rank].append)
             for rank in range(RANKS)
         ]
         self.held: list[list[RRef]] = [[] for _ in range(RANKS)]
@@ -61,8 +51,9 @@ class World:
     def give(self, giver: int, to: int, which: int) -> None:
         if self.held[giver]:
             rref = self.held[giver][which % len(self.held[giver])]
-            name = self.ranks[giver].giver(to)(rref)
+            name = self.ranks[giver].name_of(rref)
             assert name is not None
+            self.ranks[giver].give([name], to)
             self.messages.append((giver, to, name, self.wires[giver, to].sent))
 
     def arrive(self, which: int) -> None:
@@ -70,7 +61,7 @@ class World:
             giver, to, name, behind = self.messages.pop(which % len(self.messages))
             while self.wires[giver, to].arrived < behind:
                 self.deliver(giver, to)
-            self.held[to].append(self.ranks[to].taken(name))
+            self.held[to].append(RRef(self.ranks[to], name))
 
     def drop(self, rank: int, which: int) -> None:
         if self.held[rank]:
@@ -176,7 +167,7 @@ def test_who_asks_for_what_a_lost_rank_was_about_to_ask_for_is_not_kept_waiting(
     assert not outcome.done()
     owner.lost(0)
     for asked in (outcome, owner.outcome(after, 0)):
-        assert isinstance(asked.result(0), Failed)
+        assert isinstance(asked.result(0), Failure)
     assert len(owner) == 0
 
 
@@ -203,8 +194,8 @@ def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def owner_of_rank_0(most: int) -> References:
-    return References(0, Wire, lambda work: None, world_size=RANKS, most=most)  # type: ignore[arg-type, return-value]
+def owner_of_rank_0(most: int, slack: int = SLACK) -> References:
+    return References(0, lambda peer, frame: None, lambda work: None, world_size=RANKS, most=most, slack=slack)
 
 
 def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_of_one() -> None:
@@ -222,13 +213,10 @@ def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_o
     assert owner.kept_for(1) == 2
 
 
-def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(references_module, "_SLACK", 3)
-    owner = owner_of_rank_0(2)
+def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it_late() -> None:
+    owner = owner_of_rank_0(2, slack=3)
     wrong = [owner.count(Count(Reference(0, 1, number), 1, 1), 1) for number in range(100)]
-    assert wrong == [""] * 5 + ["it goes on to ask for values to be kept: max_references here is 2"] * 95
+    assert wrong == [""] * 5 + ["it keeps asking for values to be kept: max_references here is 2"] * 95
     assert len(owner) == 5
     assert owner.count(Count(Reference(0, 2, 1), 2, 1), 2) == ""  # another rank's are its own
     assert owner.count(Count(Reference(0, 1, 0), 2, 1), 1) == ""  # and so are those that it has
@@ -236,7 +224,7 @@ def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it
 
 def test_a_holder_that_is_no_rank_is_refused() -> None:
     owner = owner_of_rank_0(2)
-    assert owner.count(Count(Reference(0, 1, 1), RANKS, 1), 1) == "it speaks of rank 3, and there is none"
+    assert owner.count(Count(Reference(0, 1, 1), RANKS, 1), 1) == "it sent a count for rank 3, which does not exist"
     assert len(owner) == 0
 
 

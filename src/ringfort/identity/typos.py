@@ -1,7 +1,7 @@
-"""A join code as a person typed it: taking it apart, and saying where it is likely wrong. Pure.
+"""Parse a join code as a person typed it, and find the likely typo. Pure.
 
-Nothing here mends a code. A guess that is right tells where to look; a guess that was acted on could join the wrong
-cluster. A message shows at most one group of the code: 20 of the secret's 256 bits.
+No code is corrected automatically: a wrong guess could join the wrong cluster. A message shows at most one group of the
+code, which is 20 of the 256 bits of the secret.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ PREFIX = "ringfort"
 VERSION = 1
 GROUP = 4
 SYMBOLS = 60
-"""Of a code after its name: version, the name's length, 52 for the secret, 6 for the checksum. Fifteen groups."""
+"""Symbols after the name: version, length of the name, 52 for the secret, 6 for the checksum. Fifteen groups."""
 MAX_NAME = 32
 NAME = re.compile(rf"(?=.{{1,{MAX_NAME}}}\Z)[a-z0-9]+(-[a-z0-9]+)*\Z")
-"""Safe as a file name, in a shell and in a discovery record; and its length fits one symbol."""
+"""Safe as a file name, in a shell and in a discovery record; its length fits in one symbol."""
 
 _NAME_LETTERS = ascii_lowercase + digits + "-"
-# Spaces and everything that a word processor or a phone makes of a hyphen.
+# Spaces, and everything that word processors and phones turn a hyphen into.
 _SEPARATORS = re.compile(r"[\s\-_\u00ad\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+")
 
 
 class Fault(NamedTuple):
-    """What is wrong, and in which group if that is known."""
+    """What is wrong, and in which group, if that is known."""
 
     why: str
     group: int | None = None
 
 
 def normalise(text: str) -> str | None:
-    """What follows the prefix, in small letters and with single dashes; None if the prefix is not there."""
+    """What follows the prefix, in lower case and with single dashes; None if there is no prefix."""
     text = _SEPARATORS.sub("-", text.strip().lower()).strip("-")
     return text[len(PREFIX) :].strip("-") if text.startswith(PREFIX) else None
 
 
 def split(rest: str, count: int = SYMBOLS) -> tuple[str, str]:
-    """The name, and the last `count` letters without their dashes (fewer if there are fewer)."""
+    """The name, and the last `count` letters without their dashes (or fewer, if there are not so many)."""
     at = len(rest)
     while count and at:
         at -= 1
@@ -51,20 +51,20 @@ def split(rest: str, count: int = SYMBOLS) -> tuple[str, str]:
 
 
 def explain(rest: str) -> Fault:
-    """The likeliest fault of a code that does not check."""
+    """Return the most likely fault of a code whose checksum is wrong."""
     name, letters = split(rest)
-    # What the checksum confirms comes before what can only be counted.
+    # Faults that the checksum confirms come before those that can only be counted.
     for look in (_slip_in_letters, _slip_in_name, _wrong_length, _strange_letter, _missing_groups, _strange_letters):
         faults = list(look(rest, name, letters))
         if len(faults) == 1:
             return faults[0]
     if not NAME.match(name):
-        return Fault(f"it is too long, or its name {name[:MAX_NAME]!r} is none: a-z, 0-9 and single dashes")
+        return Fault(f"it is too long, or its name {name[:MAX_NAME]!r} is invalid: a-z, 0-9 and single dashes")
     return Fault("more than one letter is wrong; compare it with the original group by group")
 
 
 def _slip_in_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """One wrong letter, or two neighbours swapped, in a code of the right length."""
+    """One letter is wrong, or two neighbours are swapped, in a code of the right length."""
     wrong = _residue(name, letters)
     if wrong is None:
         return
@@ -80,7 +80,7 @@ def _slip_in_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
 
 
 def _slip_in_name(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """One letter of the name wrong, missing or too many, or two neighbours swapped."""
+    """One letter of the name is wrong, missing or extra, or two neighbours are swapped."""
     places = range(len(name))
     candidates = {
         *(_put(name, place, letter) for place in places for letter in _NAME_LETTERS),
@@ -88,7 +88,7 @@ def _slip_in_name(rest: str, name: str, letters: str) -> Iterator[Fault]:
         *(_put(name, place, "") for place in places),
         *(_swap(name, place) for place in places[:-1]),
     }
-    # The code knows how long its name is; without that, a hundred times as many would have to be tried.
+    # The code contains the length of its name; without it, a hundred times as many would have to be tried.
     length = VALUES.get(letters[1], -1) + 1 if len(letters) == SYMBOLS else 0
     for candidate in sorted(candidates):
         if len(candidate) == length and _residue(candidate, letters) == 0:
@@ -96,7 +96,7 @@ def _slip_in_name(rest: str, name: str, letters: str) -> Iterator[Fault]:
 
 
 def _wrong_length(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """One letter missing, one too many, or one group too many. The first that checks: in a run all places are alike."""
+    """One letter is missing or extra, or one group is extra. The first match: in a run of equal letters all match."""
     name, letters = split(rest, SYMBOLS - 1)
     for place in range(SYMBOLS):
         changes = effect(SYMBOLS - 1 - place)
@@ -111,12 +111,12 @@ def _wrong_length(rest: str, name: str, letters: str) -> Iterator[Fault]:
         for place in range(0, len(letters), extra):
             if _residue(name, letters[:place] + letters[place + extra :]) == 0:
                 group = _group_of(place)
-                yield Fault(f"group {group}: {what} is too many: {letters[place : place + extra]!r}", group)
+                yield Fault(f"group {group}: remove {what}: {letters[place : place + extra]!r}", group)
                 return
 
 
 def _strange_letter(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """One letter that no code has; the checksum tells what belongs there."""
+    """One letter that no code contains; the checksum tells the right one."""
     strange = _strange(letters)
     if len(strange) == 1:
         rights = (_put(letters, strange[0], letter) for letter in ALPHABET)
@@ -124,7 +124,7 @@ def _strange_letter(rest: str, name: str, letters: str) -> Iterator[Fault]:
 
 
 def _missing_groups(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """Whole groups missing: the first has the version and the length of the name, and so tells where the name ends."""
+    """Whole groups are missing. The first group has the version and the length of the name, so the name is known."""
     for count in range(SYMBOLS // GROUP - 1, 0, -1):
         shorter, found = split(rest, count * GROUP)
         if NAME.match(shorter) and [VALUES.get(letter) for letter in found[:2]] == [VERSION, len(shorter) - 1]:
@@ -137,13 +137,13 @@ def _missing_groups(rest: str, name: str, letters: str) -> Iterator[Fault]:
 
 
 def _strange_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """Letters that no code has."""
+    """Letters that no code contains."""
     strange = _strange(letters)
     if strange:
         groups = sorted({_group_of(place) for place in strange})
         found = " ".join(sorted({ascii(letters[place]) for place in strange}))
         where = f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
-        yield Fault(f"{where}: {found}: a code has only digits and letters, and no u", groups[0])
+        yield Fault(f"{where}: {found}: a code has only digits and letters, but no u", groups[0])
 
 
 def _strange(letters: str) -> list[int]:
@@ -151,7 +151,7 @@ def _strange(letters: str) -> list[int]:
 
 
 def _residue(name: str, letters: str) -> int | None:
-    """0 for a code that checks; None for what cannot be one."""
+    """0 for a valid code; None if it cannot be one."""
     if len(letters) != SYMBOLS or not NAME.match(name) or any(letter not in VALUES for letter in letters):
         return None
     return residue(name, [VALUES[letter] for letter in letters])

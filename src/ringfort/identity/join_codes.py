@@ -1,0 +1,69 @@
+"""Join codes: the name and secret of a cluster in a form that people can read out, type and photograph. Pure.
+
+    ringfort-default-16k7-qf3m-2x9r-...        ringfort · name · fifteen groups of four
+
+After the name: one symbol for the version, one for the length of the name, 52 for the 256 bits of the secret and 6 for
+a checksum that covers the name too. Case is ignored, as are spaces and dashes outside the name; O, I and L are read as
+0, 1 and 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ringfort.errors import InvalidArgumentError, InvalidKeyError, JoinCodeError
+from ringfort.identity import typos
+from ringfort.identity.base32 import (
+    CHECKSUM_SYMBOLS,
+    VALUES,
+    checksum,
+    from_symbols,
+    grouped,
+    residue,
+    to_symbols,
+    to_text,
+)
+
+SECRET_BYTES: Final = 32
+
+_MAX_TEXT = 1024
+"""Characters. A code has at most 116; a much longer text was pasted by mistake."""
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it is a valid name of a cluster. Raises `InvalidArgumentError`."""
+    if not typos.NAME.match(name):
+        raise InvalidArgumentError(
+            "cluster", name, f"must have 1 to {typos.MAX_NAME} characters: a-z, 0-9 and single dashes between them"
+        )
+    return name
+
+
+def encode(name: str, secret: bytes) -> str:
+    """Return the join code. Raises `InvalidArgumentError` and `InvalidKeyError` for an invalid name or secret."""
+    check_name(name)
+    if len(secret) != SECRET_BYTES:
+        raise InvalidKeyError("secret", f"must have {SECRET_BYTES} bytes, not {len(secret)}")
+    symbols = [typos.VERSION, len(name) - 1, *to_symbols(secret)]
+    return f"{typos.PREFIX}-{name}-{grouped(to_text([*symbols, *checksum(name, symbols)]), typos.GROUP)}"
+
+
+def decode(text: str, *, source: str = "join code") -> tuple[str, bytes]:
+    """Return the name and the secret. Raises a `JoinCodeError` that begins with `source` and says where the likely
+    error is."""
+    rest = typos.normalise(text) if len(text) <= _MAX_TEXT else None
+    if rest is None:
+        raise JoinCodeError(f"a join code begins with {typos.PREFIX}-", name=source)
+    name, letters = typos.split(rest)
+    symbols = [VALUES[letter] for letter in letters if letter in VALUES]
+    if len(symbols) != typos.SYMBOLS or not typos.NAME.match(name) or residue(name, symbols):
+        why, group = typos.explain(rest)
+        raise JoinCodeError(why, name=source, group=group)
+    if symbols[:2] != [typos.VERSION, len(name) - 1]:
+        raise JoinCodeError(
+            "it was made by another version of ringfort; install the same version on both machines", name=source
+        )
+    try:
+        return name, from_symbols(symbols[2:-CHECKSUM_SYMBOLS])
+    except ValueError:
+        raise JoinCodeError("it was not made by ringfort", name=source) from None
