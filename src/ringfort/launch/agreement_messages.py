@@ -81,7 +81,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     attempt: Count
 
 
-class Go(msgspec.Struct, frozen=True, tag="is_clear"):
+class Go(msgspec.Struct, frozen=True, tag="go"):
     """From the first: all are ready."""
 
     epoch: Key

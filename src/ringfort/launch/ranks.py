@@ -1,4 +1,4 @@
-"""The ranks of one machine: what each is told, who of them failed first, and how they are stopped."""
+"""The ranks of one machine under `ringfort run`: their environment, their output, their failures and their end."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from ringfort.launch.processes import Child, Children
 from ringfort.launch.show import Shown
 
 STOP_SECONDS: Final = 10.0
-"""How long ranks may take to end by a signal before they are killed: enough to finish a step and write a checkpoint,
-and what container engines give too."""
-BLAME_SECONDS: Final = 1.0
-"""How long to wait, after a rank lost another of this machine, for that other to end too."""
-BLAME_AFAR_SECONDS: Final = 3.0
-"""The same where the other may be on another machine: the launcher there says what became of it, or is itself lost.
-Ranks and launchers have the same patience, so they find that out within a second or two of each other."""
+"""How long ranks may take to end after a signal before they are killed: enough to finish a step and write a checkpoint,
+and what container engines allow too."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the ranks run, and what they are told beside their place."""
+    """What the ranks run, and the settings that all ranks share."""
 
     command: Sequence[str]
     """After the interpreter's name."""
@@ -39,13 +34,13 @@ class Program:
     patience: float = DEFAULT_PATIENCE
     max_restarts: int = 0
     step_file: str | None = None
-    """Where they write how far they are."""
+    """The file in which ranks count their steps."""
 
 
 def rank_variables(assignment: Assignment, local_rank: int, program: Program, interface: str = "") -> dict[str, str]:
-    """The environment of a rank: torchrun's names, so that programs written for it work, and Ringfort's.
+    """The environment of a rank: torchrun's variables, so that programs written for it work, and Ringfort's.
 
-    `interface` is the one that leads to the others. What a person has set is left alone.
+    `interface` is the one that leads to the other machines. Variables that the user has set stay as they are.
     """
     place, rank = assignment.place, assignment.first_rank + local_rank
     variables = {
@@ -63,7 +58,7 @@ def rank_variables(assignment: Assignment, local_rank: int, program: Program, in
         "RINGFORT_MASTER": format_address(place.host, place.ringfort_port),
         "RINGFORT_PATIENCE": f"{program.patience:g}",
         "RINGFORT_RESTART_COUNT": assignment.restarts,
-        # Libraries look for these to see that a launcher has set everything up. The store is rank 0's own.
+        # Libraries look for these to recognise a launcher. The store belongs to rank 0, not to an agent.
         "TORCHELASTIC_RUN_ID": program.run,
         "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
         "TORCHELASTIC_MAX_RESTARTS": program.max_restarts,
@@ -71,13 +66,13 @@ def rank_variables(assignment: Assignment, local_rank: int, program: Program, in
     }
     if program.step_file is not None:
         variables[STEP_FILE] = program.step_file
-    wishes = {"PYTHONUNBUFFERED": "1"}  # else lines wait in the rank until there are kilobytes of them
+    defaults = {"PYTHONUNBUFFERED": "1"}  # without it, lines wait in the rank until there are kilobytes of them
     if assignment.local_world_size > 1:
-        wishes["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
+        defaults["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
     if interface:
-        wishes |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
-    wishes = {name: value for name, value in wishes.items() if not is_set(name)}
-    return {name: str(value) for name, value in variables.items()} | wishes
+        defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    defaults = {name: value for name, value in defaults.items() if not is_set(name)}
+    return {name: str(value) for name, value in variables.items()} | defaults
 
 
 class MachineRanks:
@@ -87,45 +82,43 @@ class MachineRanks:
         self._children = children
         self._host = host
         self._drawings: dict[tuple[Child, bool], Drawing] = {}
-        self._blame_at = inf
         self._kill_at = inf
         self._is_alone = True
-        self._seen = 0
         self.was_stopped = False
-        """A signal was passed on, so how they end says nothing any more."""
+        """A signal was sent to them, so their exit codes mean nothing any more."""
 
     def start(self, assignment: Assignment, program: Program, interface: str, listener: socket.socket | None) -> None:
-        """Start them all. Rank 0 gets `listener`; the machine's first rank also what is piped into the launcher."""
+        """Start all ranks. The first one gets `listener`, if there is one, and the launcher's standard input."""
         self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
+            passed = [listener.fileno()] if listener is not None and local_rank == 0 else []
             variables = rank_variables(assignment, local_rank, program, interface)
-            has_listener = listener is not None and local_rank == 0
-            variables["RINGFORT_LISTEN_FD"] = str(listener.fileno()) if listener and has_listener else ""
+            variables["RINGFORT_LISTEN_FD"] = "".join(map(str, passed))
             self._children.start(
                 assignment.first_rank + local_rank,
                 [sys.executable, *_marks(assignment, local_rank), *program.command],
                 variables,
                 stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
-                pass_fds=(listener.fileno(),) if listener and has_listener else (),
+                pass_fds=passed,
             )
 
     @property
     def is_over(self) -> bool:
-        """Whether all have ended and all their output was read."""
+        """Whether all ranks have ended and all their output was read."""
         return self._children.is_over
 
     @property
     def ended_well(self) -> bool:
-        """Whether that is so, and none of them failed."""
+        """Whether all ranks have ended, and none of them failed."""
         return self.is_over and not self._children.failed
 
     @property
     def running(self) -> int:
-        """How many have not ended."""
+        """How many ranks have not ended."""
         return sum(child.exit_code is None for child in self._children.children)
 
     def poll(self) -> list[Shown]:
-        """What the ranks wrote and what changed in it; waits a moment for it."""
+        """Wait a moment for output of the ranks, and return what changed."""
         written = {(output.child, output.is_error): output.data for output in self._children.poll()}
         now = time.monotonic()
         if now >= self._kill_at:
@@ -137,7 +130,7 @@ class MachineRanks:
             data = written.get((child, is_error))
             rows = drawing.feed(now, data) if data else []
             rows += drawing.finished(now)
-            # A process that left its group may hold the stream open when all others have ended.
+            # A process that left its group may hold the stream open after all ranks have ended.
             if data == b"" or self._children.is_over:
                 rows += drawing.end()
             child.keep([row.text for row in rows])
@@ -146,38 +139,24 @@ class MachineRanks:
         return shown
 
     def failure(self) -> Failure | None:
-        """The first of these ranks that failed, as soon as it is known which; none after `stop`."""
-        if self.was_stopped:
-            return None
-        now = time.monotonic()
-        patience = BLAME_SECONDS if self._is_alone else BLAME_AFAR_SECONDS
-        for child in self._children.failed[self._seen :]:
-            self._blame_at = min(self._blame_at, now + (patience if self._of(child).is_victim else 0.0))
-        self._seen = len(self._children.failed)
-        is_known = now >= self._blame_at or (self._is_alone and self.is_over)
-        if not self._seen or not is_known:
-            return None
-        return min(map(self._of, self._children.failed), key=lambda failure: failure.is_victim)
-
-    def _of(self, child: Child) -> Failure:
-        assert child.exit_code is not None
-        return Failure.of_rank(child.number, self._host, child.exit_code, child.tail)
+        """The first failure among these ranks, once it is known; None after `stop`."""
+        return None if self.was_stopped else self._children.first_failure(self._host, is_alone=self._is_alone)
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Pass `signum` on; what still runs a while later is killed."""
+        """Send `signum` to all ranks; those that still run a while later are killed."""
         self.was_stopped = True
         self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
         self._children.signal(signum)
 
     def kill(self) -> None:
-        """At once."""
+        """Kill all ranks at once."""
         self.was_stopped = True
         self._children.signal(signal.SIGKILL)
 
 
 def _marks(assignment: Assignment, local_rank: int) -> list[str]:
-    """The interpreter's options by which torch's plug-in knows that it is to look for plaintext groups, in one rank of
-    each machine; see torch/plaintext.py."""
+    """Interpreter options that tell our torch plug-in, in one rank per machine, to warn of plaintext groups
+    (torch/plaintext.py)."""
     if assignment.group_world_size == 1 or local_rank != 0 or Environment.from_mapping().encryption == "off":
         return []
     end = assignment.first_rank + assignment.local_world_size
@@ -185,9 +164,9 @@ def _marks(assignment: Assignment, local_rank: int) -> list[str]:
 
 
 def _standard_input() -> IO[bytes] | int:
-    """What is piped in is passed on. A terminal is not: the ranks have sessions of their own and could not read it."""
+    """Pass on a pipe, but not a terminal: ranks have sessions of their own and could not read it."""
     stream = sys.stdin
     try:
         return subprocess.DEVNULL if stream is None or stream.isatty() else stream.fileno()  # pyright: ignore[reportUnnecessaryComparison]
-    except (OSError, ValueError):  # closed, or no file at all
+    except (OSError, ValueError):  # closed, or not a file
         return subprocess.DEVNULL

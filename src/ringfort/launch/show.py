@@ -15,8 +15,7 @@ from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
 from ringfort.launch.drawing import Row
-from ringfort.launch.failure_report import Failure
-from ringfort.launch.local_ranks import describe_exit
+from ringfort.launch.failure_report import Failure, describe_exit
 
 DRAW_SECONDS: Final = 0.1
 """Between two drawings of the rows that change: as often as tqdm draws, and enough for the eye."""

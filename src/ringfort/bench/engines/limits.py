@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ringfort.bench.engines.base import Bound, OneByOne, Seat
+from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
 from ringfort.config import KIB, parse_address
@@ -38,7 +38,7 @@ def on_a_page(nbytes: int) -> memoryview:
     return view
 
 
-class SocketsEngine(OneByOne):
+class SocketsEngine(Engine):
     """Bare non-blocking sockets, with the socket options of `transport.tcp`."""
 
     name: ClassVar[str] = "sockets"
@@ -47,12 +47,6 @@ class SocketsEngine(OneByOne):
         "sockets, not added and in no frames"
     )
     packages: ClassVar[tuple[str, ...]] = ("numpy",)
-    install: ClassVar[str] = "pip install ringfort"
-
-    @classmethod
-    def available(cls) -> bool:
-        """Always."""
-        return True
 
     def setup(self, seat: Seat) -> None:
         """Each rank connects to the next."""
@@ -108,13 +102,10 @@ class SocketsEngine(OneByOne):
                 got += count
                 moved += count
             if not moved:
-                self._wait(read=got < nbytes, write=sent < nbytes)
-
-    def _wait(self, *, read: bool, write: bool) -> None:
-        select.select([self._into] if read else [], [self._out] if write else [], [])
+                select.select([self._into] if got < nbytes else [], [self._out] if sent < nbytes else [], [])
 
     def barrier(self) -> object:
-        """Each byte from the rank before says that one rank more has come."""
+        """Each byte from the previous rank means that one more rank has arrived."""
         byte = memoryview(bytearray(1))
         for _ in range(self._seat.world_size - 1):
             self._exchange(byte, byte, 1)
