@@ -6,14 +6,14 @@ moment, so that a fast engine is not measured cold because a slow one was called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.ours import RingfortEngine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.results import Row, Timing
-from ringfort.bench.workers import Message, Workers, WorkersFailedError
+from ringfort.bench.workers import Message, WorkersFailedError
 
 BURST_SECONDS = 0.02
 """Per burst: long compared with the barrier between bursts, short compared with the drift of a machine."""
@@ -27,6 +27,8 @@ WARM_UP_SECONDS = 0.2
 
 Round = Mapping[str, int]
 """How many calls each engine makes."""
+Ask = Callable[..., Sequence[Message]]
+"""`Workers.ask`: gives a command to all ranks of an engine, and returns their answers."""
 
 
 def plan_rounds(seconds: Mapping[str, float], options: Options) -> list[Round]:
@@ -52,8 +54,8 @@ class Schedule:
     A failure of our own engine ends the run. Another engine that fails is reported, and left out from then on.
     """
 
-    def __init__(self, workers: Mapping[str, Workers], lost: Mapping[str, str], options: Options) -> None:
-        self._workers = dict(workers)
+    def __init__(self, engines: Mapping[str, Ask], lost: Mapping[str, str], options: Options) -> None:
+        self._engines = dict(engines)
         self._lost = dict(lost)
         """Engines that failed, and why."""
         self._options = options
@@ -62,7 +64,7 @@ class Schedule:
         """Measure one case. `on_part` is told which share of it is done."""
         skipped: dict[str, str] = {}
         seconds: dict[str, float] = {}
-        for name in list(self._workers):
+        for name in list(self._engines):
             taken = self._prepare(name, case, skipped)
             if taken is not None:
                 seconds[name] = taken
@@ -74,14 +76,14 @@ class Schedule:
                 if answers is not None:
                     times[name].append([answer["nanoseconds"] for answer in answers])
             on_part((turn + 1) / len(rounds))
-        for name in list(self._workers):
+        for name in list(self._engines):
             self._ask(name, do="drop")
-        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self._workers}
+        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self._engines}
         return Row(case.world_size, case.nbytes, timings, {**skipped, **self._lost})
 
     def end(self) -> None:
         """Let every engine leave its group in its own way."""
-        for name in list(self._workers):
+        for name in list(self._engines):
             self._ask(name, do="end")
 
     def _prepare(self, name: str, case: Case, skipped: dict[str, str]) -> float | None:
@@ -97,24 +99,24 @@ class Schedule:
             seconds = None if answers is None else _slowest(answers)
         return seconds
 
-    def _ask(self, name: str, **command: object) -> list[Message] | None:
+    def _ask(self, name: str, **command: object) -> Sequence[Message] | None:
         """The answers of all ranks; None if the engine is lost."""
-        if name not in self._workers:
+        if name not in self._engines:
             return None
         try:
-            return self._workers[name].ask(**command)
+            return self._engines[name](**command)
         except WorkersFailedError as exc:
             if is_ours(name):
                 raise
             self._lost[name] = str(exc).splitlines()[0].rstrip(":")
-            del self._workers[name]
+            del self._engines[name]
             return None
 
 
 def is_ours(name: str) -> bool:
-    """Whether the engine is this library, which is never left out."""
-    return issubclass(ENGINES[name], RingfortEngine)
+    """Whether the engine is this library (or one of its strategies), which is never left out."""
+    return issubclass(ENGINES.get(name, RingfortEngine), RingfortEngine)
 
 
-def _slowest(answers: list[Message]) -> float:
+def _slowest(answers: Sequence[Message]) -> float:
     return max(1e-9, *(float(answer["seconds"]) for answer in answers))

@@ -12,6 +12,7 @@ import select
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -83,33 +84,42 @@ class Server:
     def __init__(self, engine: Engine, seat: Seat) -> None:
         self._engine = engine
         self._seat = seat
-        self._bound: Bound | None = None
+        self._source: Array | None = None
+        self._bounds: dict[str, Bound] = {}
+        """By strategy, where several are compared in the same processes; else one."""
 
     def answer(self, command: Message) -> Message:
         """Run `command`, and return the answer."""
-        match command["do"], self._bound:
-            case "join", _:
+        strategy = command.get("strategy", "")
+        match command["do"]:
+            case "join":
                 self._engine.setup(self._seat)
-            case "prepare", _:
-                return self._prepare(Case(**command["case"]))
-            case "warm", Bound() as bound:
-                return {"seconds": warm_up(bound, command["calls"])}
-            case "burst", Bound() as bound:
-                return {"nanoseconds": burst(self._engine, bound, command["calls"])}
-            case "drop", _:
-                self._bound = None  # and with it the buffers
+            case "explain":
+                assert isinstance(self._engine, RingfortEngine)
+                return self._engine.explain(Case(**command["case"]))
+            case "prepare":
+                case = Case(**command["case"])
+                return self._prepare(strategy, replace(case, strategy=strategy) if strategy else case)
+            case "warm":
+                return {"seconds": warm_up(self._bounds[strategy], command["calls"])}
+            case "burst":
+                return {"nanoseconds": burst(self._engine, self._bounds[strategy], command["calls"])}
+            case "drop":
+                self._bounds, self._source = {}, None
                 gc.collect()
             case _:
                 self._engine.teardown()
         return {}
 
-    def _prepare(self, case: Case) -> Message:
+    def _prepare(self, strategy: str, case: Case) -> Message:
+        rank = self._seat.rank
+        if not self._bounds:
+            self._source = new_source(case, rank)
         try:
-            rank = self._seat.rank
-            self._bound = prepare(self._engine, rank, case, new_source(case, rank))
+            self._bounds[strategy] = prepare(self._engine, rank, case, self._source)
         except UnsupportedError as exc:
             return {"skipped": str(exc)}
-        return {"seconds": warm_up(self._bound, 1)}
+        return {"seconds": warm_up(self._bounds[strategy], 1)}
 
 
 def run(address: str, name: str, options: Options, folder: Path) -> None:

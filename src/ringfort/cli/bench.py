@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,11 +21,6 @@ from ringfort.bench.options import (
 )
 from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ringfort.bench.results import Report
 
 STDOUT = "-"
 
@@ -68,9 +63,11 @@ def bench(
         from rich.console import Console
 
         from ringfort.bench.engines import choose_engines
-        from ringfort.bench.plot import check_plot
-        from ringfort.bench.run import run_bench
-        from ringfort.bench.show import Watcher, print_report
+        from ringfort.bench.explain import explain as explain_choices
+        from ringfort.bench.plot import check_plot, write_plot
+        from ringfort.bench.results import Report
+        from ringfort.bench.runner import run_bench
+        from ringfort.bench.tables import Watcher, print_explanation, print_report
 
         choice = choose_engines("none" if explain else against)
         options = Options(
@@ -92,50 +89,31 @@ def bench(
         if json_ not in (None, STDOUT):
             _check_writable("json", Path(json_))
         progress = Console(stderr=True)
+        table = progress if json_ == STDOUT else Console()
         for name, how in choice.missing.items():
-            progress.print(f"{name} is left out, it is not installed: {how}", highlight=False, markup=False)
-        if explain:
-            _explain(options, progress, json_)
-            return
+            progress.print(
+                f"{name} is not installed, and left out. To install it: {how}", highlight=False, markup=False
+            )
         watcher = Watcher(progress)
         with watcher.shown():
-            report = run_bench(options, watcher.step)
-        print_report(progress if json_ == STDOUT else Console(), report)
-        _write(report, json_, plot)
-
-
-def _explain(options: Options, progress: Console, json_: str | None) -> None:
-    from rich.console import Console
-
-    from ringfort.bench.explain import Explained, explain, print_explained
-
-    rows: list[Explained] = []
-
-    def on_row(row: Explained) -> None:
-        rows.append(row)
-        progress.print(f"{row.ranks} ranks, {row.bytes} bytes: {row.chosen}", highlight=False)
-
-    found = explain(options, on_row)
-    print_explained(progress if json_ == STDOUT else Console(), options, rows)
-    _write_json(found, json_)
+            found = explain_choices(options, watcher.explained) if explain else run_bench(options, watcher.step)
+        if isinstance(found, Report):
+            print_report(table, found)
+            if plot is not None:
+                write_plot(found, plot)
+        else:
+            print_explanation(table, found)
+        _write_json(found.to_dict(), json_)
 
 
 def _check_writable(name: str, path: Path) -> None:
-    """Before the run, so that minutes of measuring are not lost to a slip in a name."""
+    """Check before the run, so that minutes of measuring are not lost to a mistyped name."""
     if path.is_dir():
         raise InvalidArgumentError(name, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
-        raise InvalidArgumentError(name, str(path), f"there is no folder {path.parent}")
+        raise InvalidArgumentError(name, str(path), f"the folder {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InvalidArgumentError(name, str(path), "may not be written to")
-
-
-def _write(report: Report, json_: str | None, plot: Path | None) -> None:
-    _write_json(report.to_dict(), json_)
-    if plot is not None:
-        from ringfort.bench.plot import write_plot
-
-        write_plot(report, plot)
+        raise InvalidArgumentError(name, str(path), "is not writable")
 
 
 def _write_json(found: dict[str, Any], json_: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ringfort.cli.outcome import errors_as_lines
-from ringfort.launch.options import TIMEOUT, RunOptions
+from ringfort.launch.run_options import TIMEOUT, RunOptions
 
 
 def run(
@@ -71,7 +71,7 @@ def run(
             max_restarts=max_restarts,
         )
 
-        from ringfort.launch.run import run_job
+        from ringfort.launch.launcher import run_job
 
         status = run_job(options)
         if status:

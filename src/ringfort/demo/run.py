@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training
+from ringfort.demo.screen import Show, group_name
 from ringfort.demo.settings import Framework, Settings
-from ringfort.demo.show import Show, group_name
 from ringfort.errors import DistributedError
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.launch.local_ranks import LocalRanks

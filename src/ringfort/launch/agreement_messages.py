@@ -8,7 +8,7 @@ import msgspec
 
 from ringfort.errors import ProtocolError
 from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
-from ringfort.launch.options import MAX_RESTARTS
+from ringfort.launch.run_options import MAX_RESTARTS
 
 MAX_ARGUMENTS: Final = 2048
 """Characters of a program's arguments that are shown; a digest stands for all of them."""

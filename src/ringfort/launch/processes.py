@@ -216,8 +216,9 @@ class Children:
         for child in self.children:
             child.process.wait()
             child.is_over = True
-            for stream in child.streams:
-                stream.close()
+            for stream in (child.process.stdin, *child.streams):
+                if stream is not None:
+                    stream.close()
         self._selector.close()
         if self._reaper is not None:
             assert self._reaper.stdin is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from ringfort.cluster.net.profile import own_version
 from ringfort.errors import InvalidArgumentError
 from ringfort.launch.agreement_messages import MAX_ARGUMENTS, Ticket
-from ringfort.launch.options import RunOptions
+from ringfort.launch.run_options import RunOptions
 
 
 def ticket_of(options: RunOptions) -> Ticket:

@@ -15,8 +15,8 @@ from ringfort.testing import (
     ending_checks,
     message_checks,
     mismatch_checks,
-    movement_checks,
     reduction_checks,
+    transfer_checks,
     usage_checks,
 )
 from ringfort.testing.check import Check
@@ -30,7 +30,7 @@ BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
 """The rules of `Backend`."""
 
 COLLECTIVE_CHECKS: list[Check] = _checks_of(
-    reduction_checks, movement_checks, usage_checks, mismatch_checks, compression_checks
+    reduction_checks, transfer_checks, usage_checks, mismatch_checks, compression_checks
 )
 """The rules of the collectives, which are built on any backend."""
 

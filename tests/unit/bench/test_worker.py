@@ -14,7 +14,7 @@ from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.patterns import WrongResultError, new_source
 from ringfort.bench.schedule import MAX_BURST, Schedule, plan_rounds
 from ringfort.bench.worker import UnsupportedError, prepare
-from ringfort.bench.workers import Workers, WorkersFailedError
+from ringfort.bench.workers import WorkersFailedError
 from ringfort.errors import InvalidArgumentError, PeerLostError
 
 
@@ -96,7 +96,7 @@ class FakeWorkers:
 
 
 def schedule(*workers: FakeWorkers) -> Schedule:
-    return Schedule({one.name: cast("Workers", one) for one in workers}, {}, Options(repeat=3))
+    return Schedule({one.name: one.ask for one in workers}, {}, Options(repeat=3))
 
 
 def test_every_engine_has_its_turn_in_every_round() -> None:

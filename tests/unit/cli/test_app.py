@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ringfort.cli import app
 from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import PeerLostError
-from ringfort.launch.options import RunOptions
+from ringfort.launch.run_options import RunOptions
 
 COMMANDS = {
     "bench": {
@@ -145,7 +145,7 @@ def test_a_slip_in_the_command_line_itself_is_exit_code_2_without_a_traceback(ar
 
 def test_a_run_passes_on_which_machines_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunOptions] = []
-    monkeypatch.setattr("ringfort.launch.run.run_job", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("ringfort.launch.launcher.run_job", lambda options: asked.append(options) or 0)
     (tmp_path / "train.py").touch()
     script = str(tmp_path / "train.py")
     assert invoke("run", "--restart-without", "shed", "--restart-without", "a.b", script, "--restart-without")[0] == 0
@@ -179,7 +179,7 @@ def test_an_engine_that_is_asked_for_and_missing_is_said_with_how_to_get_it(monk
         raise PeerLostError(1, "no need to measure")
 
     monkeypatch.setattr("ringfort.bench.engines.gloo.find_spec", lambda _: None)
-    monkeypatch.setattr("ringfort.bench.run.run_bench", stop)
+    monkeypatch.setattr("ringfort.bench.runner.run_bench", stop)
     _, _, err = invoke("bench", "--against", "gloo")
     assert "gloo is left out, it is not installed: pip install 'ringfort[torch]'" in err
 

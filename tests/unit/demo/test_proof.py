@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training, relative_differences
+from ringfort.demo.screen import Show, curve_steps, size
 from ringfort.demo.settings import BATCH, RANKS, TOLERANCE, Settings
-from ringfort.demo.show import Show, curve_steps, size
 from ringfort.errors import InvalidArgumentError
 
 

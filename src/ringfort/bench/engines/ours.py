@@ -14,9 +14,15 @@ from ringfort.backends.tcp import TcpBackend
 from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.options import STRATEGIES, Case
 from ringfort.bench.patterns import Array
+from ringfort.collectives import cost_model, parallel
+from ringfort.compression import auto
+from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import Shape, format_address
 from ringfort.context import DistributedContext
 from ringfort.transport import tcp
+
+SHARED_MEMORY = "shared memory"
+"""What AUTO takes if all ranks share memory: not a strategy, and unknown to the cost model."""
 
 
 class RingfortEngine(Engine):
@@ -40,7 +46,6 @@ class RingfortEngine(Engine):
         config = seat.options.settings(**self.settings)
         backend = TcpBackend(seat.rank, seat.world_size, master, config=config, listener=listener)
         self._ctx = DistributedContext(backend)
-        self._strategy = seat.options.strategy
 
     def bind(self, case: Case, source: Array | None) -> Bound:
         """See `Engine.bind`."""
@@ -48,7 +53,7 @@ class RingfortEngine(Engine):
         if case.op == "barrier":
             return Bound(ctx.barrier, lambda: None)
         method: Callable[..., Any] = getattr(ctx, case.op)
-        chosen = STRATEGIES[case.op].parse(self._strategy) if case.op in STRATEGIES else None
+        chosen = STRATEGIES[case.op].parse(case.strategy) if case.op in STRATEGIES else None
         returned: list[Any] = [None]
 
         # Without a choice, call it as users do.
@@ -59,6 +64,21 @@ class RingfortEngine(Engine):
             returned[0] = call()
 
         return Bound(run, lambda: None if returned[0] is None else np.asarray(returned[0]))
+
+    def explain(self, case: Case) -> dict[str, Any]:
+        """What AUTO predicts for `case`, and what it chooses; times in microseconds. See `explain.Explained`."""
+        backend = self._ctx.backend
+        model, kind = cost_model.model_of(backend), STRATEGIES[case.op]
+        candidates = model.candidates(kind)
+        predicted = {str(one): model.predict(one, case.nbytes, case.dtype) * 1e6 for one in candidates}
+        chosen = SHARED_MEMORY if backend.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
+        compression: dict[str, Any] = {}
+        if case.op == "all_reduce" and case.dtype == "float32":
+            choice = auto.explain(backend, CompressionStrategy.AUTO, [(case.count,)])
+            compression["compression"] = f"auto takes {choice.strategy}: {choice.why}"
+            compression["compressed"] = {str(one): seconds * 1e6 for one, seconds in choice.predicted.items()}
+        connections = parallel.count_for(backend, case.nbytes)
+        return {"predicted": predicted, "chosen": chosen, "connections": connections, **compression}
 
     def barrier(self) -> object:
         """See `Engine.barrier`."""

@@ -16,8 +16,8 @@ from ringfort.config import DEFAULT_PATIENCE, STEP_FILE, Environment, format_add
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.drawing import Drawing
 from ringfort.launch.failure_report import Failure
+from ringfort.launch.printer import Shown
 from ringfort.launch.processes import Child, Children
-from ringfort.launch.show import Shown
 
 STOP_SECONDS: Final = 10.0
 """How long ranks may take to end after a signal before they are killed: enough to finish a step and write a checkpoint,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfort.errors import InvalidArgumentError
-from ringfort.launch.options import RunOptions
+from ringfort.launch.run_options import RunOptions
 
 SCRIPT = __file__
 
@@ -57,7 +57,7 @@ def test_the_command_is_pythons_with_the_scripts_own_arguments() -> None:
 
 
 def test_the_title_does_not_depend_on_the_folder() -> None:
-    assert RunOptions(script=SCRIPT).title == "test_options.py"
+    assert RunOptions(script=SCRIPT).title == "test_run_options.py"
     assert RunOptions(script="json.tool", module=True).title == "-m json.tool"
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ringfort.config import Environment
-from ringfort.launch import ranks as ranks_module
+from ringfort.launch import machine_ranks
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.agreement_messages import Place
+from ringfort.launch.machine_ranks import STOP_SECONDS, MachineRanks, Program, rank_variables
 from ringfort.launch.processes import LOCAL_REPORT_SECONDS, REMOTE_REPORT_SECONDS, Child, Children
-from ringfort.launch.ranks import STOP_SECONDS, MachineRanks, Program, rank_variables
 
 PROGRAM = Program(["train.py"], "mine", 2.5, 3)
 WISHES = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -92,7 +92,7 @@ class Pretended(Children):
         self.now = 100.0
         self.commands: list[list[str]] = []
         self.signals: list[int] = []
-        monkeypatch.setattr(ranks_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(machine_ranks, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.ranks = MachineRanks(self, "here")
         place = Place("10.0.0.1", 1234, 1235)
         self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), Program(["program"]), "", None)

@@ -36,11 +36,11 @@ from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instr
 from ringfort.launch.agreement_messages import Place, decode, encode, topic_of
 from ringfort.launch.failure_report import Failure, first
 from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
-from ringfort.launch.options import RunOptions
+from ringfort.launch.machine_ranks import MachineRanks, Program
 from ringfort.launch.place import interface_towards, open_place
+from ringfort.launch.printer import Printer, summary
 from ringfort.launch.processes import Children
-from ringfort.launch.ranks import MachineRanks, Program
-from ringfort.launch.show import Printer, summary
+from ringfort.launch.run_options import RunOptions
 from ringfort.launch.ticket import ticket_of
 from ringfort.telemetry.steps import StepFile
 

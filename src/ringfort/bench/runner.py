@@ -17,7 +17,7 @@ from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import element_type
 from ringfort.bench.results import OURS, Report, Row
-from ringfort.bench.schedule import Schedule, is_ours
+from ringfort.bench.schedule import Ask, Schedule, is_ours
 from ringfort.bench.workers import Workers, WorkersFailedError
 
 MEMORY_FOLDER = Path("/dev/shm")
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     """The result, when the case is done."""
 
 
-def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence[Host] | None = None) -> Report:
+def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence[Host] = ()) -> Report:
     """Measure everything in `options`, with ranks on `hosts` in turn; on this host by default.
 
     Raises `WorkersFailedError` if one of our own ranks fails. Leaves no process behind.
@@ -49,7 +49,7 @@ def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence
     for ranks in options.ranks:
         cases = options.cases(ranks)
         on_step(Step(len(rows), total, cases[0], None))
-        with all_workers(options, ranks, hosts or [loopback()]) as schedule:
+        with all_workers(options, ranks, hosts) as schedule:
             for case in cases:
                 done = len(rows)
 
@@ -63,24 +63,33 @@ def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence
 
 
 @contextmanager
-def all_workers(options: Options, ranks: int, hosts: Sequence[Host]) -> Generator[Schedule, None, None]:
+def all_workers(options: Options, ranks: int, hosts: Sequence[Host] = ()) -> Generator[Schedule, None, None]:
     """Start the workers of every engine. An engine that does not start is left out, unless it is ours."""
-    workers: dict[str, Workers] = {}
+    engines: dict[str, Ask] = {}
     lost: dict[str, str] = {}
-    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with ExitStack() as stack:
-        prefix = f"ringfort-bench-{os.getpid()}-"  # names the owner, should the folder ever be left behind
-        scratch = Path(stack.enter_context(TemporaryDirectory(prefix=prefix, dir=memory)))
         for name in (OURS, *options.against):
-            folder = scratch / name
-            folder.mkdir()
             try:
-                workers[name] = stack.enter_context(Workers(name, Plan(ranks, folder, hosts), options))
+                engines[name] = stack.enter_context(start_workers(name, options, ranks, hosts)).ask
             except WorkersFailedError as exc:
                 if is_ours(name):
                     raise
                 lost[name] = " ".join(str(exc).split())
-        yield Schedule(workers, lost, options)
+        yield Schedule(engines, lost, options)
+
+
+@contextmanager
+def start_workers(
+    name: str, options: Options, ranks: int, hosts: Sequence[Host] = ()
+) -> Generator[Workers, None, None]:
+    """Start the workers of one engine, with a folder that they share. Raises `WorkersFailedError`."""
+    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    prefix = f"ringfort-bench-{os.getpid()}-"  # names the owner, should the folder ever be left behind
+    with (
+        TemporaryDirectory(prefix=prefix, dir=memory) as folder,
+        Workers(name, Plan(ranks, Path(folder), hosts or [loopback()]), options) as workers,
+    ):
+        yield workers
 
 
 def loopback() -> Host:
