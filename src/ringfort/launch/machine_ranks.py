@@ -7,40 +7,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import IO, Final
 
-from ringfort.config import DEFAULT_PATIENCE, STEP_FILE, Environment, format_address, is_set
+from ringfort.config import STEP_FILE, Environment, format_address, is_set
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.drawing import Drawing
 from ringfort.launch.failure_report import Failure
 from ringfort.launch.printer import Shown
 from ringfort.launch.processes import Child, Children
+from ringfort.launch.run_options import RunOptions
 
 STOP_SECONDS: Final = 10.0
 """How long ranks may take to end after a signal before they are killed: enough to finish a step and write a checkpoint,
 and what container engines allow too."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """What the ranks run, and the settings that all ranks share."""
-
-    command: Sequence[str]
-    """After the interpreter's name."""
-    run: str = "ringfort"
-    patience: float = DEFAULT_PATIENCE
-    max_restarts: int = 0
-    step_file: str | None = None
-    """The file in which ranks count their steps."""
-
-
-def rank_variables(assignment: Assignment, local_rank: int, program: Program, interface: str = "") -> dict[str, str]:
+def rank_variables(
+    assignment: Assignment, local_rank: int, options: RunOptions, interface: str = "", step_file: str | None = None
+) -> dict[str, str]:
     """The environment of a rank: torchrun's variables, so that programs written for it work, and Ringfort's.
 
-    `interface` is the one that leads to the other machines. Variables that the user has set stay as they are.
+    `interface` is the one that leads to the other machines, and `step_file` where ranks count their steps. Variables
+    that the user has set stay as they are.
     """
     place, rank = assignment.place, assignment.first_rank + local_rank
     variables = {
@@ -56,16 +45,16 @@ def rank_variables(assignment: Assignment, local_rank: int, program: Program, in
         "MASTER_ADDR": place.host,
         "MASTER_PORT": place.torch_port,
         "RINGFORT_MASTER": format_address(place.host, place.ringfort_port),
-        "RINGFORT_PATIENCE": f"{program.patience:g}",
+        "RINGFORT_PATIENCE": f"{options.patience_seconds:g}",
         "RINGFORT_RESTART_COUNT": assignment.restarts,
         # Libraries look for these to recognise a launcher. The store belongs to rank 0, not to an agent.
-        "TORCHELASTIC_RUN_ID": program.run,
+        "TORCHELASTIC_RUN_ID": options.run_name,
         "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
-        "TORCHELASTIC_MAX_RESTARTS": program.max_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": options.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    if program.step_file is not None:
-        variables[STEP_FILE] = program.step_file
+    if step_file is not None:
+        variables[STEP_FILE] = step_file
     defaults = {"PYTHONUNBUFFERED": "1"}  # without it, lines wait in the rank until there are kilobytes of them
     if assignment.local_world_size > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
@@ -87,16 +76,23 @@ class MachineRanks:
         self.was_stopped = False
         """A signal was sent to them, so their exit codes mean nothing any more."""
 
-    def start(self, assignment: Assignment, program: Program, interface: str, listener: socket.socket | None) -> None:
+    def start(
+        self,
+        assignment: Assignment,
+        options: RunOptions,
+        interface: str,
+        listener: socket.socket | None,
+        step_file: str | None = None,
+    ) -> None:
         """Start all ranks. The first one gets `listener`, if there is one, and the launcher's standard input."""
         self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
             passed = [listener.fileno()] if listener is not None and local_rank == 0 else []
-            variables = rank_variables(assignment, local_rank, program, interface)
+            variables = rank_variables(assignment, local_rank, options, interface, step_file)
             variables["RINGFORT_LISTEN_FD"] = "".join(map(str, passed))
             self._children.start(
                 assignment.first_rank + local_rank,
-                [sys.executable, *_marks(assignment, local_rank), *program.command],
+                [sys.executable, *_marks(assignment, local_rank), *options.command],
                 variables,
                 stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
                 pass_fds=passed,

@@ -12,10 +12,11 @@ from ringfort.config import Environment
 from ringfort.launch import machine_ranks
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.agreement_messages import Place
-from ringfort.launch.machine_ranks import STOP_SECONDS, MachineRanks, Program, rank_variables
+from ringfort.launch.machine_ranks import STOP_SECONDS, MachineRanks, rank_variables
 from ringfort.launch.processes import LOCAL_REPORT_SECONDS, REMOTE_REPORT_SECONDS, Child, Children
+from ringfort.launch.run_options import RunOptions
 
-PROGRAM = Program(["train.py"], "mine", 2.5, 3)
+OPTIONS = RunOptions(script=__file__, name="mine", patience=2.5, max_restarts=3)
 WISHES = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -30,7 +31,7 @@ def assignment(local: int = 2, host: str = "10.0.0.1") -> Assignment:
 
 
 def test_a_rank_is_told_its_place_by_torchruns_names() -> None:
-    told = rank_variables(assignment(), 1, PROGRAM)
+    told = rank_variables(assignment(), 1, OPTIONS)
     assert {name: told[name] for name in told if not name.startswith(("TORCH", "ROLE"))} == {
         "RANK": "4",
         "WORLD_SIZE": "6",
@@ -51,24 +52,24 @@ def test_a_rank_is_told_its_place_by_torchruns_names() -> None:
 
 
 def test_ringfort_meets_at_its_own_port_and_leaves_torchs_alone() -> None:
-    found = Environment.from_mapping(rank_variables(assignment(host="fd00::1"), 0, PROGRAM))
+    found = Environment.from_mapping(rank_variables(assignment(host="fd00::1"), 0, OPTIONS))
     assert (found.rank, found.world_size, found.master) == (3, 6, "[fd00::1]:1235")
     assert (found.master_addr, found.master_port) == ("fd00::1", 1234)
 
 
 def test_a_rank_alone_on_its_machine_may_use_all_cores() -> None:
-    assert "OMP_NUM_THREADS" not in rank_variables(assignment(local=1), 0, PROGRAM)
+    assert "OMP_NUM_THREADS" not in rank_variables(assignment(local=1), 0, OPTIONS)
 
 
 def test_gloo_and_nccl_are_told_the_interface() -> None:
-    told = rank_variables(assignment(), 0, PROGRAM, "eth1")
+    told = rank_variables(assignment(), 0, OPTIONS, "eth1")
     assert told["GLOO_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
 def test_what_a_person_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in WISHES:
         monkeypatch.setenv(name, "mine")
-    assert not set(WISHES) & rank_variables(assignment(), 0, PROGRAM, "eth1").keys()
+    assert not set(WISHES) & rank_variables(assignment(), 0, OPTIONS, "eth1").keys()
 
 
 def test_one_rank_of_each_machine_looks_for_plaintext_groups_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ class Pretended(Children):
         monkeypatch.setattr(machine_ranks, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.ranks = MachineRanks(self, "here")
         place = Place("10.0.0.1", 1234, 1235)
-        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), Program(["program"]), "", None)
+        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), OPTIONS, "", None)
 
     def start(self, number: int, command: Any, *_: object, **__: object) -> Child:
         process: Any = SimpleNamespace(returncode=None, stdout="", stderr="")

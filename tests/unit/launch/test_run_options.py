@@ -62,7 +62,7 @@ def test_the_title_does_not_depend_on_the_folder() -> None:
 
 
 def test_a_run_has_the_scripts_name_unless_it_is_given_one() -> None:
-    assert RunOptions(script=SCRIPT).run_name == "test_options.py"
+    assert RunOptions(script=SCRIPT).run_name == "test_run_options.py"
     assert RunOptions(script=SCRIPT, name="mine").run_name == "mine"
 
 
