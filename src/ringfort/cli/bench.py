@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +20,7 @@ from ringfort.bench.options import (
     parse_ranks,
     parse_sizes,
 )
-from ringfort.cli.outcome import errors_as_lines
+from ringfort.cli.outcome import errors_as_lines, print_json
 from ringfort.errors import InvalidArgumentError
 
 STDOUT = "-"
@@ -28,37 +29,42 @@ STDOUT = "-"
 def bench(
     op: Annotated[str, typer.Option(help=f"One of: {', '.join(OPS)}.")] = "all_reduce",
     sizes: Annotated[
-        str, typer.Option(help="Bytes of the largest buffer on a rank; K, M, G are powers of 1024.")
+        str, typer.Option(help="Bytes of the largest buffer per rank, with commas; K, M, G are powers of 1024.")
     ] = SIZES,
-    ranks: Annotated[str, typer.Option(help="World sizes.")] = RANKS,
+    ranks: Annotated[str, typer.Option(help="World sizes, with commas.")] = RANKS,
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
     strategy: Annotated[
         str,
         typer.Option(
-            help="auto, ring, tree, tree(ARITY), direct, halving_doubling or hierarchical, where there is it."
+            help="auto, ring, tree, tree(ARITY), direct, halving_doubling or hierarchical, if the operation has it."
         ),
     ] = "auto",
     against: Annotated[
         str | None,
         typer.Option(
-            help="Other engines, with commas: tcp, plain (TCP, encryption off), gloo, openmpi-tcp, openmpi-shm, "
-            "mpich-tcp, mpich-shm, mlx, sockets and memcpy (the limits); all, none.  [default: gloo if installed]"
+            help="Engines to compare with, with commas: tcp, plain (TCP, encryption off), gloo, openmpi-tcp, "
+            "openmpi-shm, mpich-tcp, mpich-shm, mlx, sockets and memcpy (the limits); or all, or none.  "
+            "[default: gloo if installed]"
         ),
     ] = None,
-    encryption: Annotated[str, typer.Option(help="on or off.")] = "on",
-    shared_memory: Annotated[str, typer.Option(help="on or off, between ranks of one host.")] = "on",
+    encryption: Annotated[str, typer.Option(help="Encryption: on or off.")] = "on",
+    shared_memory: Annotated[str, typer.Option(help="Shared memory between ranks of one host: on or off.")] = "on",
     connections: Annotated[
-        str, typer.Option(help="Connections between every two ranks that do not share memory; or auto.")
+        str, typer.Option(help="Connections per link between ranks that do not share memory; a number or auto.")
     ] = "1",
-    repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
+    repeat: Annotated[
+        int | None, typer.Option(help="Calls per engine and size.  [default: as many as fit into --min-time]")
+    ] = None,
     min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
-    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a .png or .svg.")] = None,
+    json_: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot the result into a .png or .svg file.")] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Every strategy instead of other engines: predicted, measured, chosen.")
+        bool, typer.Option("--explain", help="Compare the strategies instead of engines: predicted, measured, chosen.")
     ] = False,
 ) -> None:
-    """Time collectives, beside other engines in the same run."""
+    """Measure collectives, and compare them with other engines in the same run."""
     with errors_as_lines():
         from rich.console import Console
 
@@ -92,7 +98,7 @@ def bench(
         table = progress if json_ == STDOUT else Console()
         for name, how in choice.missing.items():
             progress.print(
-                f"{name} is not installed, and left out. To install it: {how}", highlight=False, markup=False
+                f"{name} is not installed and is left out; to install it: {how}", highlight=False, markup=False
             )
         watcher = Watcher(progress)
         with watcher.shown():
@@ -103,7 +109,11 @@ def bench(
                 write_plot(found, plot)
         else:
             print_explanation(table, found)
-        _write_json(found.to_dict(), json_)
+        if json_ == STDOUT:
+            print_json(found.to_dict(), indent=2)
+        elif json_ is not None:
+            text = json.dumps(found.to_dict(), sort_keys=True, indent=2)
+            Path(json_).write_text(text + "\n", encoding="utf-8")
 
 
 def _check_writable(name: str, path: Path) -> None:
@@ -114,15 +124,3 @@ def _check_writable(name: str, path: Path) -> None:
         raise InvalidArgumentError(name, str(path), f"the folder {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InvalidArgumentError(name, str(path), "is not writable")
-
-
-def _write_json(found: dict[str, Any], json_: str | None) -> None:
-    if json_ is None:
-        return
-    import json
-
-    text = json.dumps(found, sort_keys=True, indent=2)
-    if json_ == STDOUT:
-        typer.echo(text)
-    else:
-        Path(json_).write_text(text + "\n", encoding="utf-8")
