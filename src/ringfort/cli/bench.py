@@ -97,9 +97,7 @@ def bench(
         progress = Console(stderr=True)
         table = progress if json_ == STDOUT else Console()
         for name, how in choice.missing.items():
-            progress.print(
-                f"{name} is not installed and is left out; to install it: {how}", highlight=False, markup=False
-            )
+            typer.echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
         watcher = Watcher(progress)
         with watcher.shown():
             found = explain_choices(options, watcher.explained) if explain else run_bench(options, watcher.step)

@@ -153,7 +153,7 @@ def test_join_says_when_it_is_a_member_already_and_when_it_replaces_another(stor
     cluster = store.load_or_create()
     assert "already" in ok("join", cluster.join_code()).stdout
     other = NetworkNamespace.generate()
-    assert "in place of another one" in ok("join", other.join_code()).stdout
+    assert "in place of another cluster" in ok("join", other.join_code()).stdout
     assert store.load("default") == other
 
 
