@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
 GAP = "  "
@@ -11,42 +10,33 @@ INDENT = "    "
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table."""
-
-    name: str
-    label: str = ""
-    """Put before a value that is not below its heading; empty if the value is clear without it."""
-
-
 def clean(text: str) -> str:
     """Replace control characters: the name of another machine may contain anything."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def fit(columns: Sequence[Column], rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
-    """The lines of a table whose columns are in order of importance. `width` None is for a file: one line per row, of
-    any length. Columns without any value are left out; values are never cut."""
-    columns = [column for column in columns if any(row.get(column.name) for row in rows)]
-    widths = {
-        column.name: max(len(column.name), *(len(row.get(column.name, "")) for row in rows)) for column in columns
-    }
-    beside: list[Column] = []
-    for column in columns:
-        needed = sum(widths[one.name] + len(GAP) for one in beside) + widths[column.name]
+def fit(rows: Sequence[Mapping[str, str]], labels: Mapping[str, str], width: int | None) -> list[str]:
+    """The lines of a table. All `rows` have the same columns, in order of importance; empty ones are left out.
+
+    `labels` are put before values that are not below their heading. `width` None is for a file: one line per row, of
+    any length. Values are never cut.
+    """
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    beside: list[str] = []
+    for name in columns:
+        needed = sum(widths[one] + len(GAP) for one in beside) + widths[name]
         if width is not None and needed > width and beside:
             break  # less important columns are below even if they would fit, so that a row reads in one order
-        beside.append(column)
-    below = columns[len(beside) :]
+        beside.append(name)
 
     def line(values: Mapping[str, str]) -> str:
-        return GAP.join(f"{values.get(one.name, ''):<{widths[one.name]}}" for one in beside).rstrip()
+        return GAP.join(f"{values[name]:<{widths[name]}}" for name in beside).rstrip()
 
-    lines = [line({column.name: column.name for column in beside})]
+    lines = [line({name: name for name in beside})]
     for row in rows:
         lines.append(line(row))
-        rest = [f"{one.label} {row[one.name]}".strip() for one in below if row.get(one.name)]
+        rest = [f"{labels.get(name, '')} {row[name]}".strip() for name in columns[len(beside) :] if row[name]]
         lines += _wrapped(rest, width or 1 << 30)
     return lines
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ringfort.cli.columns import Column, clean, fit
+from ringfort.cli.columns import clean, fit
 from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
 from ringfort.cli.parameters import Interfaces, Peers
 from ringfort.cluster.core.versions import differ, upgrade_advice
@@ -143,16 +144,8 @@ def document(seen: Seen) -> dict[str, Any]:
         }
         for peer, other, link in seen.topology.links()
     ]
-    health = seen.health
-    numbers = {
-        "total": health.total,
-        "healthy": health.healthy,
-        "degraded": health.degraded,
-        "unhealthy": health.unhealthy,
-        "unknown": health.unknown,
-        "round_trip_seconds": health.round_trip,
-        "uptime": health.uptime,
-    }
+    numbers = asdict(seen.health)
+    numbers["round_trip_seconds"] = numbers.pop("round_trip")
     return {"peers": [as_dict(view) for view in seen.views], "summary": numbers, "links": links}
 
 
@@ -189,28 +182,12 @@ def as_dict(view: PeerView) -> dict[str, Any]:
     }
 
 
-COLUMNS = (
-    Column("host"),
-    Column("role"),
-    Column("ranks", "ranks"),
-    Column("health"),
-    Column("program"),
-    Column("step", "step"),
-    Column("run", "run"),
-    Column("up", "up"),
-    Column("round trip", "round trip"),
-    Column("bandwidth"),
-    Column("address"),
-    Column("gpu"),
-    Column("interface"),
-    Column("version", "Ringfort"),
-    Column("peer", "peer"),
-)
-"""In order of importance."""
+LABELS = {name: name for name in ("ranks", "step", "run", "up", "round trip", "peer")} | {"version": "Ringfort"}
+"""Put before the values of these columns where they are not below their heading."""
 
 
 def row(view: PeerView, here: str) -> dict[str, str]:
-    """The values of a peer by column. `here` is the machine that looks."""
+    """The values of a peer by column, in order of importance. `here` is the machine that looks."""
     found = {
         "host": f"{view.name or short_id(view.peer)}{' (here)' if here and view.host == here else ''}",
         "role": view.role,
@@ -238,7 +215,7 @@ def lines(seen: Seen, width: int | None) -> list[str]:
         "; ".join(upgrade_advice(seen.version, clean(view.name), clean(view.version))) for view in different
     )
     return [
-        *fit(COLUMNS, [row(view, seen.here) for view in seen.views], width),
+        *fit([row(view, seen.here) for view in seen.views], LABELS, width),
         "",
         summary(seen.health),
         *advice,
