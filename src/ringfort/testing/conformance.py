@@ -1,9 +1,9 @@
-"""The rules that hold for every backend, as checks to run on yours. No test framework is needed.
+"""The rules for every backend, as checks that you can run on yours. No test framework is needed.
 
     for check in BACKEND_CHECKS + COLLECTIVE_CHECKS:
         check.run(my_group_factory)
 
-See groups.py for what a group factory is, and processes.py to run the checks with a process a rank.
+See groups.py for group factories, and processes.py to run the checks with one process per rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
 COLLECTIVE_CHECKS: list[Check] = _checks_of(
     reduction_checks, transfer_checks, usage_checks, mismatch_checks, compression_checks
 )
-"""The rules of the collectives, which are built on any backend."""
+"""The rules of collectives, which work over any backend."""
 
 ALL_CHECKS: dict[str, Check] = {check.name: check for check in BACKEND_CHECKS + COLLECTIVE_CHECKS}
 """Every check by its name."""

@@ -1,4 +1,4 @@
-"""This library as an engine: as users have it by default, over TCP alone, and over TCP without encryption."""
+"""This library as an engine: with its defaults, over TCP only, and over TCP without encryption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class RingfortEngine(Engine):
     """This library, through the context that users have."""
 
     name: ClassVar[str] = "ringfort"
-    about: ClassVar[str] = "this library as it comes: shared memory between ranks of one host where it can, encrypted"
+    about: ClassVar[str] = (
+        "this library with its defaults: shared memory between ranks of one host where possible, encrypted"
+    )
     packages: ClassVar[tuple[str, ...]] = ("ringfort",)
     settings: ClassVar[dict[str, str]] = {}
     """Settings that this engine fixes, whatever the options say."""
