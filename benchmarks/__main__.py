@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.page import write_page
 from benchmarks.sections import SECTIONS, Section
 from ringfort.bench.machine import describe_machine
-from ringfort.bench.show import Watcher
+from ringfort.bench.tables import Watcher
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ringfort.bench.results import OURS, Report, Row, geometric_mean
-from ringfort.bench.show import size
+from ringfort.bench.tables import size
 
 KIB, MIB = 1 << 10, 1 << 20
 LINE_SHARE = 0.95

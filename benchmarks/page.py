@@ -15,7 +15,7 @@ from benchmarks.rpc import rpc_part
 from benchmarks.sections import SECTIONS
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.results import OURS, Report, Row
-from ringfort.bench.show import duration, size
+from ringfort.bench.tables import duration, size
 
 Results = Mapping[str, Mapping[str, Any]]
 

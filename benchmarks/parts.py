@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.namespaces import CONGESTION
 from benchmarks.pictures import draw_scaling
 from ringfort.bench.results import OURS, Report, Row
-from ringfort.bench.show import duration, size
+from ringfort.bench.tables import duration, size
 
 HEADERS = 1514 / 1448
 """Bytes on the line for a byte of payload, as the shaper counts: a full frame of Ethernet, IP, TCP and time stamps."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfort.bench.results import OURS, Report
-from ringfort.bench.show import size
+from ringfort.bench.tables import size
 
 DPI = 80
 """Small files: the pictures live in the repository."""

@@ -11,7 +11,7 @@ from benchmarks import connections, gpu, overlap, rpc, torch_group
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
-from ringfort.bench.run import Step, run_bench
+from ringfort.bench.runner import Step, run_bench
 
 SIZES = parse_sizes("4,4K,16K,64K,256K,1M,16M,64M,256M")
 LARGE = parse_sizes("64M,256M")

@@ -16,7 +16,7 @@ import pytest
 from ringfort.bench.engines import ENGINES, OTHERS
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, OPS, Options
 from ringfort.bench.results import Row
-from ringfort.bench.run import all_crews, loopback
+from ringfort.bench.runner import all_workers
 from ringfort.bench.schedule import MAX_BURST
 
 RINGFORT = [sys.executable, "-m", "ringfort.cli"]
@@ -40,9 +40,9 @@ def bench_json(*arguments: str) -> Any:
 def rows_of_every_operation(ranks: int, against: tuple[str, ...]) -> dict[str, list[Row]]:
     """All operations in one set of processes: starting them takes longer than measuring."""
     options = Options(sizes=(4, 5000), ranks=(ranks,), against=against, repeat=3)
-    with all_crews(options, ranks, [loopback()]) as turns:
-        found = {op: [turns.measure(case, ignore) for case in replace(options, op=op).cases(ranks)] for op in OPS}
-        turns.end()
+    with all_workers(options, ranks) as schedule:
+        found = {op: [schedule.measure(case, ignore) for case in replace(options, op=op).cases(ranks)] for op in OPS}
+        schedule.end()
     return found
 
 

@@ -344,7 +344,7 @@ def test_a_second_run_is_told_of_the_first_and_one_of_another_name_goes_on_besid
         with launched(second, third, fourth):
             late, *beside = ends(second, third, fourth)
         assert late[0] == 1
-        assert "the run 'run.py' has been going on since" in late[2]
+        assert "the run 'run.py' started at" in late[2]
         assert "start another run with --name" in late[2]
         assert [code for code, _, _ in beside] == [0, 0], beside
         fifo.write_text("is_clear")
@@ -433,7 +433,7 @@ def test_peers_shows_a_run_and_does_not_disturb_it(tmp_path: Path) -> None:
 def test_peers_says_what_to_try_when_nobody_is_there() -> None:
     code, out, err = peers("--seconds", "0.5")
     assert (code, out) == (1, "")
-    assert "nobody else is here\n  no other peer was seen\n" in err
+    assert "no other peer was found\n  no other peer was seen\n" in err
     assert "ringfort doctor" in err
 
 

@@ -27,11 +27,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "startup",
         "rpc",
         "training",
-        "torch testing",
+        "torch",
         "ringfort",
         "autoload",
         "launch",
-        "demo bench",
+        "demo bench testing",
         "cli",
         "__main__",
     )

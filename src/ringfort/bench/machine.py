@@ -1,4 +1,4 @@
-"""Which machine a measurement comes from: without that a number means little."""
+"""The machine on which a measurement was made: without it a number means little."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfort.config import GIB
 
 
 def describe_machine(packages: Iterable[str]) -> dict[str, Any]:
-    """Processor, cores, memory, load, system, and the versions of Python and `packages`."""
+    """Describe processor, cores, memory, load, system, and the versions of Python and `packages`."""
     return {
         "processor": processor_name(),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
@@ -27,9 +27,9 @@ def describe_machine(packages: Iterable[str]) -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor's model as the system names it, or its architecture where it does not."""
+    """The model of the processor, or its architecture if the system does not name it."""
     try:
-        # Linux alone has this file; elsewhere `platform` knows as much as there is to know.
+        # Only Linux has this file.
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":

@@ -1,4 +1,4 @@
-"""What a benchmark run is asked to do: parsed from text, and checked before anything starts."""
+"""The options of a benchmark run: parsed from text, and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "broadcast": BroadcastStrategy,
     "reduce": ReduceStrategy,
 }
-"""The operations that can be told which way their data takes."""
+"""The operations that have strategies."""
 
 DTYPES = {
     **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -48,23 +48,23 @@ DTYPES = {
     "float64": 8,
     "complex64": 8,
 }
-"""Bytes an element."""
+"""Bytes per element."""
 
 SIZES = "4,4K,64K,1M,16M,64M,256M"
 RANKS = "2,4"
 MIN_TIME = 1.0
 """Seconds of calls per engine and size, if that is more than `MIN_ROUNDS`: the default run ends in 3 minutes."""
 MIN_ROUNDS = 5
-"""Turns of each engine at a size at the least: below that a median says little."""
+"""Bursts per engine and size, at least: a median of fewer says little."""
 MAX_ROUNDS = 40
-"""At the most."""
+"""Bursts per engine and size, at most."""
 LARGEST = 64 * GIB
-"""Bytes. Beyond any buffer that several ranks of one machine can hold; catches a slip of the suffix."""
+"""Bytes. More than several ranks of one machine can hold; catches a wrong suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. Raises `InvalidArgumentError` for a value that cannot work."""
+    """The options of one run. Raises `InvalidArgumentError` for an invalid value."""
 
     op: str = "all_reduce"
     sizes: tuple[int, ...] = field(default_factory=lambda: parse_sizes(SIZES))
@@ -73,7 +73,7 @@ class Options:
     strategy: str = "auto"
     against: tuple[str, ...] = ()
     repeat: int | None = None
-    """Calls per engine and size; None means as many as fit in `min_time`."""
+    """Calls per engine and size; None means as many as fit into `min_time`."""
     min_time: float = MIN_TIME
     encryption: str = "on"
     shared_memory: str = "on"
@@ -93,65 +93,65 @@ class Options:
             raise InvalidArgumentError("repeat", self.repeat, "must be at least 1")
         if not (isfinite(self.min_time) and self.min_time > 0):
             raise InvalidArgumentError("min_time", self.min_time, "must be a positive number of seconds")
-        CollectiveConfig(connections=self.connections)  # raises where it cannot be
+        CollectiveConfig(connections=self.connections)  # raises for an invalid value
 
     def settings(self, **changes: str) -> DistributedConfig:
-        """The configuration of our ranks, but for `changes`."""
+        """The configuration of our ranks, with `changes`."""
         named: dict[str, Any] = {"encryption": self.encryption, "shared_memory": self.shared_memory, **changes}
         return DistributedConfig(**named, collective=CollectiveConfig(connections=self.connections))
 
     def cases(self, world_size: int) -> list[Case]:
-        """What to measure among `world_size` ranks, in order, without repeats."""
-        if self.op == "barrier":
-            return [Case("barrier", 0, self.dtype, world_size)]
-        return list(dict.fromkeys(Case.of(self.op, size, self.dtype, world_size) for size in self.sizes))
+        """The cases to measure among `world_size` ranks, in order and without repeats."""
+        sizes = (0,) if self.op == "barrier" else self.sizes
+        return list(dict.fromkeys(Case.of(self.op, size, self.dtype, world_size, self.strategy) for size in sizes))
 
     def to_json(self) -> str:
-        """For the command line of a rank."""
+        """As text for the command line of a rank."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Options:
-        """What `to_json` wrote."""
+        """The inverse of `to_json`."""
         return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one size among some ranks."""
+    """One operation at one size among `world_size` ranks."""
 
     op: str
     count: int
     """Elements of the largest buffer on a rank: the output of a gather, the input of a scatter."""
     dtype: str
     world_size: int
+    strategy: str = "auto"
 
     @classmethod
-    def of(cls, op: str, nbytes: int, dtype: str, world_size: int) -> Case:
-        """The case of at least `nbytes`: whole elements, and equal parts where the operation has parts."""
+    def of(cls, op: str, nbytes: int, dtype: str, world_size: int, strategy: str = "auto") -> Case:
+        """The case of at least `nbytes`: whole elements, and equal parts if the operation has parts."""
         count = -(-nbytes // DTYPES[dtype])
         if op not in STRATEGIES:
             count = -(-count // world_size) * world_size
-        return cls(op, count, dtype, world_size)
+        return cls(op, count, dtype, world_size, strategy)
 
     @property
     def nbytes(self) -> int:
-        """Of the largest buffer on a rank."""
+        """Bytes of the largest buffer on a rank."""
         return self.count * DTYPES[self.dtype]
 
     @property
     def part(self) -> int:
-        """Elements of one rank's part, where the operation has parts."""
+        """Elements of one rank's part, if the operation has parts."""
         return self.count // self.world_size
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """`4,4K,64KiB,1M` into bytes. K, M and G are powers of 1024."""
+    """Parse `4,4K,64KiB,1M` into bytes. K, M and G are powers of 1024."""
     return tuple(parse_size(item) for item in _items("sizes", text))
 
 
 def parse_size(text: str) -> int:
-    """One size into bytes."""
+    """Parse one size into bytes."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:I?B)?", text.strip().upper())
     if match is None:
         raise InvalidArgumentError("sizes", text, "must be bytes such as 4, 64K, 1M or 1G")
@@ -162,21 +162,18 @@ def parse_size(text: str) -> int:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """`2,4` into world sizes."""
-    found: list[int] = []
-    for item in _items("ranks", text):
-        if not item.strip().isdecimal() or int(item) < 1:
-            raise InvalidArgumentError("ranks", item, "must be a whole number of at least 1")
-        found.append(int(item))
-    return tuple(dict.fromkeys(found))
+    """Parse `2,4` into world sizes."""
+    return tuple(dict.fromkeys(_whole_number("ranks", item) for item in _items("ranks", text)))
 
 
 def parse_connections(text: str) -> int | Literal["auto"]:
-    """`auto` or a number; which ones can be is said by `CollectiveConfig`."""
-    if text.strip() == "auto":
-        return "auto"
-    if not text.strip().isdecimal():
-        raise InvalidArgumentError("connections", text, "must be auto or a whole number of at least 1")
+    """Parse `auto` or a number; `CollectiveConfig` knows the largest."""
+    return "auto" if text.strip() == "auto" else _whole_number("connections", text, "auto or ")
+
+
+def _whole_number(name: str, text: str, others: str = "") -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise InvalidArgumentError(name, text, f"must be {others}a whole number of at least 1")
     return int(text)
 
 

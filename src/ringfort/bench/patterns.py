@@ -1,7 +1,7 @@
-"""Known contents for the buffers, so that a benchmark never measures wrong results; checked without large temporaries.
+"""Known contents of buffers, so that a benchmark never measures wrong results; checked without large temporaries.
 
-Rank r's elements are a fixed pattern times a small factor of r. All sums of them are small whole numbers, which every
-element type holds exactly, so results are compared for equality.
+The elements of a rank are a fixed pattern times a small factor of the rank. All sums of them are small whole numbers,
+which every element type represents exactly, so results are compared for equality.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ringfort.errors import BackendUnavailableError, DistributedError
 Array = NDArray[Any]
 
 PERIOD = 251
-"""Elements until the pattern repeats. A prime, so that a slice that lands in another's place does not fit."""
+"""Elements until the pattern repeats. A prime number, so that a misplaced slice does not match."""
 CHUNK = PERIOD * 256
-"""Elements compared at a time: the temporary stays in the cache."""
+"""Elements that are compared at a time: the temporary stays in the cache."""
 
 
 class WrongResultError(DistributedError):
-    """An engine's collective returned something else than it must."""
+    """A collective of an engine returned a wrong result."""
 
     is_fatal = True
 
@@ -37,7 +37,7 @@ class WrongResultError(DistributedError):
 
 
 def element_type(name: str) -> np.dtype[Any]:
-    """NumPy's element type of that name. Raises `BackendUnavailableError` if it needs a package that is missing."""
+    """The NumPy dtype called `name`. Raises `BackendUnavailableError` if it needs a package that is missing."""
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -48,18 +48,18 @@ def element_type(name: str) -> np.dtype[Any]:
 
 
 def factor(rank: int) -> int:
-    """What rank's elements are the pattern times of: three values, so that most neighbours differ."""
+    """The factor of a rank: one of three values, so that most neighbours differ."""
     return rank % 3 + 1
 
 
 def pattern(dtype: np.dtype[Any], times: int, shift: int = 0) -> Array:
-    """One period, `times` the values 1 to 3, starting `shift` elements in."""
+    """One period of the values 1 to 3, multiplied by `times`, from element `shift` on."""
     values = np.random.default_rng(0).integers(1, 4, PERIOD)
     return (np.roll(values, -shift) * times).astype(dtype)
 
 
 def new_source(case: Case, rank: int) -> Array | None:
-    """A buffer for what `rank` puts in; None where it puts in nothing."""
+    """The input buffer of `rank`; None if it has no input."""
     if case.op == "barrier" or (case.op == "scatter" and rank != 0):
         return None
     shapes = {
@@ -73,7 +73,7 @@ def new_source(case: Case, rank: int) -> Array | None:
 
 
 def fill(array: Array, rank: int) -> None:
-    """Write rank's contents. Each row of a buffer with several starts one element later in the pattern."""
+    """Write the contents of `rank`. Each row of a buffer starts one element later in the pattern."""
     rows = array if array.ndim == 2 else array[None]
     for shift, row in enumerate(rows):
         chunk = np.resize(pattern(array.dtype, factor(rank), shift), CHUNK)
@@ -83,7 +83,7 @@ def fill(array: Array, rank: int) -> None:
 
 
 def expected_rows(case: Case, rank: int) -> list[Array] | None:
-    """One period of each row of what `rank` must get; None where it gets nothing."""
+    """One period of each row of the result at `rank`; None if it has no result."""
     dtype = element_type(case.dtype)
     everyone = range(case.world_size)
     total = sum(factor(other) for other in everyone)
@@ -103,7 +103,7 @@ def expected_rows(case: Case, rank: int) -> list[Array] | None:
 
 
 def first_difference(case: Case, rank: int, result: Array) -> int | None:
-    """The first element of `result` that is not what it must be, or None."""
+    """The index of the first wrong element of `result`, or None."""
     rows = expected_rows(case, rank)
     if rows is None:
         return None

@@ -1,4 +1,4 @@
-"""The report as a picture: time against size, and the ratio to each other engine, one line a world size."""
+"""The report as a plot: time against size, and the ratio to each other engine, one line per world size."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from ringfort.bench.results import OURS, Report
-from ringfort.bench.show import size
+from ringfort.bench.tables import size
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
 
 SUFFIXES = (".png", ".svg")
 LINES = ("-", "--", ":", "-.")
-"""One style a world size; colours tell the engines apart."""
+"""One line style per world size; engines have colours."""
 
 
 def check_plot(path: Path, op: str) -> None:
-    """Raises if `path` is no picture's name, `op` cannot be drawn, or the plotting library is not installed."""
+    """Raise if the suffix of `path` is unknown, `op` cannot be plotted, or matplotlib is not installed."""
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidArgumentError("plot", str(path), f"must end in {' or '.join(SUFFIXES)}")
     if op == "barrier":
-        raise InvalidArgumentError("plot", str(path), "a barrier has no sizes to draw")
+        raise InvalidArgumentError("plot", str(path), "a barrier has no sizes to plot")
     if find_spec("matplotlib") is None:
         raise BackendUnavailableError("matplotlib (for --plot)", "pip install 'ringfort[plot]'")
 
 
 def write_plot(report: Report, path: Path) -> None:
-    """Draw `report` into `path`, whose suffix says the format."""
-    # The object interface, and not pyplot: no global state, and no window system is looked for.
+    """Plot `report` into the file `path`, whose suffix gives the format."""
+    # The object interface, not pyplot: it has no global state and needs no window system.
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(12, 5), layout="constrained")
     panels = 2 if report.options.against else 1
     axes: list[Any] = list(figure.subplots(1, panels, squeeze=False)[0])
@@ -57,7 +57,7 @@ def _draw_times(panel: Any, report: Report) -> None:
             low, high = [timing.p10_us for timing in timings], [timing.p90_us for timing in timings]
             panel.fill_between(x, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
     panel.set_yscale("log")
-    panel.set_ylabel("microseconds: median, and the 10th to 90th percentile")
+    panel.set_ylabel("microseconds: median, 10th to 90th percentile")
 
 
 def _draw_ratios(panel: Any, report: Report) -> None:

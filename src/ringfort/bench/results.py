@@ -1,4 +1,4 @@
-"""What was measured: medians and spreads of each case, ratios between engines, and their geometric means."""
+"""The results: medians and spreads per case, ratios between engines, and their geometric means."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 from ringfort.bench.options import Options
 
 SCHEMA = 1
-"""Of `Report.to_dict`; raised when a field changes its meaning or goes."""
+"""Of `Report.to_dict`; raised when a field is removed or changes its meaning."""
 OURS = "ringfort"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One engine at one case. A call's time is that of its slowest rank."""
+    """The times of one engine in one case. The time of a call is that of its slowest rank."""
 
     calls: int
     median_us: float
     p10_us: float
     p90_us: float
     rounds_us: Sequence[float] = ()
-    """The median of each of its turns, to be set beside another engine's turn of the same round."""
+    """The median of each burst, to be compared with another engine's burst of the same round."""
 
     @classmethod
     def of(cls, rounds: Sequence[Sequence[Sequence[int]]]) -> Timing:
-        """From the nanoseconds of every call of every rank in every round."""
+        """From nanoseconds by round, rank and call."""
         slowest = [np.max(np.array(ranks, dtype=np.int64), axis=0) / 1e3 for ranks in rounds]
         calls = np.concatenate(slowest)
         p10, median, p90 = (float(value) for value in np.percentile(calls, [10, 50, 90]))
@@ -45,15 +45,15 @@ class Row:
     bytes: int
     timings: Mapping[str, Timing]
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Engines that have no such operation or failed, and what was said."""
+    """Engines that have no such operation or failed, and why."""
 
     def ratio(self, engine: str, ours: str = OURS) -> float | None:
-        """How many times as long `engine` took as `ours` did; None if one of them was not measured."""
+        """The time of `engine` divided by that of `ours`; None if one of them was not measured."""
         theirs, base = self.timings.get(engine), self.timings.get(ours)
         return None if theirs is None or base is None else theirs.median_us / base.median_us
 
     def ratio_spread(self, engine: str, ours: str = OURS) -> tuple[float, float] | None:
-        """The 10th and 90th percentile of the ratio over the rounds, in each of which both had their turn."""
+        """The 10th and 90th percentile of the ratio over the rounds."""
         theirs, base = self.timings.get(engine), self.timings.get(ours)
         if theirs is None or base is None or not theirs.rounds_us or not base.rounds_us:
             return None
@@ -62,7 +62,7 @@ class Row:
         return low, high
 
     def gigabytes_per_second(self, engine: str = OURS) -> float:
-        """Of the largest buffer on a rank, whatever the operation moved to do it (1 GB is 1e9 bytes)."""
+        """The size of the largest buffer per rank divided by the time (1 GB is 1e9 bytes)."""
         return self.bytes / self.timings[engine].median_us / 1e3
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Report:
     rows: Sequence[Row]
 
     def geometric_means(self, engine: str, ours: str = OURS) -> dict[str, float]:
-        """The geometric mean of the ratios of `engine` to `ours`: for each world size by name, and `all`."""
+        """The geometric mean of the ratios of `engine` to `ours`, per world size (as text) and for `all`."""
         sizes = sorted({row.ranks for row in self.rows})
         groups = {str(ranks): [row for row in self.rows if row.ranks == ranks] for ranks in sizes}
         groups["all"] = list(self.rows)
@@ -100,7 +100,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Report:
-        """What `to_dict` made, also after a way through JSON."""
+        """The inverse of `to_dict`, also after JSON."""
         rows = [
             Row(row["ranks"], row["bytes"], msgspec.convert(row["engines"], dict[str, Timing]), row["skipped"])
             for row in given["rows"]
@@ -119,6 +119,6 @@ class Report:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The mean for ratios: twice as fast here and twice as slow there comes out as 1."""
+    """The mean for ratios: the mean of 2 and 1/2 is 1."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))

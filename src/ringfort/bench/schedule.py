@@ -1,39 +1,40 @@
-"""Who is called how often, in which order: what disturbs the machine must disturb all engines alike.
+"""`Schedule`: how often and in which order engines are called, so that what disturbs the machine disturbs all alike.
 
-Each round gives every engine one burst of calls, in alternating order. A burst has as many calls as fit in a moment,
-so that a fast engine is not measured cold because a slow one stands beside it.
+In each round every engine makes one burst of calls, in alternating order. A burst has as many calls as fit into a
+moment, so that a fast engine is not measured cold because a slow one was called before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.ours import RingfortEngine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.results import Row, Timing
-from ringfort.bench.worker_protocol import Message
-from ringfort.bench.workers import Crew, CrewFailedError
+from ringfort.bench.workers import Message, WorkersFailedError
 
 BURST_SECONDS = 0.02
-"""Of one engine before the next one's turn: long beside the barrier between, short beside what drifts on a machine."""
+"""Per burst: long compared with the barrier between bursts, short compared with the drift of a machine."""
 MAX_BURST = 2000
-"""Calls. Ranks that were woken for their turn may share a core for some milliseconds: bursts of 50 calls of 4 B, which
+"""Calls. Ranks that were woken for a burst may share a core for some milliseconds: bursts of 50 calls of 4 B, which
 are over by then, had medians of 14 and of 85 microseconds over TCP, by chance."""
 WARM_UP = 2
-"""Calls at least before any counts, beside the two that check and estimate: sockets' windows grow, caches fill."""
+"""Calls, at least, before any counts, besides the two that check and estimate: socket windows grow, caches fill."""
 WARM_UP_SECONDS = 0.2
-"""An engine that takes longer for one call is not made faster by another."""
+"""An engine that takes longer than this for one call does not get faster by another one."""
 
 Round = Mapping[str, int]
 """How many calls each engine makes."""
+Ask = Callable[..., Sequence[Message]]
+"""`Workers.ask`: gives a command to all ranks of an engine, and returns their answers."""
 
 
-def schedule(seconds: Mapping[str, float], options: Options) -> list[Round]:
-    """The rounds, given how long a call of each engine takes."""
+def plan_rounds(seconds: Mapping[str, float], options: Options) -> list[Round]:
+    """Plan the rounds, given the seconds that one call of each engine takes."""
     bursts = {name: _calls(taken) for name, taken in seconds.items()}
-    if options.repeat is not None:  # as many calls of everybody, since it was asked for
+    if options.repeat is not None:  # the same number of calls for all engines, as asked for
         least = min(bursts.values())
         whole, rest = divmod(options.repeat, least)
         return [dict.fromkeys(seconds, calls) for calls in [least] * whole + ([rest] if rest else [])]
@@ -43,46 +44,46 @@ def schedule(seconds: Mapping[str, float], options: Options) -> list[Round]:
 
 
 def _calls(seconds: float) -> int:
-    """Of a burst, if one takes so long."""
+    """Calls per burst, if one takes `seconds`."""
     return min(max(1, int(BURST_SECONDS / seconds)), MAX_BURST)
 
 
-class Turns:
-    """All engines among as many ranks, one case after the other.
+class Schedule:
+    """Measures one case after the other, with all engines among the same number of ranks.
 
-    One of ours that fails ends the run; another engine's failure is said, and it is left out from then on.
+    A failure of our own engine ends the run. Another engine that fails is reported, and left out from then on.
     """
 
-    def __init__(self, crews: Mapping[str, Crew], lost: Mapping[str, str], options: Options) -> None:
-        self._crews = dict(crews)
+    def __init__(self, engines: Mapping[str, Ask], lost: Mapping[str, str], options: Options) -> None:
+        self._engines = dict(engines)
         self._lost = dict(lost)
-        """Engines that failed, and how."""
+        """Engines that failed, and why."""
         self._options = options
 
     def measure(self, case: Case, on_part: Callable[[float], None]) -> Row:
-        """One case. `on_part` is told how much of it is done."""
+        """Measure one case. `on_part` is told which share of it is done."""
         skipped: dict[str, str] = {}
         seconds: dict[str, float] = {}
-        for name in list(self._crews):
+        for name in list(self._engines):
             taken = self._prepare(name, case, skipped)
             if taken is not None:
                 seconds[name] = taken
         times: dict[str, list[list[list[int]]]] = {name: [] for name in seconds}
-        rounds = schedule(seconds, self._options)
+        rounds = plan_rounds(seconds, self._options)
         for turn, calls in enumerate(rounds):
             for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
                 answers = self._ask(name, do="burst", calls=calls[name])
                 if answers is not None:
                     times[name].append([answer["nanoseconds"] for answer in answers])
             on_part((turn + 1) / len(rounds))
-        for name in list(self._crews):
+        for name in list(self._engines):
             self._ask(name, do="drop")
-        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self._crews}
+        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self._engines}
         return Row(case.world_size, case.nbytes, timings, {**skipped, **self._lost})
 
     def end(self) -> None:
         """Let every engine leave its group in its own way."""
-        for name in list(self._crews):
+        for name in list(self._engines):
             self._ask(name, do="end")
 
     def _prepare(self, name: str, case: Case, skipped: dict[str, str]) -> float | None:
@@ -98,24 +99,24 @@ class Turns:
             seconds = None if answers is None else _slowest(answers)
         return seconds
 
-    def _ask(self, name: str, **command: object) -> list[Message] | None:
-        """Everybody's answers; None if the engine is lost."""
-        if name not in self._crews:
+    def _ask(self, name: str, **command: object) -> Sequence[Message] | None:
+        """The answers of all ranks; None if the engine is lost."""
+        if name not in self._engines:
             return None
         try:
-            return self._crews[name].ask(**command)
-        except CrewFailedError as exc:
+            return self._engines[name](**command)
+        except WorkersFailedError as exc:
             if is_ours(name):
                 raise
             self._lost[name] = str(exc).splitlines()[0].rstrip(":")
-            del self._crews[name]
+            del self._engines[name]
             return None
 
 
 def is_ours(name: str) -> bool:
-    """Whether an engine is this library: it may not be left out."""
-    return issubclass(ENGINES[name], RingfortEngine)
+    """Whether the engine is this library (or one of its strategies), which is never left out."""
+    return issubclass(ENGINES.get(name, RingfortEngine), RingfortEngine)
 
 
-def _slowest(answers: list[Message]) -> float:
+def _slowest(answers: Sequence[Message]) -> float:
     return max(1e-9, *(float(answer["seconds"]) for answer in answers))

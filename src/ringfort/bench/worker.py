@@ -1,35 +1,40 @@
-"""One rank of one engine: `python -m ringfort.bench.worker ADDRESS ENGINE OPTIONS FOLDER` does as the parent says.
+"""One rank of one engine: `python -m ringfort.bench.worker ADDRESS ENGINE OPTIONS FOLDER` follows its parent.
 
-The parent lets the engines take turns, a burst of calls each. Between its turns a rank sleeps on the wire to the
-parent. Nothing but the operation itself lies between two calls of a burst.
+The parent lets each engine in turn make a burst of calls. Between its bursts a rank sleeps until the parent's next
+command. Nothing but the operation itself happens between two calls of a burst.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import select
 import sys
+import threading
 import time
+from dataclasses import replace
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import Any
 
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.engines.ours import RingfortEngine
 from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import Array, WrongResultError, fill, first_difference, new_source
-from ringfort.bench.worker_protocol import Message, Wire, end_with
+from ringfort.bench.workers import Message, read, send
 from ringfort.config import Environment
 from ringfort.errors import DistributedError
-from ringfort.launch.local_ranks import EXIT_LOST_PEER
 
 
 class UnsupportedError(Exception):
-    """The engine has no such operation. The message is the engine's own first line."""
+    """The engine has no such operation. The message is the first line of the engine's error."""
 
 
 def prepare(engine: Engine, rank: int, case: Case, source: Array | None) -> Bound:
-    """The engine bound to `case`, its result checked once.
+    """Bind the engine to `case`, and check its result once.
 
-    Raises `UnsupportedError` if the engine has no such operation, `WrongResultError` if it gives a wrong result.
+    Raises `UnsupportedError` if the engine has no such operation, `WrongResultError` if its result is wrong.
     """
     if source is not None:
         fill(source, rank)
@@ -52,7 +57,7 @@ def prepare(engine: Engine, rank: int, case: Case, source: Array | None) -> Boun
 
 
 def warm_up(bound: Bound, calls: int) -> float:
-    """Seconds that the last of `calls` calls took."""
+    """Make `calls` calls, and return the seconds that the last one took."""
     taken = 0.0
     for _ in range(calls):
         start = time.perf_counter()
@@ -62,7 +67,7 @@ def warm_up(bound: Bound, calls: int) -> float:
 
 
 def burst(engine: Engine, bound: Bound, calls: int) -> list[int]:
-    """Nanoseconds of each of `calls` calls."""
+    """Make `calls` calls, and return the nanoseconds that each took."""
     clock, run = time.perf_counter_ns, bound.run
     taken: list[int] = []
     engine.barrier()
@@ -74,62 +79,81 @@ def burst(engine: Engine, bound: Bound, calls: int) -> list[int]:
 
 
 class Server:
-    """Answers the parent's commands."""
+    """Follows the parent's commands."""
 
     def __init__(self, engine: Engine, seat: Seat) -> None:
         self._engine = engine
         self._seat = seat
-        self._bound: Bound | None = None
+        self._source: Array | None = None
+        self._bounds: dict[str, Bound] = {}
+        """By strategy, where several are compared in the same processes; else one."""
 
     def answer(self, command: Message) -> Message:
-        """Do what `command` says."""
+        """Run `command`, and return the answer."""
+        strategy = command.get("strategy", "")
         match command["do"]:
             case "join":
                 self._engine.setup(self._seat)
+            case "explain":
+                assert isinstance(self._engine, RingfortEngine)
+                return self._engine.explain(Case(**command["case"]))
             case "prepare":
-                return self._prepare(Case(**command["case"]))
+                case = Case(**command["case"])
+                return self._prepare(strategy, replace(case, strategy=strategy) if strategy else case)
             case "warm":
-                assert self._bound is not None
-                return {"seconds": warm_up(self._bound, command["calls"])}
+                return {"seconds": warm_up(self._bounds[strategy], command["calls"])}
             case "burst":
-                assert self._bound is not None
-                return {"nanoseconds": burst(self._engine, self._bound, command["calls"])}
+                return {"nanoseconds": burst(self._engine, self._bounds[strategy], command["calls"])}
             case "drop":
-                self._bound = None  # and with it the buffers
+                self._bounds, self._source = {}, None
                 gc.collect()
             case _:
                 self._engine.teardown()
         return {}
 
-    def _prepare(self, case: Case) -> Message:
+    def _prepare(self, strategy: str, case: Case) -> Message:
+        rank = self._seat.rank
+        if not self._bounds:
+            self._source = new_source(case, rank)
         try:
-            rank = self._seat.rank
-            self._bound = prepare(self._engine, rank, case, new_source(case, rank))
+            self._bounds[strategy] = prepare(self._engine, rank, case, self._source)
         except UnsupportedError as exc:
             return {"skipped": str(exc)}
-        return {"seconds": warm_up(self._bound, 1)}
+        return {"seconds": warm_up(self._bounds[strategy], 1)}
 
 
 def run(address: str, name: str, options: Options, folder: Path) -> None:
-    """Serve until the parent hangs up."""
+    """Follow the parent until it closes the connection."""
     told = Environment.from_mapping()
     assert told.rank is not None
     assert told.world_size is not None
-    wire = Wire.connect(folder / "control")
-    end_with(wire, EXIT_LOST_PEER)
+    wire: Connection[Any, Any] = Client(str(folder / "control"), "AF_UNIX")
+    _end_with(wire)
 
     def share(text: str) -> list[str]:
-        wire.send({"share": text})
-        return [str(item) for item in wire.read()["all"]]
+        send(wire, {"share": text})
+        return [str(item) for item in read(wire)["all"]]
 
     server = Server(ENGINES[name](), Seat(told.rank, told.world_size, address, folder, share, options))
-    gc.disable()  # as timeit does: a collection in the middle of a call is not the call's
-    wire.send({"rank": told.rank})
+    gc.disable()  # as timeit does: the time of a garbage collection is not the call's
+    send(wire, {"rank": told.rank})
     try:
         while True:
-            wire.send(server.answer(wire.read()))
+            send(wire, server.answer(read(wire)))
     except EOFError:
         return
+
+
+def _end_with(wire: Connection[Any, Any]) -> None:
+    """From now on this process ends when the other end of `wire` is closed, whatever its main thread does."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(wire, 0)  # no event but the hang-up, which is always reported
+        poll.poll()
+        os._exit(1)  # not sys.exit: the main thread may be in a long call, and nobody reads its output any more
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,60 +1,64 @@
-"""The processes of one engine: one for each rank, started together, told what to do and asked for the times."""
+"""The worker processes of one engine, one per rank: they follow commands of this process and answer with times.
+
+Both sides exchange JSON over a Unix socket in a folder: not over standard input and output, which MPI's launchers keep
+to themselves, and not over the network, because ranks may be in network namespaces of their own.
+"""
 
 from __future__ import annotations
 
-import os
-import selectors
-import signal
+import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, cast
 
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Plan
 from ringfort.bench.options import Options
-from ringfort.bench.worker_protocol import Message, Wire
 from ringfort.errors import DistributedError
+from ringfort.launch.failure_report import TAIL_LINES, describe_exit, with_tail
 from ringfort.launch.local_ranks import ONE_THREAD
-from ringfort.launch.processes import TAIL_LINES
+from ringfort.launch.processes import Children
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-WORKER = "ringfort.bench.worker"
+    Wire = Connection[Any, Any]
+
+Message = dict[str, Any]
+
 START_SECONDS = 60.0
-"""Until every process of an engine has come: importing torch in 16 of them on two cores takes half of it."""
+"""Until all workers of an engine are connected: importing torch in 16 processes on two cores takes half of it."""
 ANSWER_SECONDS = 90.0
-"""For an answer: beyond the slowest engine's calls of the largest size. Whoever takes longer is left out."""
+"""For an answer: longer than the slowest engine needs for the largest size. An engine that takes longer is left out."""
+POLL_SECONDS = 0.2
+"""Between two looks at the processes and their output while answers are awaited."""
 STOP_SECONDS = 2.0
-"""Until a process that was told to end is killed."""
+"""Until a process that should end is killed."""
 
 
-class CrewFailedError(DistributedError):
-    """The processes of an engine ended, or did not answer in time."""
+class WorkersFailedError(DistributedError):
+    """The workers of an engine ended, or did not answer in time."""
 
     is_fatal = True
 
     def __init__(self, engine: str, what: str, tail: Sequence[str]) -> None:
-        words = "" if not tail else f": {tail[0]}" if len(tail) == 1 else ":\n    " + "\n    ".join(tail)
-        super().__init__(f"{engine}: {what}{words}")
+        super().__init__(with_tail(f"{engine}: {what}", tail))
         self.engine = engine
         self.tail = tuple(tail)
 
 
-class Crew:
-    """A context manager: leaving it ends every process."""
+class Workers:
+    """A context manager that ends every process on exit."""
 
     def __init__(self, name: str, plan: Plan, options: Options) -> None:
         self.name = name
-        self._engine = ENGINES[name]
         self._plan = plan
         self._options = options
-        self._log = plan.folder / "log"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._children = Children()
         self._wires: dict[int, Wire] = {}
 
     def __enter__(self) -> Self:
@@ -63,7 +67,7 @@ class Crew:
                 listener.bind(str(self._plan.folder / "control"))
                 listener.listen(self._plan.ranks)
                 self._start()
-                self._meet(listener)
+                self._accept(listener)
             self.ask(do="join")
         except BaseException:
             self.stop()
@@ -74,102 +78,95 @@ class Crew:
         self.stop()
 
     def ask(self, **command: object) -> list[Message]:
-        """Give all ranks the same command; returns their answers in order. Raises `CrewFailedError`."""
-        self._tell(command)
-        return self._answers()
+        """Give all ranks the same command, and return their answers in rank order. Raises `WorkersFailedError`."""
+        while True:
+            self._tell(command)
+            answers = self._answers()
+            if "share" not in answers[0]:
+                return answers
+            command = {"all": [message["share"] for message in answers]}  # see `Seat.share`
 
     def stop(self) -> None:
         """End every process, and wait until it has. Idempotent."""
         for wire in self._wires.values():
-            wire.close()  # ranks end with it, wherever they are; so do launchers when their ranks have
+            wire.close()  # the workers end with it, whatever they do; launchers end with their workers
         self._wires.clear()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for output in self._children.finish(STOP_SECONDS, signum=0):
+            output.child.keep(output.lines())
+        self._children.close()
 
     def _start(self) -> None:
-        plan, engine = self._plan, self._engine
-        arguments = [self.name, self._options.to_json(), str(plan.folder)]
+        plan, engine = self._plan, ENGINES[self.name]
         launcher = list(engine.launcher(plan))
-        with self._log.open("wb") as log:
-            for rank in [None] if launcher else range(plan.ranks):
-                host = plan.host(rank or 0)
-                place = {} if rank is None else {"RANK": str(rank), "WORLD_SIZE": str(plan.ranks)}
-                variables = {**ONE_THREAD, **place, **engine.variables(plan, rank)}
-                # env(1) adds to the environment; reading ours here is for config.py alone.
-                assignments = [f"{name}={value}" for name, value in variables.items()]
-                worker = [sys.executable, "-m", WORKER, host.address, *arguments]
-                self._processes.append(
-                    subprocess.Popen(
-                        [*host.prefix, "env", *assignments, *launcher, *worker],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,  # Ctrl-C goes to the parent alone, and the parent ends the ranks
-                    )
-                )
+        for rank in [None] if launcher else range(plan.ranks):
+            host = plan.host(rank or 0)
+            arguments = [host.address, self.name, self._options.to_json(), str(plan.folder)]
+            place = {} if rank is None else {"RANK": str(rank), "WORLD_SIZE": str(plan.ranks)}
+            self._children.start(
+                rank or 0,
+                [*host.prefix, *launcher, sys.executable, "-m", "ringfort.bench.worker", *arguments],
+                {**ONE_THREAD, **place, **engine.variables(plan, rank)},
+            )
 
-    def _meet(self, listener: socket.socket) -> None:
-        """Take every rank's connection. Each begins by saying its rank."""
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept the connection of every rank. Each begins with its rank."""
         deadline = time.monotonic() + START_SECONDS
-        listener.settimeout(0.1)  # seconds between looks at the processes
+        listener.settimeout(POLL_SECONDS)
         while len(self._wires) < self._plan.ranks:
-            self._check_alive()
-            if time.monotonic() > deadline:
-                raise self._failed(f"only {len(self._wires)} of {self._plan.ranks} ranks came in {START_SECONDS:g} s")
+            self._check(deadline, f"only {len(self._wires)} of {self._plan.ranks} ranks came in {START_SECONDS:g} s")
             with suppress(TimeoutError):
                 sock, _ = listener.accept()
-                sock.settimeout(START_SECONDS)
-                wire = Wire(sock)
-                try:
-                    self._wires[int(wire.read()["rank"])] = wire
-                except (EOFError, TimeoutError):
-                    wire.close()  # the process has ended, and is found so above
+                sock.setblocking(True)
+                wire: Wire = Connection(sock.detach())
+                with suppress(EOFError):  # the process has ended, which is found out above
+                    self._wires[int(read(wire)["rank"])] = wire
 
     def _answers(self) -> list[Message]:
-        """One of each rank. Ranks that share a text on the way are served."""
-        while True:
-            found = self._gather()
-            if "share" not in found[0]:
-                return found
-            self._tell({"all": [message["share"] for message in found]})
-
-    def _gather(self) -> list[Message]:
         deadline = time.monotonic() + ANSWER_SECONDS
         found: dict[int, Message] = {}
-        with selectors.DefaultSelector() as selector:
-            for rank, wire in self._wires.items():
-                selector.register(wire, selectors.EVENT_READ, rank)
-            while len(found) < len(self._wires):
-                ready = selector.select(deadline - time.monotonic())
-                if not ready:
-                    missing = sorted(set(self._wires) - set(found))
-                    raise self._failed(f"no answer from ranks {missing} in {ANSWER_SECONDS:g} s")
-                for key, _ in ready:
-                    try:
-                        found[key.data] = self._wires[key.data].read()
-                    except EOFError as exc:
-                        raise self._failed(f"rank {key.data} ended") from exc
+        while missing := {wire: rank for rank, wire in self._wires.items() if rank not in found}:
+            ready = cast("list[Wire]", wait(list(missing), POLL_SECONDS))
+            for wire in ready:
+                try:
+                    found[missing[wire]] = read(wire)
+                except EOFError as exc:
+                    raise self._failed(f"rank {missing[wire]} ended") from exc
+            if not ready:
+                self._check(deadline, f"no answer from ranks {sorted(missing.values())} in {ANSWER_SECONDS:g} s")
         return [found[rank] for rank in sorted(found)]
 
     def _tell(self, message: Message) -> None:
         for rank, wire in sorted(self._wires.items()):
             try:
-                wire.send(message)
+                send(wire, message)
             except OSError as exc:
                 raise self._failed(f"rank {rank} ended") from exc
 
-    def _check_alive(self) -> None:
-        ended = [process.returncode for process in self._processes if process.poll() is not None]
+    def _check(self, deadline: float, late: str) -> None:
+        """Read the output of the processes. Raises if one has ended, or if it is too late."""
+        for output in self._children.poll(0):
+            output.child.keep(output.lines())
+        ended = [child.exit_code for child in self._children.children if child.exit_code is not None]
         if ended:
-            raise self._failed(f"a process ended with exit code {ended[0]}")
+            raise self._failed(f"a process {describe_exit(ended[0])}")
+        if time.monotonic() > deadline:
+            raise self._failed(late)
 
-    def _failed(self, what: str) -> CrewFailedError:
-        self.stop()  # first, so that the log is whole
-        lines = self._log.read_text(errors="replace").splitlines()
-        return CrewFailedError(self.name, what, [line.rstrip() for line in lines if line.strip()][-TAIL_LINES:])
+    def _failed(self, what: str) -> WorkersFailedError:
+        ended = [child for child in self._children.children if child.exit_code is not None]
+        self.stop()  # before the tails are looked at: they are whole then
+        lines = [line for child in ended or self._children.children for line in child.tail]
+        return WorkersFailedError(self.name, what, lines[-TAIL_LINES:])
+
+
+def send(wire: Wire, message: Message) -> None:
+    """Raises `OSError` if the other end was closed."""
+    wire.send_bytes(json.dumps(message).encode())
+
+
+def read(wire: Wire) -> Message:
+    """The next message. Raises `EOFError` if the other end was closed."""
+    try:
+        return cast("Message", json.loads(wire.recv_bytes()))
+    except ConnectionError as exc:
+        raise EOFError from exc

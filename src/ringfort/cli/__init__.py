@@ -1,4 +1,4 @@
-"""The command line: one file a verb, and each imports what it needs only when it runs."""
+"""The command line: one file per command, each of which imports what it needs only when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m ringfort.cli`: the same as the `ringfort` script, for where that is not on the path."""
+"""`python -m ringfort.cli`: the same as the `ringfort` script, if that is not on the path."""
 
 from __future__ import annotations
 

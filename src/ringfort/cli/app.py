@@ -1,4 +1,4 @@
-"""The `ringfort` command and its verbs."""
+"""The `ringfort` command and its subcommands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringfort.cli.key import key
 from ringfort.cli.peers import peers
 from ringfort.cli.run import run
 
-# Plain help and errors: an error is one line that a log or another program can read. Tracebacks are ours to avoid.
+# Plain help and errors: an error is one line that a log or another program can read, not a box or a traceback.
 app = typer.Typer(
     name="ringfort",
     help="Train one model across the machines you already own.",
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(bench)
-# What comes after the script is the script's, options too.
+# Everything after the script belongs to the script, options too.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(peers)
 app.command()(doctor)
@@ -43,25 +43,25 @@ def _print_version(wanted: bool) -> None:
 FIRST_STEPS = """Train one model across the machines you already own.
 The first five commands, in order:
 
-  ringfort demo                     does it work here? three local peers train
-  ringfort key show                 on the first machine: prints a join code
-  ringfort key join                 on each other machine: asks for the code
-  ringfort run --nodes 2 train.py   on each machine: your program, on all
-  ringfort doctor                   when they do not find each other: why
+  ringfort demo                     on one machine: train with three processes
+  ringfort key show                 on the first machine: print a join code
+  ringfort key join                 on each other machine: enter the code
+  ringfort run --nodes 2 train.py   on each machine: run your program on all
+  ringfort doctor                   if they do not find each other: say why
 
-Also: peers (who is there), bench (how fast). `ringfort --help` and
-`ringfort COMMAND --help` say more."""
+See also `ringfort peers` (list the machines), `ringfort bench` (measure),
+`ringfort --help` and `ringfort COMMAND --help`."""
 
 
 @app.callback()
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train one model across the machines you already own."""
-    del version  # its callback has done the work
+    del version  # its callback printed it
     if context.invoked_subcommand is None:
         typer.echo(FIRST_STEPS)
 

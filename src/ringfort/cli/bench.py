@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,13 +20,8 @@ from ringfort.bench.options import (
     parse_ranks,
     parse_sizes,
 )
-from ringfort.cli.outcome import errors_as_lines
+from ringfort.cli.outcome import errors_as_lines, print_json
 from ringfort.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ringfort.bench.results import Report
 
 STDOUT = "-"
 
@@ -33,44 +29,51 @@ STDOUT = "-"
 def bench(
     op: Annotated[str, typer.Option(help=f"One of: {', '.join(OPS)}.")] = "all_reduce",
     sizes: Annotated[
-        str, typer.Option(help="Bytes of the largest buffer on a rank; K, M, G are powers of 1024.")
+        str, typer.Option(help="Bytes of the largest buffer per rank, with commas; K, M, G are powers of 1024.")
     ] = SIZES,
-    ranks: Annotated[str, typer.Option(help="World sizes.")] = RANKS,
+    ranks: Annotated[str, typer.Option(help="World sizes, with commas.")] = RANKS,
     dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
     strategy: Annotated[
         str,
         typer.Option(
-            help="auto, ring, tree, tree(ARITY), direct, halving_doubling or hierarchical, where there is it."
+            help="auto, ring, tree, tree(ARITY), direct, halving_doubling or hierarchical, if the operation has it."
         ),
     ] = "auto",
     against: Annotated[
         str | None,
         typer.Option(
-            help="Other engines, with commas: tcp, plain (TCP, encryption off), gloo, openmpi-tcp, openmpi-shm, "
-            "mpich-tcp, mpich-shm, mlx, sockets and memcpy (the limits); all, none.  [default: gloo if installed]"
+            help="Engines to compare with, with commas: tcp, plain (TCP, encryption off), gloo, openmpi-tcp, "
+            "openmpi-shm, mpich-tcp, mpich-shm, mlx, sockets and memcpy (the limits); or all, or none.  "
+            "[default: gloo if installed]"
         ),
     ] = None,
-    encryption: Annotated[str, typer.Option(help="on or off.")] = "on",
-    shared_memory: Annotated[str, typer.Option(help="on or off, between ranks of one host.")] = "on",
+    encryption: Annotated[str, typer.Option(help="Encryption: on or off.")] = "on",
+    shared_memory: Annotated[str, typer.Option(help="Shared memory between ranks of one host: on or off.")] = "on",
     connections: Annotated[
-        str, typer.Option(help="Connections between every two ranks that do not share memory; or auto.")
+        str, typer.Option(help="Connections per link between ranks that do not share memory; a number or auto.")
     ] = "1",
-    repeat: Annotated[int | None, typer.Option(help="Calls per engine and size.  [default: by --min-time]")] = None,
+    repeat: Annotated[
+        int | None, typer.Option(help="Calls per engine and size.  [default: as many as fit into --min-time]")
+    ] = None,
     min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
-    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a .png or .svg.")] = None,
+    json_: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot the result into a .png or .svg file.")] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Every strategy instead of other engines: predicted, measured, chosen.")
+        bool, typer.Option("--explain", help="Compare the strategies instead of engines: predicted, measured, chosen.")
     ] = False,
 ) -> None:
-    """Time collectives, beside other engines in the same run."""
+    """Measure collectives, and compare them with other engines in the same run."""
     with errors_as_lines():
         from rich.console import Console
 
         from ringfort.bench.engines import choose_engines
-        from ringfort.bench.plot import check_plot
-        from ringfort.bench.run import run_bench
-        from ringfort.bench.show import Watcher, print_report
+        from ringfort.bench.explain import explain as explain_choices
+        from ringfort.bench.plot import check_plot, write_plot
+        from ringfort.bench.results import Report
+        from ringfort.bench.runner import run_bench
+        from ringfort.bench.tables import Watcher, print_explanation, print_report
 
         choice = choose_engines("none" if explain else against)
         options = Options(
@@ -92,59 +95,30 @@ def bench(
         if json_ not in (None, STDOUT):
             _check_writable("json", Path(json_))
         progress = Console(stderr=True)
+        table = progress if json_ == STDOUT else Console()
         for name, how in choice.missing.items():
-            progress.print(f"{name} is left out, it is not installed: {how}", highlight=False, markup=False)
-        if explain:
-            _explain(options, progress, json_)
-            return
+            typer.echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
         watcher = Watcher(progress)
         with watcher.shown():
-            report = run_bench(options, watcher.step)
-        print_report(progress if json_ == STDOUT else Console(), report)
-        _write(report, json_, plot)
-
-
-def _explain(options: Options, progress: Console, json_: str | None) -> None:
-    from rich.console import Console
-
-    from ringfort.bench.explain import Explained, explain, print_explained
-
-    rows: list[Explained] = []
-
-    def on_row(row: Explained) -> None:
-        rows.append(row)
-        progress.print(f"{row.ranks} ranks, {row.bytes} bytes: {row.chosen}", highlight=False)
-
-    found = explain(options, on_row)
-    print_explained(progress if json_ == STDOUT else Console(), options, rows)
-    _write_json(found, json_)
+            found = explain_choices(options, watcher.explained) if explain else run_bench(options, watcher.step)
+        if isinstance(found, Report):
+            print_report(table, found)
+            if plot is not None:
+                write_plot(found, plot)
+        else:
+            print_explanation(table, found)
+        if json_ == STDOUT:
+            print_json(found.to_dict(), indent=2)
+        elif json_ is not None:
+            text = json.dumps(found.to_dict(), sort_keys=True, indent=2)
+            Path(json_).write_text(text + "\n", encoding="utf-8")
 
 
 def _check_writable(name: str, path: Path) -> None:
-    """Before the run, so that minutes of measuring are not lost to a slip in a name."""
+    """Check before the run, so that minutes of measuring are not lost to a mistyped name."""
     if path.is_dir():
         raise InvalidArgumentError(name, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
-        raise InvalidArgumentError(name, str(path), f"there is no folder {path.parent}")
+        raise InvalidArgumentError(name, str(path), f"the folder {path.parent} does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InvalidArgumentError(name, str(path), "may not be written to")
-
-
-def _write(report: Report, json_: str | None, plot: Path | None) -> None:
-    _write_json(report.to_dict(), json_)
-    if plot is not None:
-        from ringfort.bench.plot import write_plot
-
-        write_plot(report, plot)
-
-
-def _write_json(found: dict[str, Any], json_: str | None) -> None:
-    if json_ is None:
-        return
-    import json
-
-    text = json.dumps(found, sort_keys=True, indent=2)
-    if json_ == STDOUT:
-        typer.echo(text)
-    else:
-        Path(json_).write_text(text + "\n", encoding="utf-8")
+        raise InvalidArgumentError(name, str(path), "is not writable")

@@ -7,25 +7,27 @@ from typing import Annotated
 
 import typer
 
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
+from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
 from ringfort.demo.settings import RANKS, STEPS, Framework, Settings
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
 
 
 def demo(
-    ranks: Annotated[int, typer.Option(help="Local peers to train with.")] = RANKS,
+    ranks: Annotated[int, typer.Option(help="Processes to train with.")] = RANKS,
     steps: Annotated[
         int | None, typer.Option(help=f"Training steps: {STEPS['torch']} with torch, {STEPS['numpy']} without.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first weights and the order of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the order of the samples.")] = 0,
     framework: Annotated[
         str | None,
-        typer.Option(help="torch: a transformer; numpy: a smaller model. Torch where it is installed."),
+        typer.Option(help="torch (a transformer) or numpy (a smaller model).  [default: torch if installed]"),
     ] = None,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Draw a live table if this is a terminal.")] = True,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document, and progress to stderr.")] = False,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Draw a live table in a terminal.")] = True,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document; progress goes to standard error.")
+    ] = False,
 ) -> None:
-    """Train a small language model with local peers."""
+    """Train a small language model with several processes of this machine."""
     with errors_as_lines():
         chosen = _framework(framework)
         settings = Settings(ranks, STEPS[chosen] if steps is None else steps, seed, chosen)
@@ -37,9 +39,7 @@ def demo(
         console = Console(stderr=json_)
         outcome = run_demo(settings, console, live=live and console.is_terminal)
         if json_:
-            import json
-
-            typer.echo(json.dumps(outcome.to_dict(), sort_keys=True))
+            print_json(outcome.to_dict())
         if not outcome.passed:
             raise typer.Exit(EXIT_FAILED)
 
@@ -49,7 +49,7 @@ def _framework(asked: str | None) -> Framework:
     if asked is None:
         return "torch" if has_torch else "numpy"
     if asked not in STEPS:
-        raise InvalidArgumentError("framework", asked, f"must be one of {', '.join(STEPS)}")
+        raise InvalidArgumentError("framework", asked, f"choose one of: {', '.join(STEPS)}")
     if asked == "torch" and not has_torch:
         raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
     return asked

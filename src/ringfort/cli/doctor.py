@@ -1,29 +1,20 @@
-"""`ringfort doctor`: what keeps this machine from its cluster, and what to do about it."""
+"""`ringfort doctor`: finds what keeps this machine from its cluster, and says what to do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
+from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
+from ringfort.cli.parameters import AsJson, Interfaces, Peers
 
 if TYPE_CHECKING:
     from ringfort.cluster.diagnosis.doctor import Check
 
 
-def doctor(
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST[:PORT]", help="A peer to connect to; may be given more than once."),
-    ] = None,
-    interface: Annotated[
-        list[str] | None,
-        typer.Option(help="An interface by name, address or network, in place of all useful ones; may be repeated."),
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
-    """Check this machine and the way to its cluster, and say how to mend what is wrong."""
+def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = False) -> None:
+    """Check this machine and its connections to the cluster, and say how to fix what is wrong."""
     with errors_as_lines():
         import asyncio
 
@@ -34,7 +25,10 @@ def doctor(
         told = Environment.from_mapping()
         checks = examine(asyncio.run(look(interface or _listed(told.interfaces), peer or _listed(told.peers))))
         if json_:
-            _print_json(checks)
+            rows = [
+                {"check": one.name, "outcome": one.outcome.value, "what": one.what, "fix": one.fix} for one in checks
+            ]
+            print_json({"checks": rows})
         else:
             _print_table(checks)
         if any(check.outcome is Outcome.FAIL for check in checks):
@@ -45,17 +39,8 @@ def _listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _print_json(checks: list[Check]) -> None:
-    import json
-
-    rows = [
-        {"check": check.name, "outcome": check.outcome.value, "what": check.what, "fix": check.fix} for check in checks
-    ]
-    typer.echo(json.dumps({"checks": rows}, sort_keys=True))
-
-
 def _print_table(checks: list[Check]) -> None:
-    """Aligned and coloured in a terminal; elsewhere a line for each, however long, for `grep` and mail."""
+    """Print a coloured table in a terminal; elsewhere one line per check, for `grep` and mail."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""How a verb ends: exit codes, and errors as one line instead of a traceback."""
+"""How a command ends: exit codes, errors as one line instead of a traceback, and results as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130
 
 @contextmanager
 def errors_as_lines() -> Generator[None, None, None]:
-    """Turn what Ringfort raises on purpose, and Ctrl-C, into a line on standard error and an exit code."""
+    """Turn Ringfort's own errors, and Ctrl-C, into a line on standard error and an exit code."""
     try:
         yield
     except InvalidArgumentError as exc:
@@ -26,6 +26,13 @@ def errors_as_lines() -> Generator[None, None, None]:
         raise _end(f"error: {exc}", EXIT_FAILED) from exc
     except KeyboardInterrupt as exc:
         raise _end("interrupted", EXIT_INTERRUPTED) from exc
+
+
+def print_json(document: object, *, indent: int | None = None) -> None:
+    """Print a JSON document with sorted keys."""
+    import json
+
+    typer.echo(json.dumps(document, sort_keys=True, indent=indent))
 
 
 def _end(line: str, code: int) -> typer.Exit:

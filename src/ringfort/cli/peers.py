@@ -1,17 +1,19 @@
-"""`ringfort peers`: who is in the cluster, seen from this machine. It joins as an observer, so nobody is disturbed."""
+"""`ringfort peers`: lists the peers of the cluster. It joins as an observer, so no run is disturbed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ringfort.cli.columns import Column, clean, fit
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
+from ringfort.cli.columns import clean, fit
+from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
+from ringfort.cli.parameters import Interfaces, Peers
 from ringfort.cluster.core.versions import differ, upgrade_advice
 
 if TYPE_CHECKING:
@@ -23,27 +25,21 @@ if TYPE_CHECKING:
     from ringfort.cluster.view import PeerView
 
 SECONDS = 3.0
-"""How long to look before the table is printed: peers are found in tenths of a second, and measured in another."""
+"""How long to look before the table is printed: peers are found and measured in tenths of a second."""
 REFRESH_SECONDS = 0.5
-"""Between two looks with --watch. Round trips change with every heartbeat, five times a second."""
+"""Between two updates with --watch. Round trips change with every heartbeat, five times a second."""
 
-NOBODY = "nobody else is here (yet); `ringfort doctor` says what may be wrong"
+NOBODY = "no other peer has been found yet; `ringfort doctor` says what may be wrong"
 
 
 def peers(
-    watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document; with --watch, one a line.")] = False,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST[:PORT]", help="Where a machine is, if the network hides it. Repeatable."),
-    ] = None,
-    interface: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME|ADDRESS", help="Use this network interface only. Repeatable."),
-    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Update the table until Ctrl-C.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document; with --watch, one per line.")] = False,
+    peer: Peers = None,
+    interface: Interfaces = None,
     seconds: Annotated[float, typer.Option(help="How long to look, without --watch.")] = SECONDS,
 ) -> None:
-    """Show who is in the cluster, and how far away."""
+    """List the peers of the cluster, with their health, round trip and bandwidth."""
     with errors_as_lines():
         from ringfort.cluster.node import ClusterNode
         from ringfort.config import AutoDiscoveryConfig, check_timeout
@@ -59,7 +55,7 @@ def peers(
             why = node.why_alone()
         _print(seen, json_=json_)
         if not seen.views:
-            typer.echo("nobody else is here\n" + indent(why, "  "), err=True)
+            typer.echo("no other peer was found\n" + indent(why, "  "), err=True)
             raise typer.Exit(EXIT_FAILED)
 
 
@@ -70,13 +66,13 @@ class Seen(NamedTuple):
     health: HealthSummary
     topology: ClusterTopology
     here: str = ""
-    """The machine that looks, as `PeerView.host` has it."""
+    """The machine that looks, as in `PeerView.host`."""
     version: str = ""
-    """Its Ringfort."""
+    """The version of Ringfort on it."""
 
     @classmethod
     def by(cls, node: ClusterNode) -> Seen:
-        """By this process, which is not among them."""
+        """What this process sees, without itself."""
         everybody = node.snapshot()
         own = next(view for view in everybody if view.is_self)
         others = [view for view in everybody if not view.is_self]
@@ -85,9 +81,7 @@ class Seen(NamedTuple):
 
 def _print(seen: Seen, *, json_: bool) -> None:
     if json_:
-        import json
-
-        typer.echo(json.dumps(document(seen), sort_keys=True))
+        print_json(document(seen))
     elif seen.views:
         from rich.console import Console
 
@@ -99,7 +93,7 @@ def _print(seen: Seen, *, json_: bool) -> None:
 
 
 def _watch(node: ClusterNode, *, json_: bool) -> None:
-    """Until Ctrl-C, which is how one ends this and so no failure."""
+    """Show the peers until Ctrl-C, which is not a failure here."""
     with suppress(KeyboardInterrupt), _shown(json_=json_) as show:
         while True:
             show(Seen.by(node))
@@ -108,7 +102,7 @@ def _watch(node: ClusterNode, *, json_: bool) -> None:
 
 @contextmanager
 def _shown(*, json_: bool) -> Generator[Callable[[Seen], None], None, None]:
-    """A table that is drawn over itself; where there is no terminal, a new one after the other."""
+    """A table that is updated in place; without a terminal, one table after the other."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -126,7 +120,7 @@ def _shown(*, json_: bool) -> Generator[Callable[[Seen], None], None, None]:
 
 
 def drawn(seen: Seen, width: int) -> Text:
-    """The lines with colours that are legible on a light and on a dark ground."""
+    """The lines with colours that are legible on light and dark backgrounds."""
     from rich.text import Text
 
     text = Text("\n".join(lines(seen, width)), no_wrap=True, overflow="ignore", end="\n")
@@ -138,7 +132,7 @@ def drawn(seen: Seen, width: int) -> Text:
 
 
 def document(seen: Seen) -> dict[str, Any]:
-    """For JSON."""
+    """The peers, links and health for JSON."""
     links = [
         {
             "peer": peer,
@@ -150,21 +144,13 @@ def document(seen: Seen) -> dict[str, Any]:
         }
         for peer, other, link in seen.topology.links()
     ]
-    health = seen.health
-    numbers = {
-        "total": health.total,
-        "healthy": health.healthy,
-        "degraded": health.degraded,
-        "unhealthy": health.unhealthy,
-        "unknown": health.unknown,
-        "round_trip_seconds": health.round_trip,
-        "uptime": health.uptime,
-    }
+    numbers = asdict(seen.health)
+    numbers["round_trip_seconds"] = numbers.pop("round_trip")
     return {"peers": [as_dict(view) for view in seen.views], "summary": numbers, "links": links}
 
 
 def summary(health: HealthSummary) -> str:
-    """In one line, for people."""
+    """The health of the cluster in one line."""
     counts = ("healthy", "degraded", "unhealthy", "unknown")
     parts = [f"{getattr(health, name)} {name}" for name in counts if getattr(health, name)]
     trip = "" if health.round_trip is None else f"; mean round trip {round_trip(health.round_trip)}"
@@ -172,7 +158,7 @@ def summary(health: HealthSummary) -> str:
 
 
 def as_dict(view: PeerView) -> dict[str, Any]:
-    """For JSON: seconds and bytes a second, and nothing rounded."""
+    """A peer for JSON: seconds and bytes per second, nothing rounded."""
     return {
         "peer": view.peer,
         "name": view.name,
@@ -196,28 +182,12 @@ def as_dict(view: PeerView) -> dict[str, Any]:
     }
 
 
-COLUMNS = (
-    Column("host"),
-    Column("role"),
-    Column("ranks", "ranks"),
-    Column("health"),
-    Column("program"),
-    Column("step", "step"),
-    Column("run", "run"),
-    Column("up", "up"),
-    Column("round trip", "round trip"),
-    Column("bandwidth"),
-    Column("address"),
-    Column("gpu"),
-    Column("interface"),
-    Column("version", "Ringfort"),
-    Column("peer", "peer"),
-)
-"""In the order of importance."""
+LABELS = {name: name for name in ("ranks", "step", "run", "up", "round trip", "peer")} | {"version": "Ringfort"}
+"""Put before the values of these columns where they are not below their heading."""
 
 
 def row(view: PeerView, here: str) -> dict[str, str]:
-    """What is shown of a peer. `here` is the machine that looks."""
+    """The values of a peer by column, in order of importance. `here` is the machine that looks."""
     found = {
         "host": f"{view.name or short_id(view.peer)}{' (here)' if here and view.host == here else ''}",
         "role": view.role,
@@ -239,39 +209,39 @@ def row(view: PeerView, here: str) -> dict[str, str]:
 
 
 def lines(seen: Seen, width: int | None) -> list[str]:
-    """All that is shown, for a terminal of `width` columns; None for a file."""
+    """The table, the summary and advice, for a terminal of `width` columns; None for a file."""
     different = [view for view in seen.views if differ(seen.version, view.version)]
-    told = dict.fromkeys(
+    advice = dict.fromkeys(
         "; ".join(upgrade_advice(seen.version, clean(view.name), clean(view.version))) for view in different
     )
     return [
-        *fit(COLUMNS, [row(view, seen.here) for view in seen.views], width),
+        *fit([row(view, seen.here) for view in seen.views], LABELS, width),
         "",
         summary(seen.health),
-        *told,
+        *advice,
     ]
 
 
 def short_id(peer: str) -> str:
-    """Enough of the node's key and of the process's name to tell peers apart."""
+    """A peer id, short but long enough to tell peers apart."""
     node, _, instance = peer.rpartition(".")
     return f"{node[:8]}.{instance[:4]}"
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """Such as 0, or 4-7."""
+    """Ranks as a range, such as 0 or 4-7."""
     if not numbers:
         return ""
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
 def round_trip(seconds: float | None) -> str:
-    """In milliseconds, to three digits."""
+    """A time in milliseconds, with three digits."""
     return "" if seconds is None else f"{seconds * 1000:.3g} ms"
 
 
 def bandwidth(bytes_per_second: float | None, limits: tuple[float, float] | None = None) -> str:
-    """In bits, as networks are sold; a range where measurements differ by more than a quarter."""
+    """A bandwidth in bits per second; a range if measurements differ by more than a quarter."""
     if bytes_per_second is None:
         return ""
     if limits is not None and limits[1] > limits[0] * 1.25:
@@ -282,12 +252,12 @@ def bandwidth(bytes_per_second: float | None, limits: tuple[float, float] | None
 
 
 def two_digits(value: float) -> str:
-    """Such as 0.94, 4.2, 42 or 420."""
+    """A number such as 0.94, 4.2, 42 or 420."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def uptime(seconds: float | None) -> str:
-    """In the largest unit that gives at least two of it."""
+    """A time in the largest unit of which there are at least two."""
     if seconds is None:
         return ""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -297,6 +267,6 @@ def uptime(seconds: float | None) -> str:
 
 
 def gpus(names: Sequence[str]) -> str:
-    """Such as `2 x NVIDIA H200`."""
+    """GPUs, such as `2 x NVIDIA H200`."""
     counted = {name: list(names).count(name) for name in names}
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counted.items())

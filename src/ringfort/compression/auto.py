@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.backends.group import BARRIER_CALL, Group
-from ringfort.collectives.signature import measuring_for
 from ringfort.collectives import algorithms
 from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
+from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import Memory, run_steps
 from ringfort.compression import encoded, lowrank
 from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES

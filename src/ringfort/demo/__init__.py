@@ -1,3 +1,3 @@
-"""The demo: local peers train a small language model together, and then prove that they did it right."""
+"""The demo: processes of this machine train a small language model together, and prove that the result is right."""
 
 from __future__ import annotations

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-"""Eighths of a character's height."""
+"""Eighths of the height of a character."""
 
 
 def curve(
     points: Sequence[tuple[int, float]], steps: int, *, width: int, height: int, blocks: bool = True
 ) -> list[str]:
-    """The losses of `points` (step, loss) over `steps` steps, as lines of at most `width` characters: the height of a
-    column is the mean loss of its steps. Empty where there are no points yet. Without `blocks`, plain ASCII."""
+    """Draw the losses of `points` (step, loss) over `steps` steps as lines of at most `width` characters.
+
+    The height of a column is the mean loss of its steps. Without points there are no lines. Without `blocks`, the curve
+    is plain ASCII.
+    """
     if not points:
         return []
     losses = [loss for _, loss in points]
@@ -22,7 +25,7 @@ def curve(
     spread = (top - bottom) or 1.0
     lines: list[str] = []
     for row in range(height, 0, -1):
-        # A column always shows at least an eighth, so that the lowest loss is seen too.
+        # A column shows at least an eighth, so that the lowest loss is visible too.
         filled = [None if one is None else max(1, round((one - bottom) / spread * 8 * height)) for one in columns]
         cells = (0 if one is None else min(8, max(0, one - 8 * (row - 1))) for one in filled)
         drawn = "".join(BLOCKS[cell] if blocks else " #"[cell >= 4 or (row == 1 and cell > 0)] for cell in cells)
@@ -33,7 +36,7 @@ def curve(
 
 
 def _columns(points: Sequence[tuple[int, float]], steps: int, width: int) -> list[float | None]:
-    """The mean of each column's losses. A column between two others that have points has the value before it."""
+    """The mean loss per column. A column without points, between columns with points, repeats the one before it."""
     sums = [(0.0, 0)] * width
     for step, loss in points:
         place = min(width - 1, (step - 1) * width // max(1, steps))

@@ -14,13 +14,13 @@ Floats = NDArray[np.float32]
 Weights = dict[str, Floats]
 
 CONTEXT = 24
-"""Characters that the model sees: four or five words, enough to spell and to end them."""
+"""Characters that the model sees: four or five words."""
 EMBEDDING = 16
 HIDDEN = 256
 
 
 def new_weights(vocabulary: int, seed: int) -> Weights:
-    """The first weights: the same on every rank for one seed. Variance 1/inputs keeps tanh out of its flat ends."""
+    """The initial weights: the same on every rank for one seed. Variance 1/inputs keeps tanh out of saturation."""
     random = np.random.default_rng(seed)
 
     def matrix(inputs: int, outputs: int, scale: float) -> Floats:
@@ -41,7 +41,7 @@ def new_weights(vocabulary: int, seed: int) -> Weights:
 
 @dataclass(frozen=True)
 class Activations:
-    """What the forward pass leaves for the backward pass."""
+    """The results of the forward pass that the backward pass needs."""
 
     embedded: Floats
     hidden1: Floats
@@ -74,7 +74,7 @@ def gradients(weights: Weights, context: Codes, target: Codes, seen: Activations
     d_hidden2 = (d_logits @ weights["output"].T) * (1 - seen.hidden2**2)
     d_hidden1 = (d_hidden2 @ weights["hidden2"].T) * (1 - seen.hidden1**2)
     d_embedded = (d_hidden1 @ weights["hidden1"].T).reshape(-1, EMBEDDING)
-    # One matrix product with one-hot rows adds up the rows of equal characters; np.add.at is slower.
+    # A matrix product with one-hot rows adds up the rows of equal characters; np.add.at is slower.
     one_hot = np.eye(len(weights["embedding"]), dtype=np.float32)[context.reshape(-1)]
     return {
         "embedding": one_hot.T @ d_embedded,
@@ -120,7 +120,7 @@ def digest(weights: Weights) -> str:
 
 
 def generate(weights: Weights, prompt: Codes, length: int, *, seed: int, temperature: float = 0.6) -> Codes:
-    """`length` characters that follow `prompt` (of at least CONTEXT characters), drawn one after the other."""
+    """Sample `length` characters that follow `prompt` (of at least CONTEXT characters)."""
     random = np.random.default_rng(seed)
     codes = list(prompt)
     for _ in range(length):

@@ -1,4 +1,4 @@
-"""What the demo claims at its end, as data: the ranks agree to the bit, and with one process up to rounding."""
+"""What the demo claims: all ranks have the same weights, and the losses of one process, up to rounding."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Training:
-    """What one group (of one rank or more) reported."""
+    """The result of one group (of one rank or more)."""
 
     losses: list[float]
-    """Of each step, over the whole batch."""
+    """The loss of each step, over the whole batch."""
     validation: list[float]
-    """Before and after."""
+    """The validation loss before and after the training."""
     digests: list[str]
-    """SHA-256 of the weights of each rank."""
+    """SHA-256 of the weights, per rank."""
     seconds: float
     sample: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Both trainings, and what comparing them shows."""
+    """Both trainings, and their comparison."""
 
     settings: Settings
     group: Training
@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def weights_identical(self) -> bool:
-        """Every rank ended with the same weights, bit for bit."""
+        """Whether every rank ended with the same weights, bit for bit."""
         return len(self.group.digests) == self.settings.ranks and len(set(self.group.digests)) == 1
 
     @property
@@ -47,12 +47,12 @@ class Outcome:
 
     @property
     def curves_equal(self) -> bool:
-        """The loss curves agree up to rounding."""
+        """Whether the loss curves agree up to rounding."""
         return self.largest_difference <= TOLERANCE
 
     @property
     def passed(self) -> bool:
-        """Both claims hold."""
+        """Whether both claims hold."""
         return self.weights_identical and self.curves_equal
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def relative_differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """|a - b| / |b| for each pair; infinite where that is no number, or where one curve is shorter than the other."""
+    """|a - b| / |b| per pair; infinite where that is undefined, or if the curves have different lengths."""
     if len(ours) != len(theirs):
         return [math.inf]
     return [_relative_difference(a, b) for a, b in zip(ours, theirs, strict=True)]
@@ -80,4 +80,4 @@ def _relative_difference(a: float, b: float) -> float:
     if a == b:
         return 0.0
     difference = abs(a - b) / abs(b) if b else math.inf
-    return math.inf if math.isnan(difference) else difference  # a NaN would hide from `max`
+    return math.inf if math.isnan(difference) else difference  # `max` would ignore a NaN

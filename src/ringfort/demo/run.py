@@ -1,4 +1,4 @@
-"""The demo from start to end: a group of local ranks trains, one process repeats it, and the two are compared."""
+"""The demo: a group of local ranks trains, one process repeats the training, and the two are compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training
+from ringfort.demo.screen import Show, group_name
 from ringfort.demo.settings import Framework, Settings
-from ringfort.demo.show import Show, group_name
 from ringfort.errors import DistributedError
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.launch.local_ranks import LocalRanks
@@ -19,14 +19,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
-    """Train twice and compare. Raises `RankFailedError` when a rank ends badly; leaves no process behind."""
+    """Train twice and compare. Raises `RankFailedError` if a rank fails. Leaves no process behind."""
     show = Show(console, settings, live=live)
     peers = group_name(settings.ranks)
-    batch = f"{settings.batch} samples a step"
+    batch = f"{settings.batch} samples per step"
     title = f"{peers} on this machine find each other and train\n{MODELS[settings.framework]}, {batch}"
     group = _train(settings, settings.ranks, show, title)
     show.after_training(group)
-    reference = _train(settings, 1, show, f"The same by one process, {batch}")
+    reference = _train(settings, 1, show, f"The same with one process, {batch}")
     outcome = Outcome(settings, group, reference)
     show.proof(outcome)
     if outcome.passed:
@@ -36,15 +36,14 @@ def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
 
 def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
     result: dict[str, Any] | None = None
-    # A cluster of their own, so that two demos at once do not find each other; on loopback, so that nobody else does.
+    # A new cluster, so that two demos at the same time do not find each other; on loopback, so that nobody else does.
     cluster = NetworkNamespace.generate("demo")
     told = {
         "RINGFORT_KEY": cluster.join_code(),
         "RINGFORT_INTERFACES": LOOPBACK,
-        # Over encrypted connections, as between machines, though processes of one could share memory: that is what the
-        # demo is to show.
+        # The demo shows encrypted connections, as between machines, though its processes could share memory.
         "RINGFORT_SHM": "off",
-        # They agree on their ranks themselves.
+        # The processes agree on their ranks themselves.
         "RANK": "",
         "WORLD_SIZE": "",
     }
@@ -55,5 +54,5 @@ def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
             else:
                 result = message
     if result is None:
-        raise DistributedError("the ranks ended without a result")
+        raise DistributedError("the ranks of the demo ended without a result")
     return Training(**result)

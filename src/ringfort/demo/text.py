@@ -1,4 +1,4 @@
-"""The demo's corpus: the English of Python's own help topics, which every installation has."""
+"""The demo's corpus: the text of Python's own help topics, which every installation has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as numbers, and the characters that the numbers stand for."""
+    """A text as numbers, and the character of each number."""
 
     vocabulary: str
     train: Codes
@@ -43,15 +43,15 @@ def load_corpus() -> Corpus:
 
 
 def windows(codes: Codes, context: int, starts: Codes) -> tuple[Codes, Codes]:
-    """For each start: `context` characters, and the one that follows them."""
+    """Per start: `context` characters, and the one that follows them."""
     return codes[starts[:, None] + np.arange(context)], codes[starts + context]
 
 
 def global_batch(codes: Codes, context: int, batch: int, *, seed: int, step: int) -> Codes:
-    """Where the samples of one step start: the same on every rank, because nothing but (seed, step) decides it."""
+    """Where the samples of one step start: the same on every rank, because it depends on (seed, step) only."""
     return np.random.default_rng([seed, step]).integers(0, len(codes) - context, batch)
 
 
 def share(items: Codes, rank: int, world_size: int) -> Codes:
-    """This rank's part. Together the parts are `items`; their lengths differ by at most one."""
+    """The part of `rank`. All parts together are `items`; their lengths differ by at most one."""
     return items[rank * len(items) // world_size : (rank + 1) * len(items) // world_size]

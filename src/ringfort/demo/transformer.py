@@ -1,4 +1,4 @@
-"""A small character-level transformer in torch, decoder-only as GPT, and text from it."""
+"""A small character-level transformer in torch, decoder-only like GPT, and text that it generates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ nn: Any = torch.nn
 
 
 class Transformer(nn.Module):
-    """From characters to the logits of the one that follows each of them."""
+    """Maps characters to the logits of the character that follows each of them."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  # torch's
         self.embedding = nn.Embedding(vocabulary, WIDTH)
         self.places = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
         self.layers = nn.ModuleList(
-            # GELU: where ReLU has its edge, a difference in the last bit grows a thousandfold in a few hundred steps.
+            # GELU: at the edge of ReLU a difference in the last bit grows a thousandfold in a few hundred steps.
             nn.TransformerEncoderLayer(
                 WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, bias=False
             )
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
 
 def generate(model: Any, prompt: Any, length: int, *, seed: int, temperature: float = 0.6) -> list[int]:
-    """`length` characters that follow `prompt`, drawn one after the other."""
+    """Sample `length` characters that follow `prompt`."""
     random = torch.Generator().manual_seed(seed)
     codes: list[int] = [int(code) for code in prompt]
     with torch.no_grad():

@@ -1,12 +1,11 @@
-"""One rank of the demo: `python -m ringfort.demo.worker SETTINGS PEERS` trains, and reports as JSON lines."""
+"""One rank of the demo: `python -m ringfort.demo.worker SETTINGS PEERS` trains, and reports to its parent."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from importlib import import_module
 
 import numpy as np
 
@@ -17,12 +16,12 @@ from ringfort.demo.text import load_corpus, share
 from ringfort.launch.local_ranks import report
 
 REPORT_SECONDS = 0.2
-"""Between two reports: as often as a person can read, and nothing beside the cost of a step."""
+"""Between two reports: as often as a person can read, at a cost that is small compared with a step."""
 SAMPLE_CHARACTERS = 320
 
 
 class Progress:
-    """Reports to the parent from time to time."""
+    """Reports the progress of this rank from time to time."""
 
     def __init__(self, ctx: DistributedContext, settings: Settings) -> None:
         self._ctx = ctx
@@ -30,7 +29,7 @@ class Progress:
         self._last = (0, time.perf_counter())
 
     def tell(self, step: int, loss: float, *, final: bool) -> None:
-        """`step` steps are done."""
+        """Report that `step` steps are done."""
         then_step, then = self._last
         now = time.perf_counter()
         if not final and now - then < REPORT_SECONDS:
@@ -50,25 +49,12 @@ class Progress:
             self._last = (step, now)
 
 
-@contextmanager
-def learner(settings: Settings, peers: int) -> Generator[tuple[DistributedContext, Learner]]:
-    """This rank's, in a group of `peers` processes."""
-    corpus = load_corpus()
-    if settings.framework == "torch":
-        from ringfort.demo.with_torch import TorchLearner, meet
-
-        with meet(peers) as ctx:
-            yield ctx, TorchLearner(ctx, corpus, settings)
-    else:
-        from ringfort.demo.with_numpy import NumpyLearner, meet
-
-        with meet(peers) as ctx:
-            yield ctx, NumpyLearner(ctx, corpus, settings)
-
-
 def run(settings: Settings, peers: int) -> None:
-    """Train, and report the curve, the digests of all ranks' weights and a sample of text."""
-    with learner(settings, peers) as (ctx, model):
+    """Train, and report the losses, the digests of all ranks' weights and a sample of text."""
+    framework = import_module(f"ringfort.demo.with_{settings.framework}")
+    corpus = load_corpus()
+    with framework.meet(peers) as ctx:
+        model: Learner = framework.learner(ctx, corpus, settings)
         progress = Progress(ctx, settings)
         before = model.validate()
         losses: list[float] = []

@@ -1,1 +1,14 @@
-"""What `ringfort run` does: launchers that agree on ranks and on an end, each with the ranks of its machine."""
+"""`ringfort run`, and processes of this machine.
+
+run_options.py          RunOptions: what the user asked for
+launcher.py             run_job: the loop of a launcher
+agreement.py            Agreement: when ranks start and when the run ends (pure)
+agreement_messages.py   what launchers send each other
+ticket.py               Ticket: what a launcher was asked to run; differences.py compares tickets
+failure_report.py       Failure: why a run failed, and which failure came first (pure)
+machine_ranks.py        MachineRanks: the ranks of this machine
+drawing.py, printer.py  output of the ranks: progress bars, and lines with their rank
+inbox.py, place.py      signals and cluster events; where ranks meet
+processes.py            Children: start, read, signal and end processes; reaper.py ends them if their parent dies
+local_ranks.py          LocalRanks: a group of ranks on this machine that reports to its parent
+"""

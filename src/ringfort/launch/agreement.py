@@ -1,18 +1,18 @@
-"""When launchers start their ranks, and when the run is over. Pure: events in, instructions out.
+"""`Agreement`: when launchers start their ranks, and when the run is over. Pure: events in, instructions out.
 
-Launchers of one run tell each other what they were asked to run (`Ticket`), and end if that differs. The first member
-of the epoch leads. When the epoch has the machines that were asked for, it offers a place to meet; the others hold the
-epoch and say that they are ready; when all are, it says go. If the epoch ends before, all begin again with the next.
-From go on the list is fixed: the attempt ends when every member is done, or when one fails or is lost. After a failure
-all stop their ranks, and where restarts are left each says that it is ready for the next attempt, which begins as the
-first did.
+Launchers of one run tell each other what they were asked to run (`Ticket`), and stop if that differs. The first member
+of the epoch leads. When the epoch has enough machines, the leader offers a place to meet; the others hold the epoch and
+answer that they are ready; when all are, the leader says go. If the epoch ends before that, all begin again with the
+next one. After go the list of members is fixed: the attempt ends when every member is done, or when one fails or is
+lost. After a failure all stop their ranks. If restarts are left, each launcher then says that it is ready for the next
+attempt, which begins like the first.
 
-    what happens                          call
+    event                                 call
     an epoch has started, or ended        epoch_started(now, epoch), epoch_ended(now, why)
-    another peer is here                  joined(now, peer)
-    another peer is gone                  lost(peer, name, why)
-    a note came                           received(now, peer, message)
-    the ranks of this machine ended well  done()
+    another peer has joined               joined(now, peer)
+    another peer was lost                 lost(peer, name, why)
+    a message has arrived                 received(now, peer, message)
+    all ranks of this machine succeeded   done()
     something failed here                 failed(failure)
     all ranks have ended after a failure  again(now), if `may_start_again`
     time has passed                       tick(now), remind(now)
@@ -22,7 +22,7 @@ first did.
     Hold(holding)                         keeps newcomers out, or lets them in again
     Start(assignment, warnings)           starts the ranks
     Stop(failure)                         stops them: the attempt has failed
-    Finish()                              all machines are done
+    Finish()                              ends: all machines are done
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from ringfort.launch.agreement_messages import Done, Failed, Go, LauncherMessage
 from ringfort.launch.failure_report import Failure
 
 SETTLE_SECONDS: Final = 3.0
-"""How long an epoch that has MIN machines, but not MAX, waits for more: a person who has typed the command on one
-machine is typing it on the next, and every newcomer starts the time again."""
+"""How long an epoch that has MIN machines, but not MAX, waits for more: the user types the command on one machine after
+the other. Every newcomer starts the time again."""
 EXPLAIN_SECONDS: Final = 1.0
-"""How long after the end of an epoch a launcher waits to hear, or to see for itself, who was lost."""
+"""How long after the end of an epoch a launcher waits to learn which peer was lost."""
 REMIND_SECONDS: Final = 2.0
 """Between two tickets of a launcher that waits."""
 COMPARE_SECONDS: Final = 1.0
-"""How long machines that differ wait for a further one, before they end: a third shows which of two is wrong."""
+"""How long machines with different commands wait for another one before they stop: a third shows which one is wrong."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The place of this machine's ranks among all."""
+    """Which ranks this machine has."""
 
     first_rank: int
     local_world_size: int
@@ -62,11 +62,11 @@ class Assignment:
     group_world_size: int
     place: Place
     restarts: int = 0
-    """How often the run has started again."""
+    """How often the run was restarted."""
 
     @classmethod
     def of(cls, epoch: Epoch, peer: str, place: Place, restarts: int = 0) -> Assignment:
-        """From an agreed epoch."""
+        """The assignment of `peer` in `epoch`."""
         index = epoch.peers.index(peer)
         slots = epoch.members[index].slots
         return cls(epoch.first_rank(peer), slots, epoch.world_size, index, len(epoch.members), place, restarts)
@@ -82,7 +82,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Hold:
-    """Let newcomers wait, or no longer."""
+    """Keep newcomers out, or let them in again."""
 
     holding: bool
 
@@ -93,7 +93,7 @@ class Start:
 
     assignment: Assignment
     warnings: tuple[str, ...] = ()
-    """How the machines differ."""
+    """In what the machines differ."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ Instruction = Tell | Hold | Start | Stop | Finish
 
 @dataclass
 class Agreement:
-    """One launcher's part in a run."""
+    """One launcher's view of a run."""
 
     me: str
     ticket: Ticket
@@ -121,34 +121,34 @@ class Agreement:
     nodes: tuple[int, int]
     """The fewest and the most machines."""
     open_place: Callable[[Epoch], Place]
-    """Called where this launcher is the first: opens what the ranks will meet at."""
+    """Opens the place where the ranks will meet; called on the leader."""
     run: str = ""
-    """The run's name, for people."""
+    """The name of the run, for messages."""
     time_of_day: Callable[[], float] = time.time
-    """For people too."""
+    """For messages."""
     failures: list[Failure] = field(default_factory=list[Failure])
-    """What has gone wrong in this attempt, in the order it was heard of."""
+    """The failures of this attempt, in the order in which they became known."""
     epoch: Epoch | None = None
-    """The one that is there; from `has_started` on, the one of the attempt."""
+    """The current epoch; once `has_started`, that of the attempt."""
     has_started: bool = False
     silent: set[str] = field(default_factory=set[str])
-    """On the first: who was offered to start and has not answered."""
+    """On the leader: the peers that have not answered its offer."""
     attempt: int = 0
-    """How often the run has started again."""
+    """How often the run was restarted."""
     tickets: dict[str, Ticket] = field(default_factory=dict[str, Ticket])
-    """Of the other launchers of this run that are in sight."""
+    """The tickets of the other launchers of this run."""
     _latest: Epoch | None = None
-    """The epoch that the node is in, while an attempt ends too."""
+    """The epoch that the node is in, also while an attempt ends."""
     _started_at: float = 0.0
     _compare_at: float = inf
     _remind_at: float = 0.0
     _offer: Offer | None = None
     _offer_at: float = inf
     _end_at: float = inf
-    """After the start: when the end of the epoch ends the attempt, if nobody has said why."""
+    """When the end of the epoch ends an attempt that has started, unless a reason arrives before."""
     _end_why: str = ""
     _done: set[str] = field(default_factory=set[str])
-    """Whose ranks have ended well. A quick one may be done before a slow one has heard Go."""
+    """The peers whose ranks have succeeded. A fast peer may be done before a slow one has received Go."""
 
     # --- before the start -------------------------------------------------------------------------------------------
 
@@ -166,25 +166,25 @@ class Agreement:
         return self.tick(now)
 
     def epoch_ended(self, now: float, why: str) -> Sequence[Instruction]:
-        """The epoch is over. Before the start that means to begin again. After it, contact was lost somewhere, maybe
-        between two others; unless one who was done has gone, which is as it should be."""
+        """The epoch is over. Before the start, begin again. Afterwards, two peers have lost each other, unless a peer
+        that was done has left, which is normal."""
         self._latest = None
         if self.epoch is None:
             return ()
         if self.has_started:
             if not self._done:
-                self._end_at, self._end_why = now + EXPLAIN_SECONDS, f"the machines have lost each other: {why}"
+                self._end_at, self._end_why = now + EXPLAIN_SECONDS, f"the machines lost contact: {why}"
             return ()
         self.epoch, self._offer, self.silent, self._offer_at = None, None, set(), inf
         return (Hold(False),)
 
     def joined(self, now: float, peer: str) -> Sequence[Instruction]:
-        """`peer`, of the same run, is here."""
+        """`peer`, of the same run, has joined."""
         return (*self._tell_if_late(now, peer), Tell(self._own_ticket(), peer))
 
     def remind(self, now: float) -> Sequence[Instruction]:
-        """Before the start, says now and then again what this launcher is to run: a note is lost where a second link
-        takes the place of the one that it was sent on. Whoever leads answers with what else may have been lost."""
+        """Before the start, send the ticket again from time to time: a message is lost if a second link replaces the
+        link that carries it. The leader answers with the messages that may have been lost too."""
         if self.has_started or self.failures or now < self._remind_at:
             return ()
         self._remind_at = now + REMIND_SECONDS
@@ -200,8 +200,7 @@ class Agreement:
         return (Tell(Running(max(0.0, now - self._started_at), tuple(sorted(set(hosts)))), peer),)
 
     def tick(self, now: float) -> Sequence[Instruction]:
-        """Compares what all were asked to run; makes the offer when its time has come; ends an attempt whose epoch has
-        ended."""
+        """Compare the tickets; make the offer when it is due; end an attempt whose epoch has ended."""
         if self.failures:
             return ()
         if now >= self._end_at:
@@ -225,17 +224,16 @@ class Agreement:
         return (Hold(True), Tell(self._offer), *self._go_if_all_are_ready(now))
 
     def _mistake(self, now: float) -> Failure | None:
-        """As soon as all machines that are to come are here, or nobody else has come for a while."""
+        """Compare the tickets once all machines are here, or if no other machine has come for a while."""
         tickets = {self.me: self.ticket, **self.tickets}
         if len(tickets) < max(differences.most_nodes(ticket) for ticket in tickets.values()) and now < self._compare_at:
             return None
         return differences.mistake(tickets)
 
-    # --- what others say --------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------------------------
 
     def received(self, now: float, peer: str, message: LauncherMessage) -> Sequence[Instruction]:
-        """What another launcher says. What is not of this epoch and attempt, or not from where it should come, is
-        ignored."""
+        """Handle a message of another launcher. One of another epoch or attempt, or from a wrong sender, is ignored."""
         match message:
             case Ticket():
                 return self._take_ticket(now, peer, message)
@@ -273,12 +271,12 @@ class Agreement:
         if self.has_started or self.failures:
             if leads and is_member and not self.failures and ticket.restarts <= self.attempt:
                 assert self.epoch is not None
-                return (Tell(Go(self.epoch.key, self.attempt), peer),)  # it has not heard the first
+                return (Tell(Go(self.epoch.key, self.attempt), peer),)  # it missed the first one
             return self._tell_if_late(now, peer)
         if ticket != before:
             self._compare_at = now + COMPARE_SECONDS
         if leads and is_member and self._offer is not None and (ticket != before or peer in self.silent):
-            # It may have been stopping its ranks when the offer came, and know of a failure that we do not.
+            # It may have been stopping its ranks when the offer came, because of a failure that is unknown here.
             self._offer, self._offer_at = None, now
         return self.tick(now)
 
@@ -287,16 +285,16 @@ class Agreement:
         if not (is_member or (failure.is_final and not self.has_started and peer in self.tickets)):
             return ()
         if attempt < self.attempt and not failure.is_final:
-            return ()  # of an attempt that is over here
+            return ()  # from an attempt that is over here
         if not self.has_started:
             self.attempt = max(self.attempt, attempt)
         return self._stop(failure)
 
     def _too_late(self, running: Running) -> Failure:
         since = time.strftime("%H:%M:%S", time.localtime(self.time_of_day() - running.seconds))
-        late = "" if self.ticket.host in running.hosts else f"; {self.ticket.host} comes too late"
+        late = "" if self.ticket.host in running.hosts else f"; {self.ticket.host} is too late"
         why = (
-            f"the run {self.run!r} has been going on since {since} ({running.seconds:.0f} s) on "
+            f"the run {self.run!r} started at {since} ({running.seconds:.0f} s ago) on "
             f"{differences.listed(running.hosts)}{late}. Wait until it has ended, or start another run with --name"
         )
         return Failure(self.ticket.host, 1, why=why, is_final=True)
@@ -315,7 +313,7 @@ class Agreement:
         return (Start(Assignment.of(self.epoch, self.me, offer.place, offer.attempt), offer.warnings), *late)
 
     def lost(self, peer: str, name: str, why: str) -> Sequence[Instruction]:
-        """`peer` is gone. One that was done may go, and after a failure all do."""
+        """`peer` was lost. A peer that was done may leave, and after a failure all do."""
         self.tickets.pop(peer, None)
         if not self.has_started or self.failures or self.epoch is None:
             return ()
@@ -324,7 +322,7 @@ class Agreement:
         return self.failed(Failure(name, 1, why=f"{name} is gone: {why}"))
 
     def done(self) -> Sequence[Instruction]:
-        """All ranks of this machine have ended well."""
+        """All ranks of this machine have succeeded."""
         assert self.epoch is not None
         self._done.add(self.me)
         return (Tell(Done(self.epoch.key, self.attempt)), *self._finish_if_all_are_done())
@@ -341,16 +339,16 @@ class Agreement:
         self.failures.append(failure)
         return (Stop(failure),) if len(self.failures) == 1 else ()
 
-    # --- again ------------------------------------------------------------------------------------------------------
+    # --- restarts ---------------------------------------------------------------------------------------------------
 
     @property
     def may_start_again(self) -> bool:
-        """Whether what has failed may be followed by another attempt."""
+        """Whether another attempt may follow the failure."""
         is_final = any(failure.is_final for failure in self.failures)
         return bool(self.failures) and not is_final and self.attempt < self.ticket.max_restarts
 
     def again(self, now: float) -> Sequence[Instruction]:
-        """No rank of this machine runs any more: it is ready for the next attempt."""
+        """Get ready for the next attempt: no rank of this machine runs any more."""
         self.attempt += 1
         self.failures, self.has_started, self._offer, self._end_at = [], False, None, inf
         self.epoch, self.silent, self._offer_at, self._done = None, set(), inf, set()

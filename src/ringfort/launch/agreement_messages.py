@@ -1,4 +1,4 @@
-"""What launchers tell each other through the cluster, in msgpack. Pure."""
+"""The messages that launchers send each other through the cluster, in msgpack. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 from ringfort.errors import ProtocolError
 from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
-from ringfort.launch.options import MAX_RESTARTS
+from ringfort.launch.run_options import MAX_RESTARTS
 
 MAX_ARGUMENTS: Final = 2048
-"""Characters of a program's arguments that are shown; a digest stands for all of them."""
+"""Characters of a program's arguments that are sent, for messages; a digest covers all of them."""
 
 Key = tuple[int, Annotated[str, msgspec.Meta(max_length=64)]]
-"""Names an epoch: its number and leader."""
+"""Identifies an epoch: its number and leader."""
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
@@ -24,17 +24,17 @@ Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the ranks meet: on the first machine."""
+    """Where the ranks meet, on the first machine."""
 
     host: Text
     torch_port: Port
-    """MASTER_PORT: rank 0 opens it, if the program uses torch.distributed."""
+    """MASTER_PORT: rank 0 listens there if the program uses torch.distributed."""
     ringfort_port: Port
-    """Open already; rank 0 is handed the socket. Not the same: a program may use both."""
+    """Open already; rank 0 gets the socket. Not the same port: a program may use both."""
 
 
 class Ticket(msgspec.Struct, frozen=True, tag="ticket"):
-    """To every launcher of this run that is met: what I was asked to run. Sent again when `restarts` changes."""
+    """To every launcher of this run: what the sender was asked to run. Sent again when `restarts` changes."""
 
     host: Text
     script: Text
@@ -43,60 +43,60 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket"):
     arguments: Annotated[str, msgspec.Meta(max_length=MAX_ARGUMENTS)] = ""
     arguments_digest: Digest = ""
     script_digest: Digest = ""
-    """Empty for a module, which is not looked into."""
+    """Empty for a module."""
     modified: Seconds = 0.0
-    """When the script was changed last, by its machine's clock."""
+    """When the script was last changed, by the clock of its machine."""
     max_restarts: Count = 0
     patience: Seconds = 0.0
     python: Text = ""
     version: Text = ""
-    """Ringfort's."""
+    """The version of Ringfort."""
     restarts: Count = 0
-    """How often this launcher has seen the run start again."""
+    """How often the sender has seen the run restart."""
 
 
 class Running(msgspec.Struct, frozen=True, tag="running"):
-    """To a launcher that is not in the run's epoch: the run of this name goes on without you."""
+    """To a launcher outside the run's epoch: a run of this name has started already."""
 
     seconds: Seconds
-    """Since its start. Not a time of day: clocks differ."""
+    """Since the start. Not a time of day, because clocks differ."""
     hosts: Annotated[tuple[Text, ...], msgspec.Meta(max_length=256)]
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """From the first member's launcher: let us start this epoch's ranks, and meet there."""
+    """From the leader: start the ranks of this epoch, and let them meet at `place`."""
 
     epoch: Key
     attempt: Count
-    """0, or the how-manieth restart this is."""
+    """The number of the restart; 0 for the first attempt."""
     place: Place
     warnings: Annotated[tuple[Line, ...], msgspec.Meta(max_length=8)] = ()
-    """How the machines differ, where that may be meant."""
+    """In what the machines differ, where that may be intended."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """To the first: I would start this attempt in this epoch."""
+    """To the leader: the sender is ready to start this attempt in this epoch."""
 
     epoch: Key
     attempt: Count
 
 
-class Go(msgspec.Struct, frozen=True, tag="is_clear"):
-    """From the first: all are ready."""
+class Go(msgspec.Struct, frozen=True, tag="go"):
+    """From the leader: all are ready, start."""
 
     epoch: Key
     attempt: Count
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All my ranks of this attempt have ended well."""
+    """All ranks of the sender have succeeded in this attempt."""
 
     epoch: Key
     attempt: Count
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Stop: this happened."""
+    """Stop the ranks: this happened."""
 
     failure: Failure
     attempt: Count = 0
@@ -108,7 +108,7 @@ _decoder: msgspec.msgpack.Decoder[LauncherMessage] = msgspec.msgpack.Decoder(Lau
 
 
 def topic_of(run: str) -> str:
-    """Of the notes that carry these: notes go to all in sight, and those of another run are not for this one."""
+    """The topic of the notes that carry the messages of `run`: notes reach all peers, also those of other runs."""
     return f"ringfort.run/{run}"
 
 
@@ -118,8 +118,8 @@ def encode(message: LauncherMessage) -> bytes:
 
 
 def decode(data: bytes) -> LauncherMessage:
-    """The message. Raises `ProtocolError` for bytes that are none, or that break a limit."""
+    """The message. Raises `ProtocolError` for malformed bytes, and for values beyond a limit."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"what another launcher says cannot be read: {exc}") from exc
+        raise ProtocolError(f"malformed message of another launcher: {exc}") from exc

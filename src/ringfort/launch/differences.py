@@ -1,7 +1,7 @@
-"""Whether all machines were asked to run the same: which of them differs, and in what. Pure.
+"""Compares the tickets of all machines: which machine differs from the others, and in what. Pure.
 
-Another script, other arguments, `--nodes` or `--max-restarts` are mistakes, and end the run. Another content of the
-script or another version may be meant, and is a warning.
+A different script, `--nodes`, `--max-restarts` or different arguments are a usage error and end the run. A different
+version or content of the script may be intended, and is a warning.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from ringfort.launch.agreement_messages import Ticket
 from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
 
 EXIT_USAGE: Final = 2
-"""The exit code where the machines were started with different commands."""
+"""The exit code if the machines were started with different commands."""
 MAX_SHOWN: Final = 100
-"""Characters of the arguments of one machine in an error."""
+"""Characters of one machine's arguments in an error message."""
 
 _MUST_AGREE: Final[tuple[tuple[str, Callable[[Ticket], object]], ...]] = (
-    ("script", lambda ticket: ticket.script),
-    ("arguments", lambda ticket: f"{ticket.arguments_digest} {ticket.arguments}"),
+    ("the script", lambda ticket: ticket.script),
+    ("the arguments", lambda ticket: f"{ticket.arguments_digest} {ticket.arguments}"),
     ("--nodes", lambda ticket: ticket.nodes),
     ("--max-restarts", lambda ticket: ticket.max_restarts),
 )
 _SHOULD_AGREE: Final[tuple[tuple[str, Callable[[Ticket], object]], ...]] = (
-    ("Ringfort", lambda ticket: ticket.version),
-    ("Python", lambda ticket: ticket.python),
+    ("the version of Ringfort", lambda ticket: ticket.version),
+    ("the version of Python", lambda ticket: ticket.python),
     ("--patience", lambda ticket: f"{ticket.patience:g}"),
 )
 
 
 def mistake(tickets: Mapping[str, Ticket]) -> Failure | None:
-    """What must be the same and is not, by peer. The first such thing: the others often follow from it."""
+    """The first usage error in the tickets (by peer): further ones often follow from it."""
     for what, value_of in _MUST_AGREE:
         groups = _groups(tickets, value_of)
         if len(groups) > 1:
-            shown = _arguments(list(groups)) if what == "arguments" else [str(value) for value in groups]
+            shown = _arguments(list(groups)) if what == "the arguments" else [str(value) for value in groups]
             why = f"{_told_apart(what, shown, list(groups.values()))}. Type the same command on every machine"
             return Failure("", EXIT_USAGE, why=_cut(why), is_final=True)
     return None
 
 
 def warnings(tickets: Mapping[str, Ticket]) -> tuple[str, ...]:
-    """What differs and may be meant, by peer, a line for each thing."""
+    """The differences in the tickets (by peer) that may be intended, one line each."""
     found: list[str] = []
     copies = _groups({peer: t for peer, t in tickets.items() if t.script_digest}, lambda ticket: ticket.script_digest)
     if len(copies) > 1:
         latest = {digest: max(t.modified for t in tickets.values() if t.script_digest == digest) for digest in copies}
         shown = [f"changed {_moment(latest[str(digest)])}" for digest in copies]
         script = next(iter(tickets.values())).script
-        found.append(f"warning: {_told_apart(f'copy of {script}', shown, list(copies.values()))}")
+        found.append(f"warning: {_told_apart(f'the content of {script}', shown, list(copies.values()))}")
     for what, value_of in _SHOULD_AGREE:
         groups = _groups(tickets, value_of)
         if len(groups) > 1:
@@ -61,13 +61,13 @@ def warnings(tickets: Mapping[str, Ticket]) -> tuple[str, ...]:
 
 
 def most_nodes(ticket: Ticket) -> int:
-    """The most machines that this launcher was told to wait for."""
+    """The most machines that the launcher waits for."""
     most = ticket.nodes.rpartition(":")[2]
     return int(most) if most.isascii() and most.isdigit() else 1
 
 
 def machine_names(tickets: Mapping[str, Ticket]) -> dict[str, str]:
-    """A name for each peer: its host's, with a part of its id where two hosts have one name."""
+    """A name per peer: that of its host, with a part of the peer id if two hosts have the same name."""
     hosts = [ticket.host for ticket in tickets.values()]
     return {
         peer: ticket.host if hosts.count(ticket.host) == 1 else f"{ticket.host} ({peer.rpartition('.')[2][:4]})"
@@ -90,19 +90,16 @@ def _groups(tickets: Mapping[str, Ticket], value_of: Callable[[Ticket], object])
 
 
 def _told_apart(what: str, values: Sequence[str], machines: Sequence[Sequence[str]]) -> str:
+    values = [value or "none" for value in values]
     if len(values) == 2 and len(machines[0]) > len(machines[1]):
-        verb = "has" if len(machines[1]) == 1 else "have"
-        other = "other" if what == "arguments" else "another"
-        return (
-            f"{listed(machines[1])} {verb} {other} {what} than {listed(machines[0])}: "
-            f"{values[1] or 'none'}, not {values[0] or 'none'}"
-        )
-    each = "; ".join(f"{value or 'none'} on {listed(names)}" for value, names in zip(values, machines, strict=True))
-    return f"the machines differ in {what if what.startswith('--') else f'their {what}'}: {each}"
+        verb = "differs" if len(machines[1]) == 1 else "differ"
+        return f"{listed(machines[1])} {verb} from {listed(machines[0])} in {what}: {values[1]}, not {values[0]}"
+    each = "; ".join(f"{value} on {listed(names)}" for value, names in zip(values, machines, strict=True))
+    return f"the machines differ in {what}: {each}"
 
 
 def _arguments(values: Sequence[object]) -> list[str]:
-    """The arguments of each, from shortly before where they first differ if they are long."""
+    """The arguments of each; long ones from shortly before the first difference."""
     texts = [str(value).partition(" ")[2] for value in values]
     if max(map(len, texts)) <= MAX_SHOWN:
         return texts

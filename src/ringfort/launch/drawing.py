@@ -1,8 +1,8 @@
-"""`Drawing`: what a rank's stream would show in a terminal, so that progress bars are shown as they are meant. Pure.
+"""`Drawing`: what one stream of a rank would show in a terminal, so that progress bars come out right. Pure.
 
-A carriage return draws the current row anew. Programs with several bars also move the cursor down with a line feed and
-up again with an escape code; those codes mean nothing on a screen that ranks share, so they are followed here and not
-passed on. Everything else is: colours, and bytes that are no text.
+After a carriage return a program draws the current row again. Programs with several bars also move the cursor down with
+a line feed and up again with an escape code. On a terminal that ranks share these codes are wrong, so `Drawing` follows
+them and does not pass them on. It does pass on colours, and bytes that are not text.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 from ringfort.launch.processes import MAX_LINE_BYTES
 
 GRACE_SECONDS: Final = 0.25
-"""How long a bar that was left by a line feed may still be returned to. A program with several bars does so at once,
-but may write the two movements separately."""
+"""How long the cursor may still return to a bar after a line feed. A program with several bars moves back at once, but
+may write the two codes separately."""
 MAX_LIVE_BYTES: Final = 4096
-"""Of a row that is still drawn, for those who show it: more than a terminal is wide."""
+"""Per row that may still change: more than a terminal is wide."""
 MAX_ROWS: Final = 64
-"""Rows that may be returned to."""
+"""Rows that the cursor may return to."""
 _MAX_ESCAPE: Final = 32
-"""Bytes of an escape code that has not come whole; what is longer is none."""
+"""Bytes of an incomplete escape code; a longer one is not an escape code."""
 
 _TOKEN: Final = re.compile(rb"\r|\n|\x1b\[([0-?]*)[ -/]*([@-~])")
 _INCOMPLETE: Final = re.compile(rb"\x1b(\[[0-?]*[ -/]*)?\Z")
@@ -28,15 +28,15 @@ _COLOUR: Final = re.compile(rb"\x1b\[[0-?]*m")
 
 
 class Row(NamedTuple):
-    """One row, without its end."""
+    """One row, without its line end."""
 
     text: bytes
     is_bar: bool
-    """It was drawn over itself."""
+    """Whether it was drawn more than once."""
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing to see in it."""
+        """Whether it shows nothing."""
         return not _COLOUR.sub(b"", self.text).strip()
 
 
@@ -61,9 +61,9 @@ class Drawing:
         self._rows = [_Live()]
         self._cursor = 0
         self._is_fresh = False
-        """The next text replaces what is in the row."""
+        """Whether the next text replaces the row."""
         self._rest = b""
-        """The beginning of an escape code."""
+        """The beginning of an incomplete escape code."""
 
     def feed(self, now: float, data: bytes) -> list[Row]:
         """The rows that `data` completes."""
@@ -73,7 +73,7 @@ class Drawing:
         data = data[: len(data) - len(self._rest)]
         found: list[Row] = []
         if self._is_plain and b"\r" not in data and b"\x1b" not in data:
-            # Ordinary lines, perhaps very many: no need to look at each.
+            # Ordinary lines, perhaps very many: a fast path.
             *lines, data = data.split(b"\n")
             if lines:
                 found = [Row(bytes(self._rows[0].text) + lines[0], False), *(Row(line, False) for line in lines[1:])]
@@ -114,18 +114,18 @@ class Drawing:
         return [row for row in found if not (row.is_bar and row.is_blank)]
 
     def _is_final(self, now: float) -> bool:
-        """Whether the first row, which the cursor has left, will not be returned to."""
+        """Whether the cursor, which has left the first row, will not return to it."""
         left = self._rows[: self._cursor]
-        # Who writes lines of text after a bar has done with it.
+        # A program that writes text below a bar has finished the bar.
         return any(not row.is_bar for row in left) or now - left[0].left_at >= GRACE_SECONDS or len(left) > MAX_ROWS
 
     def live(self) -> list[Row]:
-        """The rows that may still change and show something, from above."""
+        """The rows that may still change and are not blank, from top to bottom."""
         rows = (Row(bytes(live.text[:MAX_LIVE_BYTES]), live.is_bar) for live in self._rows)
         return [row for row in rows if not row.is_blank]
 
     def end(self) -> list[Row]:
-        """The stream has ended: what is left."""
+        """The rows that are left at the end of the stream."""
         if self._rest:
             self._write(self._rest)
         rows = [live.row() for live in self._rows]
@@ -144,7 +144,7 @@ class Drawing:
     def _line_feed(self, now: float) -> None:
         self._rows[self._cursor].left_at = now
         self._cursor += 1
-        # In a row that is there already the next text draws anew; after CR LF it does not.
+        # The next text replaces a row that exists already; after CR LF it does not.
         self._is_fresh = self._cursor < len(self._rows)
         if not self._is_fresh:
             self._rows.append(_Live())

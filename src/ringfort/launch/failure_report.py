@@ -1,25 +1,27 @@
-"""Who failed first, and how to say it. Pure.
+"""`Failure`: why a run failed, and which failure came first. Pure.
 
-When one rank fails, the others lose it and fail too, often sooner than its own end is noticed. So a rank whose last
-words are that it lost another is a victim, and is blamed only where nobody else is to be found.
+When one rank fails, its peers lose it and fail too, and their exits are often noticed earlier. So a rank whose last
+lines say that it lost a peer is a victim. A victim is reported only if no other rank failed.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from ringfort import errors
-from ringfort.launch.processes import TAIL_LINES
 
+TAIL_LINES: Final = 20
+"""Lines of output to keep per rank: the end of a traceback, with the error and where it was raised."""
 MAX_LINE_BYTES: Final = 600
-"""Of a line in a summary: a failure with all its lines must fit a note to the other launchers."""
+"""Per line of a failure report: a failure with all its lines must fit into one note to the other launchers."""
 
 USAGE_ERROR: Final = 2
-"""The exit code by which argparse, click and most others say that the command was wrong."""
+"""The exit code that argparse, click and most other parsers use for a usage error."""
 _USAGE: Final = re.compile(r"\s*usage:", re.IGNORECASE)
 
 _OURS: Final = "|".join(
@@ -39,22 +41,22 @@ _Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a run ended badly: a rank, or (with no rank) a whole machine or a person at it."""
+    """Why a run failed: because of a rank, or (where `rank` is None) of a whole machine or of its user."""
 
     host: Annotated[str, msgspec.Meta(max_length=256)]
     exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)]
-    """Of a process, negative for the signal that ended it."""
+    """Of the process; negative for the signal that ended it."""
     rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
     why: Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)] = ""
-    """In words, where no rank is to blame."""
+    """The reason, where no rank failed."""
     tail: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=TAIL_LINES)] = ()
     is_victim: bool = False
     is_final: bool = False
-    """Starting the run again would not help, or is not wanted: a person ended it, or a command was wrong."""
+    """A restart would not help or is not wanted: the user ended the run, or the command was wrong."""
 
     @classmethod
     def of_rank(cls, rank: int, host: str, exit_code: int, tail: Iterable[str]) -> Failure:
-        """A rank that ended badly, with the last lines it wrote."""
+        """The failure of a rank, with the last lines of its output."""
         lines = tuple(line.encode()[:MAX_LINE_BYTES].decode(errors="ignore") for line in tail)[-TAIL_LINES:]
         return cls(
             host,
@@ -67,15 +69,30 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """The exit code for a shell: 128 and the number of the signal, where one ended it."""
+        """The exit code for a shell: 128 plus the signal number if a signal ended the process."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
 
 def lost_another(lines: Sequence[str]) -> bool:
-    """Whether a process's last words are that it lost another."""
+    """Whether the last lines of a process say that it lost a peer."""
     return any(_LOST_ANOTHER.search(line) for line in lines)
 
 
 def first(failures: Sequence[Failure]) -> Failure:
-    """The one to blame: not a victim, and the lowest rank, so that all launchers name the same."""
+    """The failure to report: not a victim's, and of the lowest rank, so that all launchers report the same."""
     return min(failures, key=lambda failure: (failure.is_victim, failure.rank is None, failure.rank or 0))
+
+
+def describe_exit(exit_code: int) -> str:
+    """How a process ended, in words; a negative code is a signal's."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+def with_tail(text: str, tail: Sequence[str]) -> str:
+    """`text` with the last lines of a process: on the same line if there is only one."""
+    return text + ("" if not tail else f": {tail[0]}" if len(tail) == 1 else ":\n    " + "\n    ".join(tail))

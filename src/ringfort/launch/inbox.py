@@ -1,4 +1,4 @@
-"""What a launcher must react to beside its ranks: signals and events of the cluster, in one place it can wait for."""
+"""`Inbox`: signals and cluster events for a launcher, in one queue that it can wait for with its ranks' output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from ringfort.cluster.core.events import ClusterEvent
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Those by which a person or a system asks a program to end."""
+"""The signals by which a user or the system asks a program to end."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Inbox:
             os.set_blocking(end, False)
 
     def put(self, item: Item) -> None:
-        """Add an item and wake whoever waits."""
+        """Add an item and wake the reader."""
         self._items.put(item)
-        with suppress(BlockingIOError, OSError):  # full: it wakes anyway. Closed: nobody waits
+        with suppress(BlockingIOError, OSError):  # full: the reader wakes anyway; closed: there is no reader
             os.write(self._writer, b"\0")
 
     def items(self) -> Iterator[Item]:
-        """What is there, in the order it came."""
+        """Take all items, in the order in which they came."""
         with suppress(BlockingIOError):
             os.read(self.reader, 4096)
         while True:
@@ -65,7 +65,7 @@ class Inbox:
 
 @contextmanager
 def signals_to(inbox: Inbox) -> Generator[None, None, None]:
-    """Meanwhile signals go to `inbox`. What was ignored stays so: `nohup` means it."""
+    """Send signals to `inbox` inside the block. Signals that were ignored stay so, as `nohup` wants."""
 
     def handle(number: int, _: FrameType | None) -> None:
         inbox.put(Signalled(number))

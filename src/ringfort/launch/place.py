@@ -22,9 +22,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def open_place(epoch: Epoch, node: ClusterNode | None) -> tuple[socket.socket, Place]:
-    """For the first machine: the socket that Ringfort's ranks will meet at, and the place to tell the others.
+    """Open the place where the ranks meet, on the first machine. Returns Ringfort's listening socket and the place.
 
-    torch's own store cannot be handed a socket, so its port is one that is free now. Raises `TransportError`.
+    torch's own store cannot take over a socket, so its port is one that is free now. Raises `TransportError`.
     """
     if node is None or len(epoch.members) == 1:
         host = LOOPBACK
@@ -42,19 +42,19 @@ def open_place(epoch: Epoch, node: ClusterNode | None) -> tuple[socket.socket, P
 
 
 def best_address(mine: Sequence[str], links: Sequence[str]) -> str:
-    """Of this machine's addresses, best first, the one on the interface that most links to the others go through."""
+    """The address of this machine (`mine`, best first) on the interface that most links to the others use."""
     interfaces = list_interfaces()
     used = Counter(links)
 
     def badness(host: str) -> tuple[int, bool, bool]:
         interface = route(host, interfaces)
-        # An address with a scope means something on this machine alone, and many programs cannot read it.
+        # An address with a scope is valid on this machine only, and many programs cannot parse it.
         return -used[interface.name if interface else ""], "%" in host, ":" in host
 
     return min(mine, key=badness)
 
 
 def interface_towards(host: str) -> str:
-    """The interface of this machine whose network `host` is in; empty where that is not known."""
+    """The interface of this machine that leads to `host`; empty if that is unknown."""
     interface = route(host, list_interfaces())
     return "" if interface is None else interface.name

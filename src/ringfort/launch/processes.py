@@ -1,37 +1,41 @@
-"""Processes of this machine that belong together: started, listened to, signalled and ended as one.
+"""`Children`: processes of this machine that are started, read, signalled and ended together.
 
-Each has a process group of its own, so that whatever it starts ends with it; and if this process is killed, the reaper
-ends them all (launch/reaper.py). Used by `LocalRanks` and by `ringfort run`.
+Each child has a process group of its own, so that whatever it starts ends with it. If this process is killed, the
+reaper ends all of them (launch/reaper.py). Used by `LocalRanks`, `ringfort run`, `ringfort bench` and `ProcessRanks`.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from ringfort.config import child_environment
 from ringfort.errors import DistributedError
+from ringfort.launch.failure_report import TAIL_LINES, Failure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 POLL_SECONDS = 0.05
-"""How late the end of a child may be noticed when its pipes say nothing. Short beside what a person notices."""
-TAIL_LINES = 20
-"""How many lines of a child's output to keep: a traceback's end, with the error and where it came from."""
+"""How late the end of a child may be noticed if its pipes stay silent. Too short for a person to notice."""
 READ_BYTES = 1 << 16
 """A pipe's usual capacity."""
 MAX_LINE_BYTES = 1 << 24
-"""A line that is longer is cut: 16 MiB without an end is no text, and must not fill the memory."""
+"""A longer line is cut: 16 MiB without a line end are not text, and must not fill the memory."""
+LOCAL_REPORT_SECONDS = 1.0
+"""How long to wait, after a rank lost a peer on this machine, for the end of that peer."""
+REMOTE_REPORT_SECONDS = 3.0
+"""The same if the peer may be on another machine: the launcher there reports its failure, or is itself lost. Ranks and
+launchers have the same patience, so both are noticed within a second or two of each other."""
 
 _REAPER = Path(__file__).with_name("reaper.py")
 
@@ -41,62 +45,64 @@ class Output(NamedTuple):
 
     child: Child
     is_error: bool
-    """On standard error."""
+    """Whether it was written to standard error."""
     data: bytes
-    """Empty at the stream's end."""
+    """Empty at the end of the stream."""
 
     def lines(self) -> list[bytes]:
-        """The lines that this completes, without their ends. To be called once."""
-        return self.child.split(self.child.streams[self.is_error], self.data)
+        """The lines that `data` completes, without their ends. To be called once."""
+        partial = self.child.partial
+        *lines, rest = (partial[self.is_error] + self.data).split(b"\n")
+        if rest and (not self.data or len(rest) > MAX_LINE_BYTES):
+            lines, rest = [*lines, rest], b""
+        partial[self.is_error] = rest
+        return lines
 
 
 class Child:
-    """One process, with what it wrote that is not yet a whole line."""
+    """One process, with the output that does not yet make a whole line."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[bytes], tail_lines: int) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self.number = number
         self.process = process
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last lines; `Children` does not fill it, because only its user knows which are worth keeping."""
+        self.is_over = False
+        """Whether the process has ended and all its output was read."""
+        self.tail: deque[str] = deque(maxlen=tail_lines)
+        """The last lines. `Children` does not fill it: only its user knows which lines are worth keeping."""
         self.streams: tuple[IO[bytes], IO[bytes]] = (process.stdout, process.stderr)
-        self._partial: dict[IO[bytes], bytes] = dict.fromkeys(self.streams, b"")
+        self.partial = [b"", b""]
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for the signal that ended it."""
+        """None while the process runs; negative for the signal that ended it."""
         return self.process.returncode
 
-    @property
-    def is_read(self) -> bool:
-        """Whether it has ended, and its output too."""
-        return self.exit_code is not None and all(stream.closed for stream in self.streams)
-
     def keep(self, lines: Sequence[bytes]) -> None:
-        """Put lines that are not empty into the tail."""
-        self.tail.extend(line.decode(errors="replace").rstrip() for line in lines[-2 * TAIL_LINES :] if line.strip())
+        """Put the lines that are not empty into the tail."""
+        recent = lines[-2 * (self.tail.maxlen or 0) :]
+        self.tail.extend(line.decode(errors="replace").rstrip() for line in recent if line.strip())
 
-    def split(self, stream: IO[bytes], data: bytes) -> list[bytes]:
-        """The lines that `data` completes; empty `data` means the stream's end."""
-        *lines, rest = (self._partial[stream] + data).split(b"\n")
-        if rest and (not data or len(rest) > MAX_LINE_BYTES):
-            lines, rest = [*lines, rest], b""
-        self._partial[stream] = rest
-        return lines
+    def signal(self, signum: int) -> None:
+        """Send `signum` to the process and to all that it started."""
+        with suppress(ProcessLookupError, PermissionError):  # macOS: the group has only dead members
+            os.killpg(self.process.pid, signum)
 
 
 class Children:
-    """A context manager: leaving it, by any way, ends every process that still runs. For use by one thread."""
+    """A context manager that ends every process on exit. For use by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tail_lines: int = TAIL_LINES, clock: Callable[[], float] = time.monotonic) -> None:
         self.children: list[Child] = []
         self.failed: list[Child] = []
-        """Those that ended badly and whose last words have been read, in that order."""
+        """The children that failed and whose output was read to its end, in that order."""
+        self.failed_at = 0.0
+        """When the first of them failed."""
+        self._tail_lines = tail_lines
+        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._reaper: subprocess.Popen[bytes] | None = None
-        self._over: set[Child] = set()
-        """Those that have ended and whose last words have been read."""
 
     def __enter__(self) -> Self:
         return self
@@ -113,9 +119,9 @@ class Children:
         stdin: int | IO[bytes] = subprocess.DEVNULL,
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start `command` with `variables` added to this process's environment. `number` is the child's name.
+        """Start `command` with `variables` added to this process's environment. `number` names the child.
 
-        Raises `DistributedError` if it cannot be started.
+        Raises `DistributedError` if the command cannot be started.
         """
         try:
             reaper = self._reaper = self._reaper or _start_reaper()
@@ -131,7 +137,7 @@ class Children:
             )
         except OSError as exc:
             raise DistributedError(f"cannot start {command[0]}: {exc}") from exc
-        child = Child(number, process)
+        child = Child(number, process, self._tail_lines)
         self.children.append(child)
         _tell(reaper, "+", process.pid)
         for stream in child.streams:
@@ -140,15 +146,15 @@ class Children:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have ended and all that they wrote has been read."""
-        return len(self._over) == len(self.children)
+        """Whether all children have ended and all their output was read."""
+        return all(child.is_over for child in self.children)
 
-    def watch(self, stream: IO[bytes] | int) -> None:
-        """`poll` returns early when there is something to read in `stream`, and leaves that to the caller."""
-        self._selector.register(stream, selectors.EVENT_READ, None)
+    def watch(self, descriptor: int) -> None:
+        """Let `poll` return early when `descriptor` is readable. Reading from it is left to the caller."""
+        self._selector.register(descriptor, selectors.EVENT_READ, None)
 
     def poll(self, timeout: float = POLL_SECONDS) -> list[Output]:
-        """Waits for something to happen, and returns what was written. `failed` is up to date afterwards."""
+        """Wait until something happens, and return what was written. `failed` is up to date afterwards."""
         found: list[Output] = []
         had_ended = {child for child in self.children if child.exit_code is not None}
         ready = [key for key, _ in self._selector.select(timeout) if key.data is not None]
@@ -159,57 +165,66 @@ class Children:
                 self._selector.unregister(stream)
                 stream.close()
             found.append(Output(child, stream is child.streams[1], data))
-        self._notice_ends()
-        # What a dead process wrote was in its pipe when it died: if nothing is there now, nothing will be, even where a
-        # process that left its group still holds the other end.
+        for child in self.children:
+            if child.exit_code is None and child.process.poll() is not None:
+                child.signal(SIGKILL)  # ends the processes that it started and left behind
+                if self._reaper is not None:
+                    _tell(self._reaper, "-", child.process.pid)
+        # The last output of a process was in its pipe when it died: if the pipe is empty now it stays so, even if a
+        # process that left the group still holds the other end.
         silent = had_ended - {cast("Child", key.data) for key in ready}
         for child in self.children:
-            if child not in self._over and (child in silent or child.is_read):
-                self._over.add(child)
+            has_ended = child.exit_code is not None and all(stream.closed for stream in child.streams)
+            if not child.is_over and (has_ended or child in silent):
+                child.is_over = True
                 if child.exit_code:
+                    self.failed_at = self.failed_at if self.failed else self._clock()
                     self.failed.append(child)
         return found
 
-    def _notice_ends(self) -> None:
-        for child in self.children:
-            if child.exit_code is None and child.process.poll() is not None:
-                self._signal(child, signal.SIGKILL)  # to those it started and left behind
-                if self._reaper is not None:
-                    _tell(self._reaper, "-", child.process.pid)
+    def first_failure(self, host: str = "", *, is_alone: bool = True) -> Failure | None:
+        """The failure that caused the others, once it is known; None before.
+
+        A victim counts only if no other child fails for a while. Without `is_alone` the peer that it lost may be on
+        another machine.
+        """
+        failures = [Failure.of_rank(child.number, host, child.exit_code or 0, child.tail) for child in self.failed]
+        found = min(failures, key=lambda failure: failure.is_victim, default=None)
+        if found is None or not found.is_victim or (is_alone and self.is_over):
+            return found
+        grace = LOCAL_REPORT_SECONDS if is_alone else REMOTE_REPORT_SECONDS
+        return found if self._clock() >= self.failed_at + grace else None
 
     def signal(self, signum: int) -> None:
-        """Send `signum` to every child that runs, and to what each of them started."""
+        """Send `signum` to every child that runs, and to all that it started."""
         for child in self.children:
             if child.exit_code is None:
-                self._signal(child, signum)
+                child.signal(signum)
 
-    def _signal(self, child: Child, signum: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS: the group has only dead members
-            os.killpg(child.process.pid, signum)
-
-    def finish(self, grace: float) -> Iterator[Output]:
-        """Ends what runs, by SIGTERM and after `grace` seconds by SIGKILL; yields what is written meanwhile."""
-        self.signal(signal.SIGTERM)
+    def finish(self, grace: float, signum: int = SIGTERM) -> Iterator[Output]:
+        """End what runs, by `signum` (0 for none) and after `grace` seconds by SIGKILL; yield what is written."""
+        self.signal(signum)
         kill_at = time.monotonic() + grace
         while not self.is_over:
             if time.monotonic() >= kill_at:
-                self.signal(signal.SIGKILL)
+                self.signal(SIGKILL)
             yield from self.poll()
 
     def close(self) -> None:
         """Kill what still runs, and wait until it has ended. Idempotent."""
-        self.signal(signal.SIGKILL)
+        self.signal(SIGKILL)
         for child in self.children:
             child.process.wait()
-            for stream in child.streams:
-                stream.close()
+            child.is_over = True
+            for stream in (child.process.stdin, *child.streams):
+                if stream is not None:
+                    stream.close()
         self._selector.close()
-        self._over = set(self.children)
         if self._reaper is not None:
             assert self._reaper.stdin is not None
             with suppress(OSError):
                 self._reaper.stdin.close()
-            # Nobody that it was told of is left, but a child may have ended unseen: it need not wait for that.
+            # No child is left, but the reaper may not have been told of the last ones: do not wait for its grace.
             self._reaper.kill()
             self._reaper.wait()
             self._reaper = None
@@ -228,5 +243,5 @@ def _start_reaper() -> subprocess.Popen[bytes]:
 
 def _tell(reaper: subprocess.Popen[bytes], what: str, group: int) -> None:
     assert reaper.stdin is not None
-    with suppress(BrokenPipeError):  # somebody killed the reaper: the children still end with us when we end well
+    with suppress(BrokenPipeError):  # the reaper was killed: the children still end with this process if it ends well
         reaper.stdin.write(f"{what}{group}\n".encode())

@@ -1,9 +1,8 @@
-"""Ends what a launcher started if the launcher dies: a process of its own, `python -I -S launch/reaper.py`, that
-outlives it.
+"""The reaper: a process, `python -I -S launch/reaper.py`, that ends the children of a parent that dies.
 
-It reads lines from its standard input, a pipe that only the launcher holds: `+123` when process group 123 was started
-and `-123` when it has ended. When the pipe ends, however the launcher died, what is left gets SIGTERM and then SIGKILL.
-It imports nothing of Ringfort, so that it starts in a few hundredths of a second.
+It reads lines from its standard input, a pipe that only the parent holds: `+123` when process group 123 was started,
+and `-123` when it has ended. At the end of the pipe, however the parent died, the groups that are left get SIGTERM and
+then SIGKILL. It imports nothing of Ringfort, so that it starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import time
 from contextlib import suppress
 
 GRACE_SECONDS = 5.0
-"""How long what is left may take to end by SIGTERM. Nobody watches any more, so it may be generous."""
+"""How long the groups may take to end by SIGTERM. Nobody waits for them any more, so it may be long."""
 POLL_SECONDS = 0.05
 
 
 def main() -> None:
-    """Wait for the launcher's end, then make an end of the rest."""
+    """Wait for the end of the parent, then end its children."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     groups: set[int] = set()
@@ -36,7 +35,7 @@ def main() -> None:
 
 
 def _signal(group: int, signum: int) -> bool:
-    """Whether anybody was there to get it."""
+    """Send `signum`; returns whether the group exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
         return True

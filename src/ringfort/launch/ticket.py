@@ -1,4 +1,4 @@
-"""What a launcher tells the others of what it was asked to run."""
+"""The ticket of this machine: what its launcher was asked to run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from ringfort.cluster.net.profile import own_version
 from ringfort.errors import InvalidArgumentError
 from ringfort.launch.agreement_messages import MAX_ARGUMENTS, Ticket
-from ringfort.launch.options import RunOptions
+from ringfort.launch.run_options import RunOptions
 
 
 def ticket_of(options: RunOptions) -> Ticket:
@@ -24,7 +24,7 @@ def ticket_of(options: RunOptions) -> Ticket:
             digest, modified = sha256(script.read_bytes()).hexdigest(), max(0.0, script.stat().st_mtime)
         except OSError as exc:
             raise InvalidArgumentError("script", options.script, f"cannot be read: {exc.strerror}") from exc
-    # The command line may hold bytes that are no text.
+    # The command line may contain bytes that are not text.
     given = arguments.encode(errors="surrogateescape")
     return Ticket(
         host=platform.node()[:64],

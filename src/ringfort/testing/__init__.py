@@ -1,16 +1,16 @@
-"""For people who write a `Backend`, and for our own tests: conformance checks, a virtual clock, faults by timetable, a
-simulated network.
+"""Tests for any `Backend`: conformance checks, a virtual clock, faults by timetable, a simulated network.
 
 clock.py            VirtualClock: time moves when the test says so
-faults.py           FaultTimetable and FaultyBackend: who fails how and when
-ranks.py            run_ranks: a thread a rank; a hang becomes an error with stacks
+faults.py           FaultTimetable and FaultyBackend: which rank fails how and when
+ranks.py            run_ranks: one thread per rank; a hang becomes an error with stacks
 groups.py           groups over memory and loopback TCP
-processes.py        ProcessRanks: the same checks with a process a rank
+processes.py        ProcessRanks: the same checks with one process per rank
 check.py            Check: a rule as a program that every rank runs
 *_checks.py         the rules
-conformance.py      BACKEND_CHECKS and COLLECTIVE_CHECKS: all of them
+conformance.py      BACKEND_CHECKS and COLLECTIVE_CHECKS: all rules
+reference.py        expected results, computed by NumPy
 network.py          SimulatedNetwork: whole clusters in virtual time
-histories.py        History: random lives of a cluster, and the rules that none may break
+histories.py        History: random histories of a cluster, and the rules that hold in all of them
 """
 
 from ringfort.testing.check import Check, CheckFailedError, check

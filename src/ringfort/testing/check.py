@@ -1,4 +1,4 @@
-"""`Check`: a rule that holds for every backend, as a program that every rank of a group runs.
+"""`Check`: a rule for every backend, as a program that every rank of a group runs.
 
     @check(ranks=2)
     def a_message_arrives(backend: Backend) -> None:
@@ -9,7 +9,7 @@
             backend.recv(into, 0)
             assert into == b"hello"
 
-The same program runs with a thread a rank, or with a process a rank.
+The same program runs with one thread or with one process per rank. `collective_check` is for rules of collectives.
 """
 
 from __future__ import annotations
@@ -18,26 +18,31 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 from ringfort.backends.base import Backend
 from ringfort.backends.sub import SubBackend
 from ringfort.config import DistributedConfig
+from ringfort.context import DistributedContext
 from ringfort.testing.faults import FaultTimetable, FaultyBackend, RankKilled
 from ringfort.testing.groups import GroupFactory
 from ringfort.testing.ranks import run_ranks
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 CHECK_TIMEOUT = 20.0
-"""Seconds that bound each call of a check. Only what is broken takes so long; a busy machine must not."""
+"""Seconds per call of a check. Only a broken backend takes so long, also on a busy machine."""
 
 E = TypeVar("E", bound=BaseException)
 Program = Callable[[Backend], None]
 
 
 class CheckFailedError(AssertionError):
-    """A rule does not hold. The message says at which ranks, with their tracebacks."""
+    """A backend breaks a rule. The message says at which ranks, with their tracebacks."""
 
     def __init__(self, name: str, failures: dict[int, str]) -> None:
         words = "\n".join(f"rank {rank}:\n{failure}" for rank, failure in failures.items())
@@ -48,7 +53,7 @@ class CheckFailedError(AssertionError):
 
 @dataclass(frozen=True)
 class Check:
-    """A rule: the world size that it takes, what each rank does, and what goes wrong meanwhile."""
+    """A rule: its world size, the program of each rank, and the faults that occur meanwhile."""
 
     program: Program
     ranks: int
@@ -56,11 +61,11 @@ class Check:
 
     @property
     def name(self) -> str:
-        """The rule in words, with underscores."""
+        """The rule, in words joined by underscores."""
         return self.program.__name__
 
     def run_rank(self, backend: Backend, *, is_process: bool = False) -> None:
-        """One rank's part. If the rule does not hold there, the others are told, so that they need not time out."""
+        """Run the program of one rank. If it fails, abort the others, so that they need not time out."""
         rank = FaultyBackend(backend, self.faults, is_process=is_process) if self.faults else backend
         try:
             self.program(rank)
@@ -71,17 +76,17 @@ class Check:
             raise
 
     def run(self, group: GroupFactory, *, config: DistributedConfig | None = None) -> None:
-        """Runs the check on a new group, with a thread a rank. Raises `CheckFailedError`."""
+        """Run the check on a new group, with one thread per rank. Raises `CheckFailedError`."""
         with group(self.ranks, config or DistributedConfig(timeout=CHECK_TIMEOUT)) as backends:
             outcomes = run_ranks(backends, self.run_rank)
         self.judge([None if outcome is None else in_words(outcome) for outcome in outcomes])
 
     def judge(self, outcomes: Sequence[str | None]) -> None:
-        """Raises `CheckFailedError` unless every rank passed (None), or was killed and was to be."""
+        """Raise `CheckFailedError` unless every rank passed (None), or was killed by the timetable."""
         failures = {rank: words for rank, words in enumerate(outcomes) if words is not None}
         for rank in self.faults.killed:
             if failures.pop(rank, None) != KILLED:
-                failures[rank] = f"was to be killed, and was not: {outcomes[rank]}"
+                failures[rank] = f"should have been killed, but was not: {outcomes[rank]}"
         if failures:
             raise CheckFailedError(self.name, failures)
 
@@ -90,31 +95,44 @@ class Check:
 
 
 def check(ranks: int, *, faults: FaultTimetable | None = None) -> Callable[[Program], Check]:
-    """Makes a `Check` of a program."""
+    """Make a `Check` of a program."""
     return lambda program: Check(program, ranks, faults or FaultTimetable())
 
 
+def collective_check(ranks: int) -> Callable[[Callable[[DistributedContext], None]], Check]:
+    """Make a `Check` of a program that gets a `DistributedContext` over the backend."""
+
+    def make(program: Callable[[DistributedContext], None]) -> Check:
+        @wraps(program)
+        def run(backend: Backend) -> None:
+            program(DistributedContext(backend))
+
+        return check(ranks)(run)
+
+    return make
+
+
 KILLED = "killed"
-"""The outcome of a rank that was killed by timetable."""
+"""The outcome of a rank that the timetable killed."""
 
 
 def in_words(outcome: BaseException) -> str:
-    """What a rank ended with, for people."""
+    """The exception that ended a rank, as text."""
     return KILLED if isinstance(outcome, RankKilled) else "".join(traceback.format_exception(outcome))
 
 
-# --- what programs are made of ----------------------------------------------------------------------------------------
+# --- for programs -----------------------------------------------------------------------------------------------------
 
 
 class Caught(Generic[E]):
-    """What `raises` has caught, once it has."""
+    """The error that `raises` has caught, after its block."""
 
     error: E
 
 
 @contextmanager
 def raises(kind: type[E], *, saying: str = "", naming: int | None = None) -> Generator[Caught[E], None, None]:
-    """Fails unless the block raises `kind`; `saying` must be in its message, and `naming` be the peer it names."""
+    """Fail unless the block raises `kind`, with `saying` in its message and `naming` as its peer."""
     caught: Caught[E] = Caught()
     try:
         yield caught
@@ -128,30 +146,46 @@ def raises(kind: type[E], *, saying: str = "", naming: int | None = None) -> Gen
         assert peer == naming, f"rank {peer!r} is named, not {naming}: {caught.error}"
 
 
+def refuses(
+    kind: type[BaseException], *calls: Callable[[], object], saying: str = "", naming: int | None = None
+) -> None:
+    """Fail unless each of `calls` raises `kind`; see `raises`."""
+    for call in calls:
+        with raises(kind, saying=saying, naming=naming):
+            call()
+
+
 _NOISE = np.random.default_rng(0).bytes(65_521)
-"""A prime number of bytes: nothing on the way cuts in multiples of it."""
+"""A prime number of bytes: no layer cuts messages into multiples of it."""
 
 
 def pattern(seed: int, size: int) -> bytes:
-    """Bytes in which a piece that is missing, doubled or from elsewhere shows."""
+    """Bytes in which a missing, repeated or foreign piece is noticed."""
     start = seed * 7919 % len(_NOISE)
     return (_NOISE * ((start + size) // len(_NOISE) + 1))[start : start + size]
 
 
 def expect(backend: Backend, data: bytes, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
-    """Receives a message from `src` and fails unless it is `data`."""
+    """Receive a message from `src`, and fail unless it is `data`."""
     into = bytearray(len(data))
     backend.recv(into, src, tag=tag, timeout=timeout)
     assert into == data, f"a message of {len(data)} bytes from rank {src} with tag {tag} is not what was sent"
 
 
+def expect_exchange(backend: Backend, out: Buffer, dst: int, data: bytes, src: int, *, tag: int = 0) -> None:
+    """Send `out` to `dst`, receive a message from `src`, and fail unless it is `data`."""
+    into = bytearray(len(data))
+    backend.exchange(out, dst, into, src, tag=tag)
+    assert into == data, f"a message of {len(data)} bytes from rank {src} with tag {tag} is not what was sent"
+
+
 def outermost_rank(backend: Backend, rank: int) -> int:
-    """By which number errors name `rank`."""
+    """The number by which errors name `rank`: that in the outermost group."""
     return backend.group.members[rank]
 
 
 def leave(backend: Backend) -> None:
-    """Closes `backend` for good: a sub-group's links are its parent's."""
+    """Close `backend` and its links: those of a sub-group belong to its parent."""
     backend.close()
     if isinstance(backend, FaultyBackend):
         leave(backend.backend)

@@ -1,4 +1,4 @@
-"""`VirtualClock`: time that moves only when a test says so."""
+"""`VirtualClock`: time that only moves when a test advances it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import count
 from ringfort.errors import InvalidArgumentError, OperationTimeoutError
 
 _LOOK_AGAIN = 0.0005
-"""Real seconds between two looks at who sleeps: nothing tells a clock that a thread has just fallen asleep."""
+"""Real seconds between two looks at the sleepers: a thread does not report that it has fallen asleep."""
 
 
 class VirtualClock:
-    """A `Clock` for `SimulatedBackend.create_group(n, clock=...)`: a minute's timeout passes in no time.
+    """A `Clock` for `SimulatedBackend.create_group(n, clock=...)`: long timeouts pass at once.
 
-    A test starts its ranks in threads, waits until they sleep, and moves the time:
+    A test starts its ranks in threads, waits until they sleep, and advances the time:
 
         clock.wait_for_sleepers(1)
         clock.advance(60)
@@ -25,14 +25,14 @@ class VirtualClock:
         self._now = start
         self._lock = threading.Lock()
         self._serial = count()
-        self._sleepers: dict[int, tuple[threading.Condition, float]] = {}  # bell and deadline of each wait
+        self._sleepers: dict[int, tuple[threading.Condition, float]] = {}  # condition and deadline of each wait
 
     def now(self) -> float:
-        """Seconds; moved by `advance` alone."""
+        """The current time in seconds."""
         return self._now
 
     def wait(self, bell: threading.Condition, deadline: float) -> None:
-        """Sleeps on `bell`, which is held, until it rings or `advance` reaches `deadline`."""
+        """Wait on the condition `bell`, which is held, until it is notified or `advance` reaches `deadline`."""
         with self._lock:
             if self._now >= deadline:
                 return
@@ -45,9 +45,9 @@ class VirtualClock:
                 del self._sleepers[serial]
 
     def advance(self, seconds: float) -> None:
-        """Moves the time on and wakes those whose deadline has come. Raises `InvalidArgumentError` for going back."""
+        """Advance the time and wake those whose deadline has passed. Raises `InvalidArgumentError` if negative."""
         if not seconds >= 0:
-            raise InvalidArgumentError("seconds", seconds, "time never goes back")
+            raise InvalidArgumentError("seconds", seconds, "must not be negative")
         with self._lock:
             self._now += seconds
             due = [bell for bell, deadline in self._sleepers.values() if deadline <= self._now]
@@ -56,10 +56,11 @@ class VirtualClock:
                 bell.notify_all()
 
     def wait_for_sleepers(self, number: int, *, timeout: float = 30.0) -> None:
-        """Blocks until at least `number` threads sleep on this clock at one moment, so that nothing more will happen
-        before time moves. Raises `OperationTimeoutError` after `timeout` real seconds."""
+        """Wait until at least `number` threads sleep on this clock at the same time, so that nothing more happens
+        before the time advances. Raises `OperationTimeoutError` after `timeout` real seconds."""
         give_up = time.monotonic() + timeout
-        # Who is in two looks slept all the time between them; so if there are enough, they slept at one moment.
+        # A thread that sleeps in two successive looks slept all the time between them. So if enough threads are in
+        # both, they slept at the same time.
         while len(self._asleep() & self._asleep()) < number:
             if time.monotonic() >= give_up:
                 raise OperationTimeoutError(f"waiting for {number} sleepers", timeout, state=repr(self))
@@ -74,6 +75,6 @@ class VirtualClock:
 
 
 def _has_waiters(bell: threading.Condition) -> bool:
-    """Whether somebody sleeps on `bell`. One that has rung has no waiters at once, though they are yet to run; nothing
-    public tells the two apart."""
+    """Whether a thread waits on `bell`. After a notification there are no waiters, even before their threads run; no
+    public interface tells that."""
     return bool(bell._waiters)  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue, reportUnknownArgumentType]

@@ -1,9 +1,9 @@
-"""The rules that hold for every backend, as checks to run on yours. No test framework is needed.
+"""The rules for every backend, as checks that you can run on yours. No test framework is needed.
 
     for check in BACKEND_CHECKS + COLLECTIVE_CHECKS:
         check.run(my_group_factory)
 
-See groups.py for what a group factory is, and processes.py to run the checks with a process a rank.
+See groups.py for group factories, and processes.py to run the checks with one process per rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ringfort.testing import (
     ending_checks,
     message_checks,
     mismatch_checks,
-    movement_checks,
     reduction_checks,
+    transfer_checks,
     usage_checks,
 )
 from ringfort.testing.check import Check
@@ -30,9 +30,9 @@ BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
 """The rules of `Backend`."""
 
 COLLECTIVE_CHECKS: list[Check] = _checks_of(
-    reduction_checks, movement_checks, usage_checks, mismatch_checks, compression_checks
+    reduction_checks, transfer_checks, usage_checks, mismatch_checks, compression_checks
 )
-"""The rules of the collectives, which are built on any backend."""
+"""The rules of collectives, which work over any backend."""
 
 ALL_CHECKS: dict[str, Check] = {check.name: check for check in BACKEND_CHECKS + COLLECTIVE_CHECKS}
 """Every check by its name."""

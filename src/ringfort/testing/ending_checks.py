@@ -1,4 +1,4 @@
-"""Rules of ends: timeouts, aborts, goodbyes and deaths. Never a hang, and the error says who."""
+"""Rules of timeouts, aborts, closing and lost peers. Never a hang, and the error names the peer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from ringfort.backends.base import Backend
 from ringfort.config import MIB
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, OperationTimeoutError, PeerLostError
-from ringfort.testing.check import check, expect, leave, outermost_rank, pattern, raises
+from ringfort.testing.check import check, expect, expect_exchange, leave, outermost_rank, pattern, raises, refuses
 from ringfort.testing.faults import FaultTimetable
 from ringfort.testing.ranks import at_once
 
 SHORT = 0.05
-"""Seconds for a wait that is to time out: nothing comes meanwhile, however busy the machine."""
+"""Seconds for a wait that should time out."""
 
 PROMPT = 5.0
-"""Seconds in which what happens at once has happened, even on a busy machine. Well below the timeout of a call."""
+"""Seconds within which an immediate effect is seen, even on a busy machine. Well below the timeout of a call."""
 
 LARGE = 4 * MIB
 
@@ -48,7 +48,7 @@ def a_send_that_times_out_leaves_the_link_usable(backend: Backend) -> None:
         for seed in range(3):
             try:
                 backend.send(pattern(seed, LARGE), 1, timeout=SHORT)
-                outcomes.append(1)  # a backend with much room may have taken it
+                outcomes.append(1)  # a backend with large buffers may have taken it
             except OperationTimeoutError:
                 outcomes.append(0)
         at_once(lambda: backend.send(outcomes, 1, tag=flag), lambda: backend.send(pattern(9, 3 * MIB), 1))
@@ -71,7 +71,8 @@ def a_timeout_in_the_middle_of_a_message_never_puts_the_link_out_of_step(backend
             backend.send(pattern(seed, LARGE), 1)
         backend.send(b"end", 1, tag=1)
     else:
-        # A try takes at most one message; some end before, some in the middle, some after it. So the last one is there.
+        # Each try receives at most one message: it times out before, in the middle of or after one. So the last one is
+        # always received.
         into = bytearray(LARGE)
         seen = -1
         for number in range(100):
@@ -122,9 +123,7 @@ def a_barrier_that_times_out_ends_the_collectives_of_the_group_for_all(backend: 
         with raises(AbortedError, naming=outermost_rank(backend, 0)):
             backend.barrier()
     other = 1 - backend.rank
-    came = bytearray(1)
-    backend.exchange(b"x", other, came, other, tag=1)  # messages between two ranks go on
-    assert came == b"x"
+    expect_exchange(backend, b"x", other, b"x", other, tag=1)  # messages between two ranks still work
 
 
 @check(ranks=3)
@@ -143,10 +142,7 @@ def an_abort_wakes_every_waiter_here_and_at_the_peers(backend: Backend) -> None:
             backend.send(b"here", 0, tag=9)
 
     at_once(lambda: wait(0), lambda: wait(1), give_up)
-    with raises(AbortedError):
-        backend.send(b"x", (backend.rank + 1) % 3)
-    with raises(AbortedError):
-        backend.barrier()
+    refuses(AbortedError, lambda: backend.send(b"x", (backend.rank + 1) % 3), backend.barrier)
     if backend.rank == 0:
         backend.abort("once more")
 
@@ -188,14 +184,13 @@ def close_may_be_called_twice_and_ends_what_waits(backend: Backend) -> None:
 
     at_once(wait, go)
     leave(backend)
-    for call in (
+    refuses(
+        ChannelClosedError,
         lambda: backend.send(b"x", other),
         lambda: backend.recv(bytearray(1), other),
         lambda: backend.exchange(b"", other, bytearray(), other),
         backend.barrier,
-    ):
-        with raises(ChannelClosedError):
-            call()
+    )
     backend.abort("too late")
 
 
@@ -205,22 +200,15 @@ def a_peer_that_closed_is_named_by_those_who_need_it(backend: Backend) -> None:
     if backend.rank == 2:
         leave(backend)
         return
-    with raises(ChannelClosedError, naming=gone):
-        backend.recv(bytearray(1), 2)
-    with raises(ChannelClosedError, naming=gone):
-        backend.send(b"x", 2)
-    other = 1 - backend.rank  # the others go on among themselves
-    came = bytearray(LARGE)
-    backend.exchange(pattern(backend.rank, LARGE), other, came, other)
-    assert came == pattern(other, LARGE)
+    refuses(ChannelClosedError, lambda: backend.recv(bytearray(1), 2), lambda: backend.send(b"x", 2), naming=gone)
+    other = 1 - backend.rank  # the others can still exchange messages
+    expect_exchange(backend, pattern(backend.rank, LARGE), other, pattern(other, LARGE), other)
 
 
 @check(ranks=3)
 def a_peer_that_has_done_its_part_may_close(backend: Backend) -> None:
     if backend.rank == 0:
-        came = bytearray(5)
-        backend.exchange(pattern(0, LARGE), 1, came, 2)  # rank 1 takes its message and goes; only then rank 2 sends
-        assert came == b"hello"
+        expect_exchange(backend, pattern(0, LARGE), 1, b"hello", 2)  # rank 2 sends after rank 1 has received and left
     elif backend.rank == 1:
         expect(backend, pattern(0, LARGE), 0)
         leave(backend)
@@ -254,7 +242,7 @@ def what_was_sent_before_a_close_is_still_received(backend: Backend) -> None:
         backend.send(pattern(7, 1000), 0, tag=3)  # nobody will receive this one
         expect(backend, b"gone", 2)
         with raises(OperationTimeoutError):
-            backend.recv(bytearray(1), 2, timeout=SHORT)  # meanwhile all that rank 0 said arrives, and its goodbye
+            backend.recv(bytearray(1), 2, timeout=SHORT)  # meanwhile all messages of rank 0 arrive, and its goodbye
         for seed, size in enumerate(sizes):
             expect(backend, pattern(seed, size), 0, tag=1)
         with raises(ChannelClosedError, naming=outermost_rank(backend, 0)):
@@ -289,16 +277,15 @@ def a_killed_peer_is_named_by_every_survivor(backend: Backend) -> None:
         while True:
             backend.barrier()
     assert isinstance(caught.error, ConnectionError)
-    with raises(PeerLostError, naming=lost):
-        backend.barrier()
-    with raises(PeerLostError, naming=lost):
-        backend.recv(bytearray(1), 1)
-    with raises(PeerLostError, naming=lost):
-        backend.send(b"x", 1)
-    other = 2 - backend.rank  # the survivors can still talk
-    came = bytearray(LARGE)
-    backend.exchange(pattern(backend.rank, LARGE), other, came, other)
-    assert came == pattern(other, LARGE)
+    refuses(
+        PeerLostError,
+        backend.barrier,
+        lambda: backend.recv(bytearray(1), 1),
+        lambda: backend.send(b"x", 1),
+        naming=lost,
+    )
+    other = 2 - backend.rank  # the survivors can still exchange messages
+    expect_exchange(backend, pattern(backend.rank, LARGE), other, pattern(other, LARGE), other)
 
 
 @check(ranks=3, faults=FaultTimetable().kill(rank=2, at=2))
@@ -314,4 +301,4 @@ def a_kill_ends_messages_in_the_middle(backend: Backend) -> None:
     else:
         expect(backend, b"begin", 1)
         backend.barrier()  # not reached
-        raise AssertionError("was to be killed")
+        raise AssertionError("should have been killed")

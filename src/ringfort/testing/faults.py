@@ -1,4 +1,4 @@
-"""Faults by timetable: who fails how and when, in one readable table, and a backend that keeps to it."""
+"""`FaultTimetable`: which rank fails how and when, in one readable table; and `FaultyBackend`, which carries it out."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class FaultKind(Enum):
-    """What goes wrong."""
+    """The kind of a fault."""
 
     KILL = "kill"
-    """The rank is gone at once, without a word."""
+    """The rank dies at once, without a goodbye."""
     FREEZE = "freeze"
-    """The rank stops, as a laptop with its lid closed; it may go on later, from `thaw`."""
+    """The rank stops, like a laptop whose lid is closed; it continues after `thaw`."""
     CUT = "cut"
-    """The cable to `peer` is pulled: nothing arrives either way, and nobody is told."""
+    """The cable to `peer` is pulled: nothing arrives in either direction, and neither side is told."""
     ABORT = "abort"
-    """The rank gives up and says so."""
+    """The rank aborts the group."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Fault:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidArgumentError(name, value, f"must be a whole number of at least {least}")
         if (self.kind is FaultKind.CUT) != (self.peer is not None):
-            raise InvalidArgumentError("peer", self.peer, "a cut, and nothing else, has a rank at its other end")
+            raise InvalidArgumentError("peer", self.peer, "name the peer of a cut, and of no other fault")
 
     def __str__(self) -> str:
         whom = "" if self.peer is None else f", peer={self.peer}"
@@ -59,7 +59,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultTimetable:
-    """Who fails how and when. Each method returns a new table with one more line:
+    """Which rank fails how and when. Each method returns a new table with one more fault:
 
     FaultTimetable().kill(rank=2, at=5).freeze(rank=1, at=9)
     """
@@ -88,7 +88,7 @@ class FaultTimetable:
 
     @property
     def killed(self) -> frozenset[int]:
-        """The ranks that do not live to the end."""
+        """The ranks that are killed."""
         return frozenset(fault.rank for fault in self.faults if fault.kind is FaultKind.KILL)
 
     def _with(self, fault: Fault) -> FaultTimetable:
@@ -102,23 +102,23 @@ class FaultTimetable:
 
 
 class RankKilled(BaseException):  # not an Exception: like SystemExit, nothing that a rank does may catch it
-    """Ends the thread of a rank whose time has come, in a group that lives in one process."""
+    """Ends the thread of a killed rank, in a group of threads."""
 
 
 class FaultyBackend(Backend):
-    """Any backend, with the faults that a timetable has for its rank.
+    """Any backend, with the faults of a timetable.
 
     In a group of threads the faults hit the backend, which then needs the methods `kill` and `cut` that
-    `SimulatedBackend` has; the rank's thread ends with `RankKilled`. With `is_process=True` they hit this process: it
-    is killed by SIGKILL and frozen by SIGSTOP. To use it with sub-groups, wrap the outermost backend and make the
-    sub-groups over the wrapper.
+    `SimulatedBackend` has; the thread of a killed rank ends with `RankKilled`. With `is_process=True` the faults hit
+    this process: it is killed by SIGKILL and frozen by SIGSTOP. To use it with sub-groups, wrap the outermost backend
+    and make the sub-groups over the wrapper.
     """
 
     def __init__(self, backend: Backend, timetable: FaultTimetable, *, is_process: bool = False) -> None:
-        """Raises `InvalidArgumentError` for a fault that `backend` cannot have."""
+        """Raises `InvalidArgumentError` for a fault that `backend` does not support."""
         self.backend, self.config = backend, backend.config
         self.step = 0
-        """Steps begun so far."""
+        """Steps that were begun so far."""
         self._faults = timetable.of(backend.rank)
         self._is_process = is_process
         self._counter = threading.Lock()
@@ -133,24 +133,24 @@ class FaultyBackend(Backend):
         return self._group
 
     def _check_possible(self, fault: Fault) -> None:
-        is_ours = fault.kind is FaultKind.CUT or (fault.kind is FaultKind.KILL and not self._is_process)
-        if is_ours and not hasattr(_outermost(self.backend), fault.kind.value):
+        needs_method = fault.kind is FaultKind.CUT or (fault.kind is FaultKind.KILL and not self._is_process)
+        if needs_method and not hasattr(_outermost(self.backend), fault.kind.value):
             why = f"{type(_outermost(self.backend)).__name__} has no method {fault.kind.value}()"
             raise InvalidArgumentError("timetable", str(fault), why)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _next_step(self) -> None:
-        """Counts a step and has the faults that are due. A frozen rank stays here."""
+        """Count a step and cause the faults that are due. A frozen rank waits here."""
         with self._counter:
             self.step += 1
             due = [fault for fault in self._faults if fault.at <= self.step]
             self._faults = self._faults[len(due) :]
         for fault in due:
-            self._have(fault)
+            self._cause(fault)
         self._thawed.wait()
 
-    def _have(self, fault: Fault) -> None:
+    def _cause(self, fault: Fault) -> None:
         match fault.kind:
             case FaultKind.KILL:
                 if self._is_process:
@@ -169,14 +169,11 @@ class FaultyBackend(Backend):
                 self.backend.abort(f"by timetable: {fault}")
 
     def thaw(self) -> None:
-        """Lets a frozen rank of a group of threads go on. (A frozen process goes on by SIGCONT.)"""
+        """Let a frozen rank of a group of threads continue. (For a frozen process, use SIGCONT.)"""
         self._thawed.set()
 
-    def abort(self, reason: str) -> None:
-        self.backend.abort(reason)
-
     def close(self) -> None:
-        """Closes the backend; a frozen rank thaws and finds it closed."""
+        """Close the backend; a frozen rank thaws and finds it closed."""
         self.backend.close()
         self.thaw()
 
@@ -223,7 +220,7 @@ class _FaultyGroup(Group):
 
 
 def _outermost(backend: Any) -> Any:
-    """The backend that has the links, and so the methods that break them."""
+    """The backend that has the links, and the methods that break them."""
     while isinstance(backend, SubBackend):
         backend = backend.parent
     return backend

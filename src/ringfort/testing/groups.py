@@ -1,7 +1,7 @@
-"""Groups to run checks on, with one thread a rank: over memory, over loopback TCP, and sub-groups of either.
+"""Groups to run checks on, with one thread per rank: over memory, over loopback TCP, and sub-groups of either.
 
-A group factory makes a context manager out of a world size and a configuration: inside, the backends of all ranks in
-order; on leaving, all are closed. Write one like these for a backend of your own.
+A group factory takes a world size and a configuration, and returns a context manager: inside, it gives the backends of
+all ranks in order; at the end it closes them. Write one like these for a backend of your own.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ def tcp_group(
 ) -> Generator[Sequence[TcpBackend], None, None]:
     """Ranks over TCP that meet at rank 0, which listens at `host`."""
     credentials = passing_credentials()
-    with reserved_addresses(1, host) as (master,):
-
-        def connect(rank: int) -> TcpBackend:
-            return TcpBackend(rank, world_size, master, config=config, credentials=credentials)
-
-        with closing_all(_together(world_size, connect)) as backends:
-            yield backends
+    with (
+        reserved_addresses(1, host) as (master,),
+        _together(
+            world_size,
+            lambda rank: TcpBackend(rank, world_size, master, config=config, credentials=credentials),
+        ) as backends,
+    ):
+        yield backends
 
 
 @contextmanager
@@ -56,18 +57,19 @@ def ring_group(
 ) -> Generator[Sequence[RingBackend], None, None]:
     """Ranks over TCP that know each other's addresses."""
     credentials = passing_credentials()
-    with reserved_addresses(world_size, host) as nodes:
-
-        def connect(rank: int) -> RingBackend:
-            return RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials)
-
-        with closing_all(_together(world_size, connect)) as backends:
-            yield backends
+    with (
+        reserved_addresses(world_size, host) as nodes,
+        _together(
+            world_size,
+            lambda rank: RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials),
+        ) as backends,
+    ):
+        yield backends
 
 
 def sub_group_of(factory: GroupFactory) -> GroupFactory:
-    """A factory of sub-groups that leave out the first and the last rank of a group of `factory`'s: so a rank's number
-    in the sub-group is never its number in the parent."""
+    """A factory of sub-groups without the first and the last rank of a group of `factory`: so a rank's number in the
+    sub-group is never its number in the parent."""
 
     @contextmanager
     def sub_group(world_size: int, config: DistributedConfig) -> Generator[Sequence[Backend], None, None]:
@@ -84,28 +86,28 @@ def without_encryption(factory: GroupFactory) -> GroupFactory:
 
 
 def without_shared_memory(factory: GroupFactory) -> GroupFactory:
-    """The same groups, with all that they say on the network."""
+    """The same groups, with shared memory off."""
     return lambda world_size, config: factory(world_size, replace(config, shared_memory="off"))
 
 
 def with_connections(factory: GroupFactory, connections: int = 2) -> GroupFactory:
-    """The same groups, with so many connections between every two ranks."""
+    """The same groups, with `connections` per link."""
     return lambda world_size, config: factory(
         world_size, replace(config, collective=replace(config.collective, connections=connections))
     )
 
 
 def passing_credentials() -> Credentials:
-    """An identity and a cluster that nobody has seen before and that leave nothing on disk."""
+    """A new identity and a new cluster, which leave nothing on disk."""
     return Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("testing"))
 
 
 @contextmanager
 def reserved_addresses(number: int, host: str = "127.0.0.1") -> Generator[list[str], None, None]:
-    """Addresses of free ports that no other program is given meanwhile, for ranks that must know them beforehand.
+    """Addresses of free ports, reserved inside the block, for ranks that must know them beforehand.
 
-    A socket that is bound and does not listen keeps a port from being handed out, and on Linux SO_REUSEADDR lets the
-    rank listen there all the same. Elsewhere the port is only known to have been free a moment ago.
+    A socket that is bound and does not listen reserves its port, and on Linux SO_REUSEADDR still lets the rank listen
+    there. Elsewhere the port was only free a moment ago.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     holders = [socket.socket(family, socket.SOCK_STREAM) for _ in range(number)]
@@ -125,20 +127,16 @@ def reserved_addresses(number: int, host: str = "127.0.0.1") -> Generator[list[s
 
 @contextmanager
 def closing_all(backends: Sequence[B]) -> Generator[Sequence[B], None, None]:
-    """Closes all at the end, at the same time: one that must wait for another's reader does not wait in vain."""
+    """Close all at the end, at the same time: a close may have to wait for the reader of another rank."""
     try:
         yield backends
     finally:
         results(run_ranks(backends, lambda backend: backend.close()))
 
 
-def _together(world_size: int, connect: Callable[[int], B]) -> list[B]:
-    """The backends of all ranks, or none: those that were made before another failed are closed."""
+@contextmanager
+def _together(world_size: int, connect: Callable[[int], B]) -> Generator[Sequence[B], None, None]:
+    """The backends of all ranks, which connect at the same time. If one fails, the others are closed."""
     outcomes = run_ranks(range(world_size), connect)
-    try:
-        return results(outcomes)
-    except BaseException:
-        for outcome in outcomes:
-            if isinstance(outcome, Backend):
-                outcome.close()
-        raise
+    with closing_all([outcome for outcome in outcomes if isinstance(outcome, Backend)]):
+        yield results(outcomes)

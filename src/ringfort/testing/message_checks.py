@@ -1,4 +1,4 @@
-"""Rules of messages: what is sent is received, whole, in order and by whom it was meant for."""
+"""Rules of messages: each is received whole, in order and by the right rank."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ringfort.errors import (
     SizeMismatchError,
     UnsupportedArrayError,
 )
-from ringfort.testing.check import check, expect, outermost_rank, pattern, raises
+from ringfort.testing.check import check, expect, expect_exchange, outermost_rank, pattern, raises, refuses
 from ringfort.testing.ranks import at_once
 from ringfort.transport.reducer import Array, Reducer
 
 SIZES = (5, 0, 1, 4095, 4096, 4097, 65536, 0, 0, 3, MIB - 1, MIB, MIB + 1, 2)
-"""Bytes: around where messages are joined to their header, cut into frames, or wait for their receiver."""
+"""Bytes: around the sizes at which messages share a frame with their header, are cut, or wait for their receiver."""
 
 LARGE = 5 * MIB + 3
-"""Bytes: more than any buffer on the way holds, so both sides must move at the same time."""
+"""Bytes: more than any buffer on the way holds, so that both sides must send and receive at the same time."""
 
 
 @check(ranks=3)
@@ -35,10 +35,8 @@ def every_rank_knows_its_place(backend: Backend) -> None:
     n = backend.world_size
     assert n == 3
     assert len(backend.group.members) == n
-    to_next, from_last = (backend.rank + 1) % n, (backend.rank - 1) % n
-    came = bytearray(1)
-    backend.exchange(bytes([backend.rank]), to_next, came, from_last)
-    assert came == bytes([from_last])
+    after, before = (backend.rank + 1) % n, (backend.rank - 1) % n
+    expect_exchange(backend, bytes([backend.rank]), after, bytes([before]), before)
     assert f"rank {backend.rank}" in repr(backend)
 
 
@@ -69,9 +67,8 @@ def tags_may_be_used_from_threads_at_once_and_never_mix(backend: Backend) -> Non
     def talk(tag: int) -> None:
         for turn in range(12):
             size = (tag * 7919 + turn * 104729) % 90_000
-            out, came = pattern(100 * tag + turn, size), bytearray(size)
-            backend.exchange(out, other, came, other, tag=tag)
-            assert came == out, f"tag {tag}, turn {turn}"
+            data = pattern(100 * tag + turn, size)
+            expect_exchange(backend, data, other, data, other, tag=tag)
 
     at_once(*(lambda tag=tag: talk(tag) for tag in range(6)))
 
@@ -89,13 +86,10 @@ def sub_groups_and_their_parent_work_at_once_and_never_mix(backend: Backend) -> 
 
     def talk(index: int) -> None:
         group = groups[index]
-        n = group.world_size
+        after, before = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
         for turn in range(8):
-            came = bytearray(3000)
-            out = pattern(10_000 * index + 100 * turn + group.rank, 3000)
-            from_last = (group.rank - 1) % n
-            group.exchange(out, (group.rank + 1) % n, came, from_last)
-            assert came == pattern(10_000 * index + 100 * turn + from_last, 3000), f"group {index}, turn {turn}"
+            out, data = (pattern(10_000 * index + 100 * turn + rank, 3000) for rank in (group.rank, before))
+            expect_exchange(group, out, after, data, before)
             group.barrier()
 
     at_once(*(lambda index=index: talk(index) for index in range(len(groups))))
@@ -113,9 +107,7 @@ def sub_groups_nest(backend: Backend) -> None:
         inner = SubBackend(outer, [0, 2])
         assert (inner.world_size, inner.rank) == (2, outer.rank // 2)
         other = 1 - inner.rank
-        came = bytearray(1)
-        inner.exchange(bytes([backend.rank]), other, came, other)
-        assert came == bytes([4 - backend.rank])
+        expect_exchange(inner, bytes([backend.rank]), other, bytes([4 - backend.rank]), other)
         inner.barrier()
     outer.barrier()
 
@@ -131,7 +123,7 @@ def a_message_of_another_size_is_refused_and_the_next_one_is_whole(backend: Back
                 backend.send(pattern(seed, 777), 1)
                 backend.send(b"!", 1, tag=flag)
             else:
-                is_there = is_early and size <= MIB  # a larger one need not be sent before it is asked for
+                is_there = is_early and size <= MIB  # a larger one need not be sent before its receive
                 if is_there:
                     expect(backend, b"!", 0, tag=flag)
                 with raises(SizeMismatchError, naming=outermost_rank(backend, 0)) as caught:
@@ -162,9 +154,7 @@ def empty_messages_are_messages(backend: Backend) -> None:
 @check(ranks=2)
 def large_messages_cross_without_a_deadlock(backend: Backend) -> None:
     other = 1 - backend.rank
-    came = bytearray(LARGE)
-    backend.exchange(pattern(backend.rank, LARGE), other, came, other)
-    assert came == pattern(other, LARGE)
+    expect_exchange(backend, pattern(backend.rank, LARGE), other, pattern(other, LARGE), other)
     at_once(
         lambda: backend.send(pattern(10 + backend.rank, LARGE), other, tag=backend.rank),
         lambda: expect(backend, pattern(10 + other, LARGE), other, tag=other),
@@ -173,10 +163,8 @@ def large_messages_cross_without_a_deadlock(backend: Backend) -> None:
 
 @check(ranks=3)
 def large_messages_go_round_a_ring(backend: Backend) -> None:
-    n = backend.world_size
-    came = bytearray(LARGE)
-    backend.exchange(pattern(backend.rank, LARGE), (backend.rank + 1) % n, came, (backend.rank - 1) % n)
-    assert came == pattern((backend.rank - 1) % n, LARGE)
+    after, before = (backend.rank + 1) % backend.world_size, (backend.rank - 1) % backend.world_size
+    expect_exchange(backend, pattern(backend.rank, LARGE), after, pattern(before, LARGE), before)
 
 
 def _add(into: Array, span: Array) -> None:
@@ -184,7 +172,7 @@ def _add(into: Array, span: Array) -> None:
 
 
 @check(ranks=2)
-def an_exchange_folds_what_arrives(backend: Backend) -> None:
+def an_exchange_reduces_what_arrives(backend: Backend) -> None:
     other = 1 - backend.rank
     for dtype in (np.uint8, np.float32, np.float64, np.complex128):
         reducer = Reducer(np.dtype(dtype), _add)
@@ -242,34 +230,35 @@ def wrong_arguments_raise_before_a_byte_moves(backend: Backend) -> None:
     ranks: tuple[Any, ...] = (-1, 2, 7, True, 1.0, "1", None)
     for peer in (*ranks, me):
         wrong = SelfSendError if peer == me and type(peer) is int else InvalidRankError
-        with raises(wrong, saying=f"{'rank' if wrong is SelfSendError else 'dst'}={peer!r}"):
-            backend.send(b"x", peer)
-        with raises(wrong, saying=repr(peer)):
-            backend.recv(bytearray(1), peer)
-        with raises(wrong, saying=repr(peer)):
-            backend.recv_timeout(bytearray(1), peer, 1)
-        with raises(wrong, saying=repr(peer)):
-            backend.exchange(b"x", peer, bytearray(1), other)
-        with raises(wrong, saying=repr(peer)):
-            backend.exchange(b"x", other, bytearray(1), peer)
+        name = "rank" if wrong is SelfSendError else "dst"
+        refuses(wrong, lambda peer=peer: backend.send(b"x", peer), saying=f"{name}={peer!r}")
+        refuses(
+            wrong,
+            lambda peer=peer: backend.recv(bytearray(1), peer),
+            lambda peer=peer: backend.recv_timeout(bytearray(1), peer, 1),
+            lambda peer=peer: backend.exchange(b"x", peer, bytearray(1), other),
+            lambda peer=peer: backend.exchange(b"x", other, bytearray(1), peer),
+            saying=repr(peer),
+        )
     tags: tuple[Any, ...] = (-1, MAX_TAG + 1, True, 1.0, "1", None)
     for tag in tags:
-        with raises(InvalidArgumentError, saying=f"tag={tag!r}"):
-            backend.send(b"x", other, tag=tag)
-        with raises(InvalidArgumentError, saying=f"tag={tag!r}"):
-            backend.recv(bytearray(1), other, tag=tag)
+        refuses(
+            InvalidArgumentError,
+            lambda tag=tag: backend.send(b"x", other, tag=tag),
+            lambda tag=tag: backend.recv(bytearray(1), other, tag=tag),
+            saying=f"tag={tag!r}",
+        )
     timeouts: tuple[Any, ...] = (0, -1, float("nan"), float("inf"), True, "1")
     for timeout in timeouts:
-        with raises(InvalidArgumentError, saying=f"timeout={timeout!r}"):
-            backend.send(b"x", other, timeout=timeout)
-        with raises(InvalidArgumentError, saying=f"timeout={timeout!r}"):
-            backend.recv(bytearray(1), other, timeout=timeout)
-        with raises(InvalidArgumentError, saying=f"timeout={timeout!r}"):
-            backend.barrier(timeout=timeout)
+        refuses(
+            InvalidArgumentError,
+            lambda timeout=timeout: backend.send(b"x", other, timeout=timeout),
+            lambda timeout=timeout: backend.recv(bytearray(1), other, timeout=timeout),
+            lambda timeout=timeout: backend.barrier(timeout=timeout),
+            saying=f"timeout={timeout!r}",
+        )
     assert backend.traffic() == before
-    came = bytearray(1)
-    backend.exchange(b"x", other, came, other)
-    assert came == b"x"
+    expect_exchange(backend, b"x", other, b"x", other)
 
 
 @check(ranks=2)
@@ -281,18 +270,17 @@ def memory_that_cannot_be_used_is_refused_before_a_byte_moves(backend: Backend) 
     scattered = np.zeros((4, 4))[:, 1]
     unwritable: tuple[Any, ...] = (bytes(4), read_only, memoryview(b"1234"), scattered, None, 4, "text", [1, 2])
     for into in unwritable:
-        with raises(UnsupportedArrayError, saying="into"):
-            backend.recv(into, other)
-        with raises(UnsupportedArrayError, saying="into"):
-            backend.exchange(b"1234", other, into, other)
+        refuses(
+            UnsupportedArrayError,
+            lambda into=into: backend.recv(into, other),
+            lambda into=into: backend.exchange(b"1234", other, into, other),
+            saying="into",
+        )
     unreadable: tuple[Any, ...] = (scattered, None, 4, "text", [1, 2])
     for data in unreadable:
-        with raises(UnsupportedArrayError, saying="data"):
-            backend.send(data, other)
+        refuses(UnsupportedArrayError, lambda data=data: backend.send(data, other), saying="data")
     assert backend.traffic() == before
-    came = bytearray(1)
-    backend.exchange(b"x", other, came, other)
-    assert came == b"x"
+    expect_exchange(backend, b"x", other, b"x", other)
 
 
 @check(ranks=1)
@@ -302,12 +290,8 @@ def a_world_of_one_works_and_moves_no_bytes(backend: Backend) -> None:
     alone = SubBackend(backend, [0])
     alone.barrier()
     for group in (backend, alone):
-        with raises(SelfSendError):
-            group.send(b"x", 0)
-        with raises(SelfSendError):
-            group.recv(bytearray(1), 0)
-        with raises(InvalidRankError):
-            group.send(b"x", 1)
+        refuses(SelfSendError, lambda group=group: group.send(b"x", 0), lambda group=group: group.recv(bytearray(1), 0))
+        refuses(InvalidRankError, lambda group=group: group.send(b"x", 1))
     assert backend.traffic() == Traffic()
 
 
@@ -315,7 +299,7 @@ def a_world_of_one_works_and_moves_no_bytes(backend: Backend) -> None:
 def nobody_leaves_a_barrier_before_all_have_come(backend: Backend) -> None:
     for turn in range(5):
         if backend.rank == turn % 3:
-            time.sleep(0.01)  # comes late: the others, if they could leave early, would
+            time.sleep(0.01)  # arrives late, so that the others would leave early if they could
         came = time.monotonic()  # one clock for all processes of a machine
         backend.barrier()
         went = time.monotonic()

@@ -1,4 +1,4 @@
-"""Ranks that disagree: all of them learn it, at once, in words. Never a hang, never a wrong sum."""
+"""Rules of ranks that call different things: all get an error that says so. Never a hang, never a wrong sum."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ringfort.collectives.ops import ReduceOp
 from ringfort.config import AllReduceStrategy
 from ringfort.context import DistributedContext
 from ringfort.errors import CollectiveMismatchError, DistributedError
-from ringfort.testing.check import check, outermost_rank, raises
+from ringfort.testing.check import check, collective_check, outermost_rank, raises, refuses
 from ringfort.testing.ranks import at_once
 
 TIMEOUT = 5.0
-"""Seconds: a disagreement shows in milliseconds; one that does not show is a failure here, not a long wait."""
+"""Seconds: a mismatch is found in milliseconds; one that is not found should fail soon."""
 
 ENOUGH = 3
-"""Failures after which a check that tries many pairs stops: each of them may have cost a timeout."""
+"""Failures after which a check of many pairs stops: each may have cost a timeout."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Something that a rank may call, and how errors describe it."""
+    """A call of a rank, and how errors describe it."""
 
     words: str
     make: Callable[[DistributedContext], Any]
@@ -64,7 +64,7 @@ DIFFERENT = (
     BROADCAST_OBJECT,
     Call("all_gather_object(", lambda c: c.all_gather_object("a", timeout=TIMEOUT)),
 )
-"""One call of each collective: any two of them disagree."""
+"""One call per collective: any two of them are a mismatch."""
 
 VARIANTS = (
     (ALL_REDUCE, Call("all_reduce(int32[4], SUM", _all_reduce(4, "i4"))),
@@ -90,7 +90,7 @@ PAIRS = (*combinations(DIFFERENT, 2), *VARIANTS)
 
 
 def _all_disagree(backend: Backend, pairs: Sequence[tuple[Call, Call]] = PAIRS) -> None:
-    """Each pair in a group of its own: one rank, another each time, calls the one and the rest the other."""
+    """Try each pair in a new group: one rank, another one each time, makes one call and the others the other call."""
     failures: list[str] = []
     for number, (common, odd) in enumerate(pairs):
         context = DistributedContext(SubBackend(backend, range(backend.world_size)))
@@ -98,9 +98,9 @@ def _all_disagree(backend: Backend, pairs: Sequence[tuple[Call, Call]] = PAIRS) 
         try:
             with raises(CollectiveMismatchError) as caught:
                 call.make(context)
-                context.barrier(timeout=TIMEOUT)  # for a rank whose part had ended when another found out
+                context.barrier(timeout=TIMEOUT)  # for a rank whose part was over before the mismatch was found
             told = str(caught.error)
-            # Some had ended their part, and were found out in what they called next.
+            # A rank whose part was over gets the error in its next call.
             at_next = "barrier() as its operation 2" in told or caught.error.operation == 2
             missing = [words for words in (common.words, odd.words) if words not in told]
             assert len(missing) <= at_next, f"{missing} not in: {told}"
@@ -109,7 +109,7 @@ def _all_disagree(backend: Backend, pairs: Sequence[tuple[Call, Call]] = PAIRS) 
             if len(failures) == ENOUGH:
                 break
     assert not failures, "\n".join((f"{len(failures)} pairs or more", *failures))
-    backend.barrier()  # nobody closes before all have been told
+    backend.barrier()  # no rank closes before all have got their error
 
 
 @check(ranks=2)
@@ -138,17 +138,17 @@ def a_call_that_one_rank_leaves_out_is_found_by_all(backend: Backend) -> None:
             context.barrier(timeout=TIMEOUT)
 
 
-@check(ranks=2)
-def a_group_that_has_disagreed_stays_unusable(backend: Backend) -> None:
-    context = DistributedContext(backend)
-    with raises(CollectiveMismatchError, naming=outermost_rank(backend, 1 - backend.rank)) as caught:
-        context.all_reduce(np.zeros(3 + backend.rank), timeout=TIMEOUT)
+@collective_check(ranks=2)
+def a_group_that_has_disagreed_stays_unusable(context: DistributedContext) -> None:
+    with raises(CollectiveMismatchError, naming=outermost_rank(context.backend, 1 - context.rank)) as caught:
+        context.all_reduce(np.zeros(3 + context.rank), timeout=TIMEOUT)
     assert caught.error.operation == 1
     assert caught.error.is_fatal
-    with raises(CollectiveMismatchError):
-        context.barrier(timeout=TIMEOUT)
-    with raises(CollectiveMismatchError):
-        context.all_reduce(np.zeros(3), timeout=TIMEOUT)
+    refuses(
+        CollectiveMismatchError,
+        lambda: context.barrier(timeout=TIMEOUT),
+        lambda: context.all_reduce(np.zeros(3), timeout=TIMEOUT),
+    )
 
 
 @check(ranks=3)

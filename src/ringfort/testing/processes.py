@@ -1,10 +1,11 @@
-"""Checks with a process a rank, on this machine: what threads share, processes do not.
+"""`ProcessRanks`: runs checks with one process per rank on this machine, so that ranks share nothing.
 
     with ProcessRanks(4, "mypackage.testing:make") as ranks:
         for check in BACKEND_CHECKS:
             ranks.run(check)
 
-`make(rank, addresses)` returns the backend of a rank; `addresses` has a free one for each. Checks get new groups.
+`make(rank, addresses)` returns the backend of a rank; `addresses` has a free address per rank. Every check gets a new
+group.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
 from ringfort.backends.tcp import TcpBackend
 from ringfort.config import DistributedConfig
+from ringfort.launch.failure_report import describe_exit
+from ringfort.launch.processes import Child, Children
 from ringfort.testing.check import CHECK_TIMEOUT, KILLED, Check
 from ringfort.testing.groups import reserved_addresses
-from ringfort.testing.ranks import RANKS_TIMEOUT, results, run_ranks
+from ringfort.testing.ranks import RANKS_TIMEOUT, HangError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,11 +35,9 @@ if TYPE_CHECKING:
 MakeBackend = Callable[[int, Sequence[str]], Backend]
 
 PATIENCE = 2 * RANKS_TIMEOUT
-"""Seconds to wait for a process's answer: longer than it gives itself, so that it can say where it stands."""
-_LAST_CHANCE = 10.0
-"""Seconds that a process may take to end once no more questions come, before it is killed."""
-_LAST_WORDS = 6000
-"""Characters of what a process wrote at the end: a traceback of every thread fits."""
+"""Seconds to wait for the answers: longer than a process waits before it prints its stacks and ends."""
+TAIL_LINES = 200
+"""Lines of output to keep per process: the stacks of all its threads fit."""
 
 
 def make_tcp(rank: int, addresses: Sequence[str]) -> Backend:
@@ -50,83 +51,64 @@ def make_ring(rank: int, addresses: Sequence[str]) -> Backend:
 
 
 def make_ring_without_shared_memory(rank: int, addresses: Sequence[str]) -> Backend:
-    """The same, with all that it says on the network."""
+    """The same without shared memory."""
     config = DistributedConfig(nodes=addresses, rank=rank, timeout=CHECK_TIMEOUT, shared_memory="off")
     return RingBackend(config)
 
 
 class ProcessRanks:
-    """Processes that run checks, one a rank. One that a check has killed is replaced when it is needed again."""
+    """Processes that run checks, one per rank. Each is started when it is first needed, and again after it ended."""
 
     def __init__(self, most: int, make: str = "ringfort.testing.processes:make_tcp") -> None:
         """For checks of up to `most` ranks. `make` names a `MakeBackend` as `module:function`."""
-        self._workers = [_Worker(rank, make) for rank in range(most)]
+        self._command = [sys.executable, "-m", "ringfort.testing.worker", make]
+        self._children = Children(tail_lines=TAIL_LINES)
+        self._workers: list[Child | None] = [None] * most
 
     def run(self, check: Check) -> None:
-        """Runs a check on a new group. Raises `CheckFailedError`."""
+        """Run a check on a new group. Raises `CheckFailedError`."""
         with reserved_addresses(check.ranks) as addresses:
-            workers = self._workers[: check.ranks]
-            answers = run_ranks(workers, lambda worker: worker.ask(check.name, addresses), timeout=PATIENCE)
-            check.judge(results(answers))
+            for rank in range(check.ranks):
+                self._ask(rank, json.dumps([check.name, rank, addresses]))
+            check.judge(self._answers(check.ranks))
+
+    def _ask(self, rank: int, question: str) -> None:
+        worker = self._workers[rank]
+        if worker is None or worker.is_over:
+            worker = self._children.start(rank, self._command, {}, stdin=subprocess.PIPE)
+            self._workers[rank] = worker
+        assert worker.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and its exit code is the answer
+            worker.process.stdin.write(question.encode() + b"\n")
+
+    def _answers(self, ranks: int) -> list[str | None]:
+        """One answer per rank: None, or what went wrong."""
+        answers: dict[int, str | None] = {}
+        deadline = time.monotonic() + PATIENCE
+        while len(answers) < ranks:
+            for output in self._children.poll():
+                lines = output.lines()
+                if output.is_error:
+                    output.child.keep(lines)
+                else:
+                    answers.update((output.child.number, json.loads(line)) for line in lines)
+            for rank, worker in enumerate(self._workers[:ranks]):
+                if worker is not None and worker.is_over and rank not in answers:
+                    answers[rank] = _ending(worker)
+            if time.monotonic() > deadline:
+                silent = set(range(ranks)) - answers.keys()
+                raise HangError(PATIENCE, dict.fromkeys(sorted(silent), "  (in a process of its own)\n"))
+        return [answers[rank] for rank in range(ranks)]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        results(run_ranks(self._workers, lambda worker: worker.stop()))
+        self._children.close()
 
 
-class _Worker:
-    """One rank's process, started when it is first needed. It answers questions a line at a time."""
-
-    def __init__(self, rank: int, make: str) -> None:
-        self._rank = rank
-        self._make = make
-        self._process: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by stop(); a pipe could fill up
-
-    def ask(self, name: str, addresses: Sequence[str]) -> str | None:
-        """Has the process run its part of a check. Returns None, or in words what went wrong."""
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # it has ended: then there is no answer either
-            process.stdin.write(json.dumps([name, self._rank, list(addresses)]) + "\n")
-            process.stdin.flush()
-        answer = process.stdout.readline()
-        if answer:
-            return json.loads(answer)
-        code = self._end(process)
-        return KILLED if code == -signal.SIGKILL else f"the process ended with code {code}:\n{self._last_words()}"
-
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ringfort.testing.worker", self._make],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-
-    def stop(self) -> None:
-        """Ends the process. It needs no signal: its standard input ends."""
-        if self._process is not None:
-            self._end(self._process)
-        self._errors.close()
-
-    def _end(self, process: subprocess.Popen[str]) -> int:
-        """Ends the process, if it has not ended, and returns its exit code."""
-        self._process = None
-        for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # a question that was never read
-                assert pipe is not None
-                pipe.close()
-        try:
-            return process.wait(_LAST_CHANCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read()[-_LAST_WORDS:]
+def _ending(worker: Child) -> str:
+    if worker.exit_code == -signal.SIGKILL:
+        return KILLED
+    assert worker.exit_code is not None
+    return f"the process {describe_exit(worker.exit_code)}:\n" + "\n".join(worker.tail)

@@ -1,4 +1,4 @@
-"""`run_ranks`: one thread a rank, and a hang becomes an error that shows where each of them stands."""
+"""`run_ranks`: one thread per rank; a hang becomes an error with the stack of each rank."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TypeVar
 from ringfort.errors import DistributedError, InvalidArgumentError
 
 RANKS_TIMEOUT = 60.0
-"""Seconds. Above every timeout that a check sets, so that what should end by itself has the time to."""
+"""Seconds. Longer than every timeout of a check, so that only a real hang reaches it."""
 _LAST_CHANCE = 2.0
-"""Seconds that hung ranks get to end after they were aborted, so that a test run does not collect them."""
+"""Seconds for ranks that hang to end after an abort, so that they do not pile up in a test run."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class HangError(DistributedError, TimeoutError):
-    """Ranks did not end. The message has the stack of each that still runs."""
+    """Ranks did not end in time. The message has the stack of each rank that still runs."""
 
     def __init__(self, timeout: float, stacks: dict[int, str]) -> None:
-        where = "\n".join(f"rank {rank} stands at:\n{stack}" for rank, stack in stacks.items())
+        where = "\n".join(f"rank {rank} is at:\n{stack}" for rank, stack in stacks.items())
         super().__init__(f"{len(stacks)} ranks have not ended after {timeout:g} s\n{where}")
         self.timeout = timeout
         self.stacks = stacks
@@ -33,17 +33,17 @@ class HangError(DistributedError, TimeoutError):
 def run_ranks(
     ranks: Sequence[T], program: Callable[[T], R], *, timeout: float = RANKS_TIMEOUT
 ) -> list[R | BaseException]:
-    """Runs `program` on each of `ranks` (backends, contexts, anything), each in a thread of its own.
+    """Run `program` for each of `ranks` (backends, contexts, anything), each in a thread of its own.
 
-    Returns what each returned or raised. Raises `HangError` if one has not ended after `timeout` seconds; those that
-    can be aborted are aborted first.
+    Returns what each call returned or raised. Raises `HangError` if one has not ended after `timeout` seconds; ranks
+    that have a method `abort` are aborted first.
     """
     outcomes: dict[int, R | BaseException] = {}
 
     def run(index: int) -> None:
         try:
             outcomes[index] = program(ranks[index])
-        except BaseException as exc:  # the outcome, whatever it is: the caller looks at it
+        except BaseException as exc:  # whatever it is, it is the outcome
             outcomes[index] = exc
 
     threads = [
@@ -63,7 +63,7 @@ def run_ranks(
 
 
 def results(outcomes: Sequence[R | BaseException]) -> list[R]:
-    """What each rank returned. If any raised, raises what is most likely the cause: an error that blames no peer."""
+    """What each rank returned. If any raised, raise the most likely cause: an error that names no peer."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, DistributedError) and error.peer is not None)
@@ -71,7 +71,7 @@ def results(outcomes: Sequence[R | BaseException]) -> list[R]:
 
 
 def at_once(*actions: Callable[[], R], timeout: float = RANKS_TIMEOUT) -> list[R]:
-    """Runs `actions` in threads of their own at the same time. Returns what they returned; raises as `results` does."""
+    """Run `actions` at the same time, each in a thread. Returns their results; raises as `results` does."""
     if not actions:
         raise InvalidArgumentError("actions", actions, "nothing to run")
     return results(run_ranks(actions, _call, timeout=timeout))

@@ -1,4 +1,4 @@
-"""What collectives should give, by NumPy: the ranks' parts, their reduction, and comparisons that say what differs."""
+"""Expected results, computed by NumPy: the ranks' parts, their reduction, and comparisons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-"""Every element type that NumPy itself knows."""
+"""All dtypes of NumPy itself that collectives support."""
 
 UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -35,7 +35,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (0,), (3, 0, 2), (2, 3, 4
 
 
 def part_of(rank: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> Array:
-    """What `rank` contributes: numbers so small that every order of adding them gives the same."""
+    """The part of `rank`: numbers so small that their sum does not depend on the order of additions."""
     numbers = np.random.default_rng([rank, seed]).integers(0, 4, shape)
     if dtype == "bool":
         return np.asarray(numbers > 1)
@@ -44,12 +44,12 @@ def part_of(rank: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> 
 
 
 def parts_of(n: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> list[Array]:
-    """What all ranks contribute."""
+    """The parts of all ranks."""
     return [part_of(rank, shape, dtype, seed=seed).astype(dtype) for rank in range(n)]
 
 
 def reduced(parts: Sequence[Array], op: Op) -> Array:
-    """The reduction of `parts`, by NumPy."""
+    """The reduction of `parts`."""
     n, dtype = len(parts), parts[0].dtype
     if not isinstance(op, ReduceOp):
         return sum((part * dtype.type(rank + 1) for rank, part in enumerate(parts)), np.zeros_like(parts[0]))
@@ -60,7 +60,7 @@ def reduced(parts: Sequence[Array], op: Op) -> Array:
 
 
 def meaningful() -> Iterator[tuple[str, ReduceOp]]:
-    """Every element type with every op that is defined for it."""
+    """All pairs of a dtype and an op that is defined for it."""
     for dtype in DTYPES:
         kind = np.dtype(dtype).kind
         for op in ReduceOp:
@@ -76,13 +76,13 @@ def meaningful() -> Iterator[tuple[str, ReduceOp]]:
 
 
 def op_of(op: ReduceOp, rank: int) -> Op:
-    """What `rank` passes for `op`."""
+    """The op that `rank` passes for `op`."""
     return ReduceOp.premul_sum(rank + 1) if op is ReduceOp.PREMUL_SUM else op
 
 
 def assert_equal(got: Any, expected: Array, what: str) -> None:
-    """Equal in shape, type and value; a mean may differ in the last place."""
-    assert isinstance(got, np.ndarray), f"{what}: {type(got).__name__} is no array"
+    """Fail unless shape, dtype and values are equal; floats may differ in the last place."""
+    assert isinstance(got, np.ndarray), f"{what}: {type(got).__name__} is not an array"
     got = cast(Array, got)
     assert got.dtype == expected.dtype, f"{what}: {got.dtype}, expected {expected.dtype}"
     assert got.shape == expected.shape, f"{what}: {got.shape}, expected {expected.shape}"
@@ -91,7 +91,7 @@ def assert_equal(got: Any, expected: Array, what: str) -> None:
 
 
 def assert_same_everywhere(backend: Backend, array: Array, what: str) -> None:
-    """The same bits at every rank: each compares with its neighbour."""
+    """Fail unless all ranks have the same bits: each compares with its neighbour."""
     n = backend.world_size
     mine, theirs = blake2b(array.tobytes()).digest(), bytearray(64)
     backend.exchange(mine, (backend.rank + 1) % n, theirs, (backend.rank - 1) % n, tag=99)

@@ -1,4 +1,4 @@
-"""A rank's process for `ProcessRanks`: `python -m ringfort.testing.worker module:make`. A line a check, an answer."""
+"""A rank's process for `ProcessRanks`: `python -m ringfort.testing.worker module:make`, one check per input line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ringfort.testing.ranks import RANKS_TIMEOUT
 
 
 def answer(make: MakeBackend, name: str, rank: int, addresses: Sequence[str]) -> str | None:
-    """One rank's part of a check. Returns None, or in words what went wrong."""
+    """Run one rank's part of a check. Returns None, or what went wrong."""
     faulthandler.dump_traceback_later(
         RANKS_TIMEOUT, exit=True
-    )  # a hang ends the process, with the stack of each thread
+    )  # a hang ends the process, with the stacks of all threads
     try:
         with make(rank, addresses) as backend:
             ALL_CHECKS[name].run_rank(backend, is_process=True)
@@ -30,7 +30,7 @@ def answer(make: MakeBackend, name: str, rank: int, addresses: Sequence[str]) ->
 
 
 def main() -> None:
-    """Answers until the questions end."""
+    """Answer until standard input ends."""
     module, _, function = sys.argv[1].partition(":")
     make: MakeBackend = getattr(import_module(module), function)
     for line in sys.stdin:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from ringfort.bench.options import Case, Options
 from ringfort.bench.results import Report, Row, Timing, geometric_mean
-from ringfort.bench.run import Step
-from ringfort.bench.show import Watcher, duration, print_report, size
+from ringfort.bench.runner import Step
+from ringfort.bench.tables import Watcher, duration, print_report, size
 
 MACHINE = {
     "processor": "Some CPU",

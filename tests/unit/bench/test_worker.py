@@ -12,9 +12,9 @@ from ringfort.bench.engines.base import Bound, Engine
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.patterns import WrongResultError, new_source
-from ringfort.bench.schedule import MAX_BURST, Turns, schedule
+from ringfort.bench.schedule import MAX_BURST, Schedule, plan_rounds
 from ringfort.bench.worker import UnsupportedError, prepare
-from ringfort.bench.workers import Crew, CrewFailedError
+from ringfort.bench.workers import WorkersFailedError
 from ringfort.errors import InvalidArgumentError, PeerLostError
 
 
@@ -58,7 +58,7 @@ def test_a_lost_peer_is_no_reason_to_leave_an_engine_out() -> None:
 
 @pytest.mark.parametrize("repeat", [1, 7, 50, 51, 1000])
 def test_the_wanted_number_of_calls_is_made_exactly(repeat: int) -> None:
-    rounds = schedule({"a": 1e-4, "b": 3e-4}, Options(repeat=repeat))
+    rounds = plan_rounds({"a": 1e-4, "b": 3e-4}, Options(repeat=repeat))
     assert [sum(calls[name] for calls in rounds) for name in ("a", "b")] == [repeat, repeat]
     assert max(max(calls.values()) for calls in rounds) <= MAX_BURST
 
@@ -67,18 +67,18 @@ def test_the_wanted_number_of_calls_is_made_exactly(repeat: int) -> None:
     ("seconds", "rounds"), [([1e-7], MAX_ROUNDS), ([10.0, 20.0], MIN_ROUNDS), ([0.125, 0.25], 16), ([0.125], 24)]
 )
 def test_rounds_fill_the_time_within_bounds(seconds: list[float], rounds: int) -> None:
-    assert len(schedule({str(taken): taken for taken in seconds}, Options(min_time=3.0))) == rounds
+    assert len(plan_rounds({str(taken): taken for taken in seconds}, Options(min_time=3.0))) == rounds
 
 
 def test_a_slow_engine_does_not_shorten_the_turns_of_a_fast_one() -> None:
-    assert schedule({"slow": 0.5, "fast": 1e-3, "tiny": 1e-6}, Options())[0] == {
+    assert plan_rounds({"slow": 0.5, "fast": 1e-3, "tiny": 1e-6}, Options())[0] == {
         "slow": 1,
         "fast": 20,
         "tiny": MAX_BURST,
     }
 
 
-class FakeCrew:
+class FakeWorkers:
     """Answers every command as two ranks would, and fails at the burst of a given number."""
 
     def __init__(self, name: str, fails_at: int = -1) -> None:
@@ -89,19 +89,19 @@ class FakeCrew:
     def ask(self, **command: Any) -> list[dict[str, Any]]:
         self.asked.append(command["do"])
         if self.asked.count("burst") == self.fails_at:
-            raise CrewFailedError(self.name, "rank 1 ended", ["Traceback", "bad"])
+            raise WorkersFailedError(self.name, "rank 1 ended", ["Traceback", "bad"])
         if command["do"] == "burst":
             return [{"nanoseconds": [1000] * command["calls"]}, {"nanoseconds": [2000] * command["calls"]}]
         return [{"seconds": 1.0}, {"seconds": 2.0}]
 
 
-def turns(*crews: FakeCrew) -> Turns:
-    return Turns({crew.name: cast("Crew", crew) for crew in crews}, {}, Options(repeat=3))
+def schedule(*workers: FakeWorkers) -> Schedule:
+    return Schedule({one.name: one.ask for one in workers}, {}, Options(repeat=3))
 
 
 def test_every_engine_has_its_turn_in_every_round() -> None:
     done: list[float] = []
-    row = turns(FakeCrew("ringfort"), FakeCrew("gloo")).measure(CASE, done.append)
+    row = schedule(FakeWorkers("ringfort"), FakeWorkers("gloo")).measure(CASE, done.append)
     assert {name: (timing.calls, timing.median_us) for name, timing in row.timings.items()} == {
         "ringfort": (3, 2.0),
         "gloo": (3, 2.0),
@@ -110,8 +110,8 @@ def test_every_engine_has_its_turn_in_every_round() -> None:
 
 
 def test_another_engine_that_fails_is_left_out_from_then_on_and_said() -> None:
-    gloo = FakeCrew("gloo", fails_at=2)
-    both = turns(FakeCrew("ringfort"), gloo)
+    gloo = FakeWorkers("gloo", fails_at=2)
+    both = schedule(FakeWorkers("ringfort"), gloo)
     for _ in range(2):
         row = both.measure(CASE, lambda _: None)
         assert set(row.timings) == {"ringfort"}
@@ -120,8 +120,8 @@ def test_another_engine_that_fails_is_left_out_from_then_on_and_said() -> None:
 
 
 def test_one_of_ours_that_fails_ends_the_run() -> None:
-    with pytest.raises(CrewFailedError, match="plain: rank 1 ended"):
-        turns(FakeCrew("ringfort"), FakeCrew("plain", fails_at=1)).measure(CASE, lambda _: None)
+    with pytest.raises(WorkersFailedError, match="plain: rank 1 ended"):
+        schedule(FakeWorkers("ringfort"), FakeWorkers("plain", fails_at=1)).measure(CASE, lambda _: None)
 
 
 def test_the_engines_that_are_installed_are_compared_with_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

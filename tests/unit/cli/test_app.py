@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ringfort.cli import app
 from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import PeerLostError
-from ringfort.launch.options import RunOptions
+from ringfort.launch.run_options import RunOptions
 
 COMMANDS = {
     "bench": {
@@ -65,7 +65,7 @@ def test_the_version_is_the_packages() -> None:
     assert invoke("--version") == (0, f"ringfort {version('ringfort')}\n", "")
 
 
-def test_alone_it_prints_the_five_commands_that_a_newcomer_needs_in_order() -> None:
+def test_without_a_command_it_prints_the_five_commands_that_a_newcomer_needs_in_order() -> None:
     code, out, err = invoke()
     assert (code, err) == (0, "")
     steps = [line.split("  ")[1] for line in out.splitlines() if line.startswith("  ringfort")]
@@ -103,7 +103,7 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["bench", "--min-time", "-1"], "min_time=-1.0"),
         (["bench", "--plot", "picture.gif"], "plot='picture.gif': must end in .png or .svg"),
         (["bench", "--op", "barrier", "--plot", "picture.png"], "a barrier has no sizes"),
-        (["bench", "--json", "/no/such/folder/file.json"], "there is no folder /no/such/folder"),
+        (["bench", "--json", "/no/such/folder/file.json"], "the folder /no/such/folder does not exist"),
         (["bench", "--json", "/"], "is a folder"),
         (["demo", "--ranks", "0"], "ranks=0"),
         (["demo", "--steps", "0"], "steps=0"),
@@ -112,7 +112,7 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["peers", "--seconds", "0"], "seconds=0.0"),
         (["peers", "--peer", "a b"], "peer='a b'"),
         (["peers", "--interface", "eth99"], "interfaces='eth99'"),
-        (["run", "no_such_script.py"], "script='no_such_script.py': there is no such file"),
+        (["run", "no_such_script.py"], "script='no_such_script.py': file not found"),
         (["run", "/"], "script='/': is a folder"),
         (["run", "-n", "0", __file__], "local=0"),
         (["run", "--nodes", "3:2", __file__], "nodes='3:2'"),
@@ -136,7 +136,7 @@ def test_a_bad_argument_is_one_line_that_names_it(arguments: list[str], words: s
     [["bench", "--ops", "x"], ["demo", "--steps", "many"], ["no-such-verb"], ["run", "-n", "many"]],
     ids=str,
 )
-def test_a_slip_in_the_command_line_itself_is_exit_code_2_without_a_traceback(arguments: list[str]) -> None:
+def test_a_usage_error_is_exit_code_2_without_a_traceback(arguments: list[str]) -> None:
     code, _, err = invoke(*arguments)
     assert code == 2
     assert arguments[-1] in err or arguments[-2] in err
@@ -145,7 +145,7 @@ def test_a_slip_in_the_command_line_itself_is_exit_code_2_without_a_traceback(ar
 
 def test_a_run_passes_on_which_machines_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunOptions] = []
-    monkeypatch.setattr("ringfort.launch.run.run_job", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr("ringfort.launch.launcher.run_job", lambda options: asked.append(options) or 0)
     (tmp_path / "train.py").touch()
     script = str(tmp_path / "train.py")
     assert invoke("run", "--restart-without", "shed", "--restart-without", "a.b", script, "--restart-without")[0] == 0
@@ -164,7 +164,7 @@ def test_a_file_that_may_not_be_written_is_refused_before_the_run(
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     code, _, err = invoke("bench", "--json", str(tmp_path / "out.json"))
     assert code == 2
-    assert "may not be written" in err
+    assert "is not writable" in err
 
 
 def test_a_missing_plotting_library_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +178,10 @@ def test_an_engine_that_is_asked_for_and_missing_is_said_with_how_to_get_it(monk
     def stop(*_: object) -> None:
         raise PeerLostError(1, "no need to measure")
 
-    monkeypatch.setattr("ringfort.bench.engines.gloo.find_spec", lambda _: None)
-    monkeypatch.setattr("ringfort.bench.run.run_bench", stop)
+    monkeypatch.setattr("ringfort.bench.engines.base.find_spec", lambda _: None)
+    monkeypatch.setattr("ringfort.bench.runner.run_bench", stop)
     _, _, err = invoke("bench", "--against", "gloo")
-    assert "gloo is left out, it is not installed: pip install 'ringfort[torch]'" in err
+    assert "gloo is not installed and is left out; to install it: pip install 'ringfort[torch]'" in err
 
 
 def test_what_ringfort_raises_becomes_a_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_the_verbs_and_their_options_are_these() -> None:
 
 def test_new_makes_a_cluster_and_does_not_print_its_secret(store: ClusterStore) -> None:
     result = ok("new", "lab")
-    assert result.stdout == "made the cluster 'lab'\n"
+    assert result.stdout == "created the cluster 'lab'\n"
     assert "ringfort key join" in result.stderr
     assert store.load("lab").join_code() not in result.output
 
@@ -153,7 +153,7 @@ def test_join_says_when_it_is_a_member_already_and_when_it_replaces_another(stor
     cluster = store.load_or_create()
     assert "already" in ok("join", cluster.join_code()).stdout
     other = NetworkNamespace.generate()
-    assert "in place of another one" in ok("join", other.join_code()).stdout
+    assert "in place of another cluster" in ok("join", other.join_code()).stdout
     assert store.load("default") == other
 
 
@@ -204,7 +204,7 @@ def test_rotate_makes_a_new_secret_and_says_what_to_do_elsewhere(store: ClusterS
     result = ok("rotate", "lab")
     new = store.load("lab")
     assert new != old
-    assert "old code is void" in result.stdout
+    assert "old join code is invalid" in result.stdout
     assert "on every other machine: ringfort key join" in result.stderr
     assert old.join_code() not in result.output
     assert new.join_code() not in result.output

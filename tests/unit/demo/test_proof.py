@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training, relative_differences
+from ringfort.demo.screen import Show, curve_steps, size
 from ringfort.demo.settings import BATCH, RANKS, TOLERANCE, Settings
-from ringfort.demo.show import Show, curve_steps, size
 from ringfort.errors import InvalidArgumentError
 
 
@@ -82,7 +82,7 @@ def test_settings_that_cannot_work_are_refused_by_name(name: str, value: int) ->
 
 
 def test_a_framework_that_is_not_known_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="one of numpy, torch"):
+    with pytest.raises(InvalidArgumentError, match="one of: numpy, torch"):
         Settings(framework="jax")  # pyright: ignore[reportArgumentType]
 
 

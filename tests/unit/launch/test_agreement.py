@@ -188,7 +188,7 @@ def test_machines_that_run_different_programs_all_say_who_differs(choose: list[i
     run.start(epoch_of(*NAMES))
     run.deliver(choose)
     for agreement in run.launchers.values():
-        why = "host-c has another script than host-a and host-b: other.py, not train.py. Type the same"
+        why = "host-c differs from host-a and host-b in the script: other.py, not train.py. Type the same"
         assert agreement.failures[0].why.startswith(why)
         assert not agreement.may_start_again
         assert not agreement.has_started
@@ -230,7 +230,7 @@ def test_other_copies_of_the_script_are_a_warning_for_all() -> None:
     _, tell = first.epoch_started(0.0, epoch_of(*NAMES))
     assert isinstance(tell, Tell)
     assert isinstance(tell.message, Offer)
-    assert "host-c has another copy of train.py than host-a and host-b" in tell.message.warnings[0]
+    assert "host-c differs from host-a and host-b in the content of train.py" in tell.message.warnings[0]
 
 
 @given(st.lists(st.integers(0, 10), max_size=60))
@@ -324,8 +324,8 @@ def test_one_that_comes_too_late_is_told_what_goes_on_before_anything_else() -> 
     assert isinstance(said, Tell)
     assert kinds(late.received(1.0, "b.1", said.message)) == [Stop]
     words = late.failures[0].why
-    assert "the run 'train.py' has been going on since" in words
-    assert "(60 s) on host-a, host-b and host-c; host-d comes too late" in words
+    assert "the run 'train.py' started at" in words
+    assert "(60 s ago) on host-a, host-b and host-c; host-d is too late" in words
     assert "--name" in words
     assert not late.may_start_again
 

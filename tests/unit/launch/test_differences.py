@@ -32,19 +32,21 @@ def test_the_same_everywhere_is_no_mistake_and_needs_no_warning() -> None:
 def test_of_three_the_one_that_differs_is_named_with_what_it_has() -> None:
     other = {"arguments": "--lr 0.2", "arguments_digest": "other"}
     words = why({}, other, {})
-    assert words.startswith("laptop has other arguments than attic and study: --lr 0.2, not --lr 0.1. Type the same")
-    assert why({}, {"nodes": "2"}, {}).startswith("laptop has another --nodes than attic and study: 2, not 3")
+    assert words.startswith(
+        "laptop differs from attic and study in the arguments: --lr 0.2, not --lr 0.1. Type the same"
+    )
+    assert why({}, {"nodes": "2"}, {}).startswith("laptop differs from attic and study in --nodes: 2, not 3")
     assert why({}, {"max_restarts": 3}, {}).startswith(
-        "laptop has another --max-restarts than attic and study: 3, not 0"
+        "laptop differs from attic and study in --max-restarts: 3, not 0"
     )
     assert why({"script": "-m other"}, {}, {}).startswith(
-        "attic has another script than laptop and study: -m other, not"
+        "attic differs from laptop and study in the script: -m other, not"
     )
 
 
 def test_where_nobody_has_the_majority_each_is_named() -> None:
     other = {"arguments": "", "arguments_digest": "none"}
-    assert why({}, other).startswith("the machines differ in their arguments: --lr 0.1 on attic; none on laptop")
+    assert why({}, other).startswith("the machines differ in the arguments: --lr 0.1 on attic; none on laptop")
     assert why({}, {"nodes": "2"}).startswith("the machines differ in --nodes: 3 on attic; 2 on laptop")
     assert "a.py on attic; b.py on laptop; train.py on study" in why({"script": "a.py"}, {"script": "b.py"}, {})
 
@@ -64,16 +66,16 @@ def test_another_copy_of_the_script_is_a_warning_with_both_times() -> None:
             {"script_digest": "a", "modified": 86400.0}, {"script_digest": "b", "modified": 1e9}, {"script_digest": "a"}
         )
     )
-    assert line.startswith("warning: laptop has another copy of train.py than attic and study: changed 2001-09-0")
+    assert line.startswith("warning: laptop differs from attic and study in the content of train.py: changed 2001-09-0")
     assert ", not changed 1970-01-0" in line
 
 
 def test_other_versions_and_patience_are_warnings() -> None:
     found = warnings(tickets({}, {"version": "0.9", "python": "3.13", "patience": 2.5}, {}))
     assert found == (
-        "warning: laptop has another Ringfort than attic and study: 0.9, not 1.0",
-        "warning: laptop has another Python than attic and study: 3.13, not 3.11",
-        "warning: laptop has another --patience than attic and study: 2.5, not 0",
+        "warning: laptop differs from attic and study in the version of Ringfort: 0.9, not 1.0",
+        "warning: laptop differs from attic and study in the version of Python: 3.13, not 3.11",
+        "warning: laptop differs from attic and study in --patience: 2.5, not 0",
     )
 
 

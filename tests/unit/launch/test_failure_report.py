@@ -1,4 +1,4 @@
-"""Who is to blame: not a rank whose last words are that it lost another."""
+"""Which failure is reported: not that of a rank whose last lines say that it lost a peer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
 from ringfort.launch.agreement_messages import Failed, decode, encode
-from ringfort.launch.failure_report import Failure, first
-from ringfort.launch.processes import TAIL_LINES
+from ringfort.launch.failure_report import TAIL_LINES, Failure, first
 
 VICTIMS = [
     "ringfort.errors.PeerLostError: lost rank 1: its process died",

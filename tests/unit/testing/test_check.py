@@ -67,7 +67,7 @@ def test_a_rank_that_was_to_be_killed_must_have_been() -> None:
     def rank_0_lives(backend: Backend) -> None:
         backend.barrier()
 
-    with pytest.raises(CheckFailedError, match="was to be killed, and was not"):
+    with pytest.raises(CheckFailedError, match="should have been killed, but was not"):
         rank_0_lives.run(simulated_group)
 
 

@@ -47,7 +47,7 @@ def test_ranks_that_hang_are_shown_where_they_stand_and_ended() -> None:
         run_ranks(group, wait_for_godot, timeout=0.1)
     assert list(caught.value.stacks) == [1]
     assert "in wait_for_godot" in caught.value.stacks[1]
-    assert "rank 1 stands at" in str(caught.value)
+    assert "rank 1 is at" in str(caught.value)
     run_ranks(group, lambda backend: backend.close())
 
 

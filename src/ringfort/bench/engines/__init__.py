@@ -1,4 +1,4 @@
-"""The engines a benchmark compares. To add one, write a class with the members of `base.Engine` and put it here."""
+"""The engines that a benchmark compares. To add one, derive a class from `base.Engine` and list it here."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ ENGINES: dict[str, type[Engine]] = {
 }
 OTHERS = tuple(name for name in ENGINES if name != RingfortEngine.name)
 DEFAULT = ("gloo",)
-"""What is compared with if nothing is said, as far as it is installed."""
+"""The engines to compare with by default, if they are installed."""
 
 
 class Choice(NamedTuple):
-    """What to compare with."""
+    """The engines to compare with."""
 
     names: tuple[str, ...]
     missing: dict[str, str]
-    """Engines that were asked for and are not installed, and how to get them."""
+    """Engines that were asked for but are not installed, and how to install them."""
 
 
 def choose_engines(text: str | None) -> Choice:
-    """The engines to compare with: names with commas, `all`, `none`; None takes `DEFAULT` without complaint.
+    """Choose the engines to compare with: names separated by commas, `all` or `none`; None means `DEFAULT`.
 
     Raises `InvalidArgumentError` for an unknown name.
     """

@@ -1,11 +1,13 @@
-"""What an engine of the benchmark is: it forms a group once, binds a case to buffers once, and is then called often."""
+"""`Engine`: a library that the benchmark compares. It forms a group once, binds each case to buffers, and is timed."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,16 +19,16 @@ class Bound(NamedTuple):
     """One case, ready to run."""
 
     run: Callable[[], object]
-    """Does the operation once; nothing else is timed."""
+    """Runs the operation once; nothing else is timed."""
     result: Callable[[], Any]
-    """What the last `run` gave this rank; None where that is nothing."""
+    """The result of the last `run` at this rank; None if it has none."""
 
 
 class Host(NamedTuple):
     """Where ranks run."""
 
     prefix: Sequence[str]
-    """What a command starts with to run there; nothing for this host."""
+    """What to put in front of a command to run it there; nothing for this host."""
     address: str
     interface: str
     """The name of the interface that has `address`, for engines that ask for it."""
@@ -34,11 +36,11 @@ class Host(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the parent knows of a group before it starts."""
+    """How an engine's group is laid out."""
 
     ranks: int
     folder: Path
-    """An empty folder in memory that all ranks of the engine see, removed afterwards."""
+    """An empty folder in memory that all ranks of the engine share; removed afterwards."""
     hosts: Sequence[Host]
 
     def host(self, rank: int) -> Host:
@@ -56,74 +58,61 @@ class Seat:
     """Of this rank's host."""
     folder: Path
     share: Callable[[str], list[str]]
-    """Gives a text to all ranks and returns everybody's, in order; every rank has to call it."""
+    """Gives a text to all ranks and returns the texts of all, in rank order; every rank has to call it."""
     options: Options
 
 
-class Engine(Protocol):
-    """Collectives of one library, in a process of its own for each rank. Used from the process's main thread."""
+class Engine(ABC):
+    """Collectives of one library, in a process of its own per rank. Used from the main thread of that process."""
 
     name: ClassVar[str]
     about: ClassVar[str]
-    """For the report: what it is and how it was set."""
+    """For the report: what the engine is and how it is configured."""
+    module: ClassVar[str] = "ringfort"
+    """The module that has to be installed."""
     packages: ClassVar[tuple[str, ...]]
-    """What has to be installed, as `importlib.metadata` knows it; the versions are part of the report."""
-    install: ClassVar[str]
-    """How to get it."""
+    """The distributions whose versions are part of the report."""
+    install: ClassVar[str] = "pip install 'ringfort[bench]'"
+    """How to install it."""
 
     @classmethod
     def available(cls) -> bool:
-        """Whether it is installed. Must not import it: the parent asks too."""
-        ...
+        """Whether the engine is installed. Must not import it: the parent asks too."""
+        return find_spec(cls.module) is not None
 
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
-        """Environment variables that the process of `rank` needs, or all of them if a launcher starts them."""
-        ...
-
-    @classmethod
-    def launcher(cls, plan: Plan) -> Sequence[str]:
-        """What starts all ranks' processes at once when a command follows it; empty if they are started one by one."""
-        ...
-
-    def setup(self, seat: Seat) -> None:
-        """Form the group."""
-        ...
-
-    def bind(self, case: Case, source: Array | None) -> Bound:
-        """Prepare `case` with this rank's `source`, which in-place operations overwrite.
-
-        Raises anything but a `DistributedError`, on every rank alike, if the engine has no such operation.
-        """
-        ...
-
-    def barrier(self) -> object:
-        """Returns when all ranks have called it."""
-        ...
-
-    def teardown(self) -> None:
-        """Leave the group."""
-        ...
-
-
-class OneByOne:
-    """What most engines share: nothing to set, and processes that are started one by one."""
-
-    @classmethod
-    def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
-        """None."""
+        """Environment variables for the process of `rank`, or for all (None) if a launcher starts them."""
         del plan, rank
         return {}
 
     @classmethod
     def launcher(cls, plan: Plan) -> Sequence[str]:
-        """None."""
+        """The launcher that starts the processes of all ranks; empty if each is started by itself."""
         del plan
         return ()
 
+    @abstractmethod
+    def setup(self, seat: Seat) -> None:
+        """Form the group."""
+
+    @abstractmethod
+    def bind(self, case: Case, source: Array | None) -> Bound:
+        """Prepare `case` with this rank's `source`, which in-place operations overwrite.
+
+        Raises anything but a `DistributedError`, at every rank alike, if the engine has no such operation.
+        """
+
+    @abstractmethod
+    def barrier(self) -> object:
+        """Wait until all ranks have called it."""
+
+    def teardown(self) -> None:  # noqa: B027  # some engines cannot leave: their process ends
+        """Leave the group."""
+
 
 def output(case: Case, rank: int) -> Array | None:
-    """Where `rank`'s result goes, for operations that do not work in place."""
+    """A buffer for the result of `rank`; None for operations that work in place."""
     if case.op in STRATEGIES or case.op == "barrier" or (case.op == "gather" and rank != 0):
         return None
     shape = (case.part,) if case.op in ("reduce_scatter", "scatter") else (case.world_size, case.part)

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ringfort.bench.engines.base import Bound, OneByOne, Plan, Seat, output
+from ringfort.bench.engines.base import Bound, Engine, Plan, Seat, output
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
 
 
-class GlooEngine(OneByOne):
+class GlooEngine(Engine):
     """Gloo through `torch.distributed`."""
 
     name: ClassVar[str] = "gloo"
     about: ClassVar[str] = "torch.distributed over Gloo, plaintext TCP; GLOO_SOCKET_IFNAME names the interface"
+    module: ClassVar[str] = "torch"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     install: ClassVar[str] = "pip install 'ringfort[torch]'"
 
     @classmethod
-    def available(cls) -> bool:
-        """Whether torch is installed."""
-        return find_spec("torch") is not None
-
-    @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
-        """The interface by name: left alone, Gloo takes the one that the host's name resolves to."""
+        """Name the interface: by default Gloo uses the one that the host's name resolves to."""
         name = plan.host(rank or 0).interface
         return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
     def setup(self, seat: Seat) -> None:
-        """Gather through a file, so that no port is guessed."""
+        """Meet through a file, so that no port is guessed."""
         self._torch: Any = import_module("torch")
         self._dist: Any = import_module("torch.distributed")
         self._torch.set_num_threads(1)  # ranks share the cores, as ours do
@@ -48,7 +43,7 @@ class GlooEngine(OneByOne):
         out = output(case, self._rank)
         x, y = self._tensor(source), self._tensor(out)
         rows = self._rows(case, x, y)
-        # Gloo takes what has a part for every rank as one row.
+        # torch wants a flat tensor where we have one row per rank.
         flat = {"all_gather": y, "reduce_scatter": x}.get(case.op)
         flat = None if flat is None else flat.view(-1)
         runs: dict[str, Callable[[], object]] = {
@@ -65,7 +60,7 @@ class GlooEngine(OneByOne):
         return Bound(runs[case.op], lambda: source if out is None else out)
 
     def _rows(self, case: Case, x: Any, y: Any) -> list[Any] | None:
-        """What torch wants as a list, and only at the root."""
+        """The parts that torch wants as a list, at the root only."""
         whole = {"gather": y, "scatter": x}.get(case.op)
         return list(whole.unbind(0)) if whole is not None and self._rank == 0 else None
 

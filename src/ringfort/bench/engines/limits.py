@@ -1,7 +1,7 @@
-"""The limits: the bytes that an all-reduce must move, and nothing else. No arithmetic, no framing, no order.
+"""The limits: engines that only move the bytes that an all-reduce has to move, without arithmetic or frames.
 
-A rank of a ring sends 2(n-1)/n of the array to the next rank and receives as much from the one before. No all-reduce
-whose ranks hold each a part of the sum can move less, so this is what the same bytes cost by themselves.
+A rank of a ring sends 2(n-1)/n of the array to the next rank and receives as much from the previous one. No all-reduce
+can move less if each rank computes a part of the sum, so this is the cost of the transport alone.
 """
 
 from __future__ import annotations
@@ -14,45 +14,39 @@ from typing import ClassVar
 
 import numpy as np
 
-from ringfort.bench.engines.base import Bound, OneByOne, Seat
+from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
 from ringfort.config import KIB, parse_address
 from ringfort.transport.tcp import tune
 
 BLOCK = 256 * KIB
-"""Bytes a system call: larger ones leave the cache between the two processes."""
+"""Bytes per system call: more would not stay in the cache between the two processes."""
 COPY_BLOCK = 512 * KIB
-"""Bytes a copy: of the sizes from 64 KiB to 1 MiB the fastest between two ranks on two cores."""
+"""Bytes per copy: the fastest size from 64 KiB to 1 MiB between two ranks on two cores."""
 HALF_PAGE = 2 * KIB
-"""Bytes. Large arrays begin 16 bytes into a page; copies between two places that both do are several times as slow."""
+"""Bytes. Large arrays begin 16 bytes into a page; copies between two such places are several times slower."""
 COPY_BLOCKS = 2
-"""A rank: it writes one while its neighbour reads the other."""
+"""Blocks per rank: it writes one while its neighbour reads the other."""
 
 
 def on_a_page(nbytes: int) -> memoryview:
-    """Memory that begins with a page. What NumPy and `bytearray` get begins 16 bytes later, and receiving 64 MiB there
+    """Memory that begins at a page. That of NumPy and `bytearray` begins 16 bytes later, and receiving 64 MiB there
     took 1.6 times as long: a limit must not depend on that."""
     view = memoryview(mmap.mmap(-1, nbytes))
-    np.frombuffer(view, np.uint8).fill(0)  # so that no call is the first to touch it
+    np.frombuffer(view, np.uint8).fill(0)  # so that no measured call touches it first
     return view
 
 
-class SocketsEngine(OneByOne):
+class SocketsEngine(Engine):
     """Bare non-blocking sockets, with the socket options of `transport.tcp`."""
 
     name: ClassVar[str] = "sockets"
     about: ClassVar[str] = (
-        "the limit of TCP: 2(n-1)/n of the array to the next rank and as much from the last, over bare non-blocking "
-        "sockets, not added and in no frames"
+        "the limit of TCP: 2(n-1)/n of the array to the next rank and as much from the previous one, over bare "
+        "non-blocking sockets, without arithmetic or frames"
     )
     packages: ClassVar[tuple[str, ...]] = ("numpy",)
-    install: ClassVar[str] = "pip install ringfort"
-
-    @classmethod
-    def available(cls) -> bool:
-        """Always."""
-        return True
 
     def setup(self, seat: Seat) -> None:
         """Each rank connects to the next."""
@@ -62,7 +56,7 @@ class SocketsEngine(OneByOne):
             port = listener.getsockname()[1]
             addresses = seat.share(f"{seat.address}:{port}")
             after = addresses[(seat.rank + 1) % seat.world_size]
-            if seat.world_size == 2:  # one connection both ways, as ranks that are each other's neighbours have
+            if seat.world_size == 2:  # one connection for both directions
                 one = socket.create_connection(parse_address(after), timeout=60) if seat.rank else listener.accept()[0]
                 self._out = self._into = tune(one)
             else:
@@ -73,14 +67,14 @@ class SocketsEngine(OneByOne):
     def bind(self, case: Case, source: Array | None) -> Bound:
         """See `Engine.bind`."""
         if case.op != "all_reduce" or source is None or case.world_size < 2:
-            raise NotImplementedError("the limit is that of all_reduce among two ranks or more")
+            raise NotImplementedError("this limit exists only for all_reduce among two ranks or more")
         view = memoryview(source.view(np.uint8))
         half = max(1, case.nbytes * (case.world_size - 1) // case.world_size)
         mine, theirs = view[:half], on_a_page(half)
 
         def run() -> None:
-            self._exchange(mine, None, half)  # what would be added: it lands in a block that stays in the cache
-            self._exchange(mine, theirs, half)  # what would be copied: it lands in an array
+            self._exchange(mine, None, half)  # what would be added: into a block that stays in the cache
+            self._exchange(mine, theirs, half)  # what would be copied: into an array
 
         return Bound(run, lambda: None)
 
@@ -104,17 +98,14 @@ class SocketsEngine(OneByOne):
                     count = 0
                 else:
                     if not count:
-                        raise ConnectionResetError("the rank before closed its connection")
+                        raise ConnectionResetError("the previous rank closed its connection")
                 got += count
                 moved += count
             if not moved:
-                self._wait(read=got < nbytes, write=sent < nbytes)
-
-    def _wait(self, *, read: bool, write: bool) -> None:
-        select.select([self._into] if read else [], [self._out] if write else [], [])
+                select.select([self._into] if got < nbytes else [], [self._out] if sent < nbytes else [], [])
 
     def barrier(self) -> object:
-        """Each byte from the rank before says that one rank more has come."""
+        """Each byte from the previous rank means that one more rank has arrived."""
         byte = memoryview(bytearray(1))
         for _ in range(self._seat.world_size - 1):
             self._exchange(byte, byte, 1)
@@ -131,12 +122,12 @@ class MemcpyEngine(SocketsEngine):
 
     name: ClassVar[str] = "memcpy"
     about: ClassVar[str] = (
-        "the limit of shared memory: 2(n-1)/n of the array copied into memory that ranks share, and as much out of the "
-        "neighbour's, 512 KiB at a time, not added and waiting for nobody"
+        "the limit of shared memory: 2(n-1)/n of the array copied into shared memory, and as much out of the "
+        "neighbour's, 512 KiB at a time, without arithmetic or waiting"
     )
 
     def setup(self, seat: Seat) -> None:
-        """Every rank has blocks of one file, which lies in memory."""
+        """Map a file in memory, in which every rank has its blocks."""
         super().setup(seat)
         shape = (seat.world_size, COPY_BLOCKS, COPY_BLOCK)
         with (seat.folder / "blocks").open("a+b") as file:
@@ -163,7 +154,7 @@ class MemcpyEngine(SocketsEngine):
         return Bound(run, lambda: None)
 
     def teardown(self) -> None:
-        """Let go of the memory, and close the connections."""
+        """Release the memory, and close the connections."""
         super().teardown()
         del self._blocks
         self._map.close()

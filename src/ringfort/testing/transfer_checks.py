@@ -1,4 +1,4 @@
-"""Rules of the collectives that only move, and of arrays between two ranks."""
+"""Rules of the collectives that move data without computing, and of arrays between two ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.base import Backend
 from ringfort.config import BroadcastStrategy
 from ringfort.context import DistributedContext
-from ringfort.testing.check import check
+from ringfort.testing.check import collective_check
 from ringfort.testing.reference import DTYPES, SHAPES, Array, assert_equal, part_of, parts_of
 
 BROADCAST = (
@@ -22,73 +21,67 @@ BROADCAST = (
 )
 
 
-@check(ranks=4)
-def broadcast_gives_everybody_the_roots_array(backend: Backend) -> None:
-    context = DistributedContext(backend)
+@collective_check(ranks=4)
+def broadcast_gives_everybody_the_roots_array(context: DistributedContext) -> None:
     for strategy in BROADCAST:
         for root in range(4):
             for count in (0, 1, 1001, 70_001):
                 parts = parts_of(4, (count,), "int32", seed=root)
-                x = parts[backend.rank].copy()
+                x = parts[context.rank].copy()
                 assert context.broadcast(x, root, strategy=strategy) is x
                 assert_equal(x, parts[root], f"{strategy} of {count} from {root}")
 
 
-@check(ranks=3)
-def gathers_stack_what_the_ranks_have(backend: Backend) -> None:
-    context = DistributedContext(backend)
+@collective_check(ranks=3)
+def gathers_stack_what_the_ranks_have(context: DistributedContext) -> None:
     for dtype in DTYPES:
         for turn, shape in enumerate(SHAPES):
             parts = parts_of(3, shape, dtype)
-            x = parts[backend.rank].copy()
+            x = parts[context.rank].copy()
             assert_equal(context.all_gather(x), np.stack(parts), f"all_gather of {dtype}{shape}")
             gathered = context.gather(x, turn % 3)
-            if backend.rank == turn % 3:
+            if context.rank == turn % 3:
                 assert_equal(gathered, np.stack(parts), f"gather of {dtype}{shape}")
             else:
                 assert gathered is None
-            assert_equal(x, parts[backend.rank], "what was passed is kept")
+            assert_equal(x, parts[context.rank], "what was passed is kept")
 
 
-@check(ranks=3)
-def scatter_gives_each_rank_its_part(backend: Backend) -> None:
-    context = DistributedContext(backend)
+@collective_check(ranks=3)
+def scatter_gives_each_rank_its_part(context: DistributedContext) -> None:
     for dtype in DTYPES:
         for turn, shape in enumerate(SHAPES):
             root = turn % 3
             whole = part_of(root, (3, *shape), dtype).astype(dtype)
-            part = context.scatter(whole if backend.rank == root else None, root)
-            assert_equal(np.asarray(part), whole[backend.rank : backend.rank + 1].reshape(shape), f"{dtype}{shape}")
+            part = context.scatter(whole if context.rank == root else None, root)
+            assert_equal(np.asarray(part), whole[context.rank : context.rank + 1].reshape(shape), f"{dtype}{shape}")
 
 
-@check(ranks=3)
-def all_to_all_turns_rows_into_columns(backend: Backend) -> None:
-    context = DistributedContext(backend)
+@collective_check(ranks=3)
+def all_to_all_turns_rows_into_columns(context: DistributedContext) -> None:
     for dtype in ("bool", "uint8", "float16", "float64", "complex64"):
         for shape in (*SHAPES, (100_003,)):
             parts = parts_of(3, (3, *shape), dtype)
-            result = context.all_to_all(parts[backend.rank])
-            assert_equal(result, np.stack([part[backend.rank] for part in parts]), f"{dtype}{shape}")
+            result = context.all_to_all(parts[context.rank])
+            assert_equal(result, np.stack([part[context.rank] for part in parts]), f"{dtype}{shape}")
 
 
-@check(ranks=3)
-def all_to_all_takes_parts_of_any_shapes_and_types(backend: Backend) -> None:
-    context = DistributedContext(backend)
+@collective_check(ranks=3)
+def all_to_all_takes_parts_of_any_shapes_and_types(context: DistributedContext) -> None:
 
     def part(src: int, dst: int) -> Array:
         shape = ((), (0,), (src + 1, dst + 2), (70_001,))[(src + 2 * dst) % 4]
         return part_of(src, shape, ("float32", "bool", "int64")[(src + dst) % 3], seed=dst)
 
-    result = context.all_to_all([part(backend.rank, dst) for dst in range(3)])
+    result = context.all_to_all([part(context.rank, dst) for dst in range(3)])
     assert isinstance(result, list)
     for src, got in enumerate(result):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        assert_equal(got, part(src, backend.rank), f"from {src}")
+        assert_equal(got, part(src, context.rank), f"from {src}")
 
 
-@check(ranks=3)
-def arrays_go_between_two_ranks(backend: Backend) -> None:
-    context = DistributedContext(backend)
-    n, rank = 3, backend.rank
+@collective_check(ranks=3)
+def arrays_go_between_two_ranks(context: DistributedContext) -> None:
+    n, rank = 3, context.rank
     for dtype in DTYPES:
         for shape in SHAPES:
             parts = parts_of(n, shape, dtype)
@@ -105,9 +98,8 @@ def arrays_go_between_two_ranks(backend: Backend) -> None:
     context.barrier()
 
 
-@check(ranks=3)
-def objects_are_the_same_everywhere(backend: Backend) -> None:
-    context = DistributedContext(backend)
+@collective_check(ranks=3)
+def objects_are_the_same_everywhere(context: DistributedContext) -> None:
     for root in range(3):
         plain: dict[str, Any] = {
             "rank": root,
@@ -116,8 +108,8 @@ def objects_are_the_same_everywhere(backend: Backend) -> None:
             "dict": {"a": {}},
         }
         thing: dict[str, Any] = {"plain": plain, "array": part_of(root, (2, 3), "float32")}
-        got = context.broadcast_object(thing if backend.rank == root else None, root)
+        got = context.broadcast_object(thing if context.rank == root else None, root)
         assert got["plain"] == plain
         assert_equal(got["array"], part_of(root, (2, 3), "float32"), "array")
-    gathered = context.all_gather_object(["rank", backend.rank, "x" * 70_000 * backend.rank])
+    gathered = context.all_gather_object(["rank", context.rank, "x" * 70_000 * context.rank])
     assert gathered == [["rank", rank, "x" * 70_000 * rank] for rank in range(3)]

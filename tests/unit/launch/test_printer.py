@@ -10,7 +10,7 @@ import pytest
 
 from ringfort.launch.drawing import Row
 from ringfort.launch.failure_report import Failure
-from ringfort.launch.show import DRAW_SECONDS, THIN_SECONDS, Printer, Shown, summary
+from ringfort.launch.printer import DRAW_SECONDS, THIN_SECONDS, Printer, Shown, summary
 from tests.helpers.terminal import Screen
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfort.errors import InvalidArgumentError
-from ringfort.launch.options import RunOptions
+from ringfort.launch.run_options import RunOptions
 
 SCRIPT = __file__
 
@@ -38,9 +38,9 @@ def test_only_one_machine_asked_for_is_alone() -> None:
         ({"patience": -1.0}, "patience=-1.0"),
         ({"max_restarts": -1}, "max_restarts=-1"),
         ({"name": ""}, "name=''"),
-        ({"name": "a\nb"}, "can be printed"),
+        ({"name": "a\nb"}, "printable"),
         ({"name": 65 * "x"}, "1 to 64"),
-        ({"script": "no_such.py"}, "there is no such file"),
+        ({"script": "no_such.py"}, "file not found"),
         ({"script": str(Path(__file__).parent)}, "is a folder"),
     ],
     ids=str,
@@ -57,12 +57,12 @@ def test_the_command_is_pythons_with_the_scripts_own_arguments() -> None:
 
 
 def test_the_title_does_not_depend_on_the_folder() -> None:
-    assert RunOptions(script=SCRIPT).title == "test_options.py"
+    assert RunOptions(script=SCRIPT).title == "test_run_options.py"
     assert RunOptions(script="json.tool", module=True).title == "-m json.tool"
 
 
 def test_a_run_has_the_scripts_name_unless_it_is_given_one() -> None:
-    assert RunOptions(script=SCRIPT).run_name == "test_options.py"
+    assert RunOptions(script=SCRIPT).run_name == "test_run_options.py"
     assert RunOptions(script=SCRIPT, name="mine").run_name == "mine"
 
 

@@ -1,7 +1,7 @@
-"""A launcher: forms the cluster, starts this machine's ranks when all launchers agree, and sees them to their end.
+"""`ringfort run` on one machine: forms the cluster, starts the ranks when all launchers agree, and watches them.
 
-One loop in one thread: it waits for the ranks' output, for signals and for events of the cluster, asks `Agreement` what
-follows, and does it.
+One loop in one thread waits for output of the ranks, for signals and for events of the cluster, passes them to
+`Agreement`, and carries out its instructions.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instr
 from ringfort.launch.agreement_messages import Place, decode, encode, topic_of
 from ringfort.launch.failure_report import Failure, first
 from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
-from ringfort.launch.options import RunOptions
+from ringfort.launch.machine_ranks import MachineRanks
 from ringfort.launch.place import interface_towards, open_place
+from ringfort.launch.printer import Printer, summary
 from ringfort.launch.processes import Children
-from ringfort.launch.ranks import MachineRanks, Program
-from ringfort.launch.show import Printer, summary
+from ringfort.launch.run_options import RunOptions
 from ringfort.launch.ticket import ticket_of
 from ringfort.telemetry.steps import StepFile
 
@@ -48,17 +48,16 @@ if TYPE_CHECKING:
     from ringfort.cluster.node import ClusterNode
 
 LOOK_SECONDS: Final = 3.0
-"""After which it is said who else is here: a machine that types the same is found sooner."""
+"""After which other runs in the cluster are reported: a machine of this run is found sooner."""
 ALONE: Final = "this.machine"
 """The peer id of a launcher that needs no cluster."""
 
 
 def run_job(options: RunOptions, printer: Printer | None = None) -> int:
-    """Run a program on this machine and those it forms a cluster with. Returns the exit code for a shell.
+    """Run a program on this machine and those that join the run. Returns the exit code for a shell.
 
     Raises `RendezvousTimeoutError` if too few machines came, and what `ClusterNode` raises.
     """
-    printer = printer or Printer()
     with ExitStack() as stack:
         inbox = stack.enter_context(closing(Inbox()))
         stack.enter_context(signals_to(inbox))
@@ -83,19 +82,14 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
             node = ClusterNode(config, slots=options.local, steps_done=step_file.read)
             stack.callback(node.subscribe(inbox.put))
             stack.enter_context(node)
-        return _Launcher(options, printer, inbox, node, step_file).run()
+        return _Launcher(options, printer or Printer(), inbox, node, step_file).run()
 
 
 class _Launcher:
-    """The loop, and what it knows."""
+    """The loop and its state."""
 
     def __init__(
-        self,
-        options: RunOptions,
-        printer: Printer,
-        inbox: Inbox,
-        node: ClusterNode | None,
-        step_file: StepFile | None = None,
+        self, options: RunOptions, printer: Printer, inbox: Inbox, node: ClusterNode | None, step_file: StepFile | None
     ) -> None:
         self._options = options
         self._printer = printer
@@ -103,13 +97,6 @@ class _Launcher:
         self._node = node
         self._step_file = step_file
         self._host = platform.node()
-        self._program = Program(
-            options.command,
-            options.run_name,
-            options.patience_seconds,
-            options.max_restarts,
-            None if step_file is None else step_file.path,
-        )
         self._agreement = Agreement(
             ALONE if node is None else node.peer_id,
             ticket_of(options),
@@ -125,7 +112,7 @@ class _Launcher:
         self._prepare()
 
     def _prepare(self) -> None:
-        """For the first attempt, or for another."""
+        """Get ready for the first attempt, or for another one."""
         self._children = Children()
         self._children.watch(self._inbox.reader)
         self._ranks = MachineRanks(self._children, self._host)
@@ -136,7 +123,7 @@ class _Launcher:
         self._deadline = time.monotonic() + self._options.timeout
 
     def run(self) -> int:
-        """Until the end. Returns the exit code."""
+        """Run until the end, and return the exit code."""
         agreement = self._agreement
         try:
             self._begin()
@@ -153,11 +140,14 @@ class _Launcher:
                 if agreement.failures and self._ranks.is_over:
                     self._end_attempt()
         finally:
-            if self._listener is not None:
-                self._listener.close()
+            self._close_listener()
             self._children.close()
             self._printer.finish()
-        return self._sum_up()
+        if not agreement.failures:
+            return 0
+        failure = first(agreement.failures)
+        self._printer.say(summary(failure, self._host, self._stopped))
+        return failure.status
 
     def _begin(self) -> None:
         if self._node is None:
@@ -166,7 +156,7 @@ class _Launcher:
         else:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._say(
-                f"waiting for {self._wanted()}; type the same on each of them. "
+                f"waiting for {self._wanted()}; type the same command on each of them. "
                 f"This is {self._host} at {', '.join(self._node.addresses)}"
             )
 
@@ -175,25 +165,22 @@ class _Launcher:
         return f"{fewest} machines" if fewest == most else f"{fewest} to {most} machines"
 
     def _wait(self) -> None:
-        """For the machines that are to come."""
+        """Wait for the other machines."""
         now = time.monotonic()
         if now >= self._deadline:
             raise self._too_late()
         if now >= self._look_at:
             self._look_at = inf
-            others = self._other_runs()
-            if others:
-                self._say(others)
+            self._say_other_runs()
 
-    def _other_runs(self) -> str:
-        """Machines that wait in this cluster for another run: perhaps another script was typed there by mistake."""
+    def _say_other_runs(self) -> None:
+        """Report machines that wait in this cluster for another run: another script may have been typed there."""
         assert self._node is not None
         mine = self._options.run_name
         others = sorted({(view.name, view.run) for view in self._node.snapshot() if view.run not in ("", mine)})
-        if not others:
-            return ""
-        seen = ", ".join(f"{name} ({run!r})" for name, run in others)
-        return f"machines of other runs are here too: {seen}. To join this run they need its name, --name {mine!r}"
+        if others:
+            seen = ", ".join(f"{name} ({run!r})" for name, run in others)
+            self._say(f"machines of other runs are here too: {seen}. To join this run, start them with --name {mine!r}")
 
     def _end_attempt(self) -> None:
         """All ranks of this machine have ended after a failure."""
@@ -207,10 +194,11 @@ class _Launcher:
         self._prepare()
         self._do(agreement.again(time.monotonic()))
 
-    # --- what happens -----------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
     def _take(self, item: Item) -> None:
         agreement = self._agreement
+        is_waiting = not agreement.has_started and not agreement.failures
         match item:
             case Signalled():
                 self._interrupt(item)
@@ -219,18 +207,17 @@ class _Launcher:
             case EpochEnded(why=why):
                 self._do(agreement.epoch_ended(time.monotonic(), why))
             case PeerLost(peer=peer, why=why):
-                name = self._names.get(peer, peer)
+                name = self._names.pop(peer, peer)
                 self._do(agreement.lost(peer, name, why))
-                if not agreement.has_started and not agreement.failures:
+                if is_waiting:
                     self._say(f"{name} is gone: {why}")
-                self._names.pop(peer, None)
             case Noted(peer=peer, topic=topic, body=body) if topic == self._topic:
                 try:
                     self._do(agreement.received(time.monotonic(), peer, decode(body)))
                 except ProtocolError as exc:
                     self._say(f"{self._names.get(peer, peer)}: {exc}")
             case PeerJoined(peer=peer, name=name):
-                if not agreement.has_started and peer not in self._names:  # a second link with it is no news
+                if not agreement.has_started and peer not in self._names:  # not for a second link to the same peer
                     self._say(str(item))
                     if differ(own_version(), item.version):
                         self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
@@ -239,26 +226,27 @@ class _Launcher:
             case CloneFound() | Misbehaved():
                 self._say(str(item))
             case Waiting(why=why) if why.endswith(TOO_FEW):
-                pass  # as was said at the start
-            case OtherClusters() | Waiting() if not agreement.has_started and not agreement.failures:
+                pass  # said at the start
+            case OtherClusters() | Waiting() if is_waiting:
                 self._say(str(item))
             case _:
                 pass
 
     def _interrupt(self, signalled: Signalled) -> None:
-        """The first signal is passed on; a second one is impatience."""
+        """Pass the first signal on to the ranks; kill them at the second."""
+        agreement = self._agreement
         why = f"{signalled.name} on {self._host}"
         failure = Failure(self._host, -signalled.number, why=why, is_final=True)
-        if not self._agreement.has_started and not self._agreement.attempt:
-            self._agreement.failures.append(failure)  # the others go on waiting
-        elif any(failure.is_final for failure in self._agreement.failures):
+        if not agreement.has_started and not agreement.attempt:
+            agreement.failures.append(failure)  # the other machines continue to wait
+        elif any(failure.is_final for failure in agreement.failures):
             self._ranks.kill()
         else:
-            # Python ignores SIGPIPE, so ranks would not end by it.
+            # Python ignores SIGPIPE, so it would not end the ranks.
             self._stop(signal.SIGTERM if signalled.number == signal.SIGPIPE else signalled.number)
             if signalled.number == signal.SIGINT:
-                self._say("stopping; Ctrl-C again to kill what is slow")
-            self._do(self._agreement.failed(failure))
+                self._say("stopping; press Ctrl-C again to kill the ranks that are slow")
+            self._do(agreement.failed(failure))
 
     def _watch_ranks(self) -> None:
         agreement = self._agreement
@@ -271,7 +259,7 @@ class _Launcher:
             self._is_done = True
             self._do(agreement.done())
 
-    # --- what follows -----------------------------------------------------------------------------------------------
+    # --- instructions -----------------------------------------------------------------------------------------------
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -283,8 +271,8 @@ class _Launcher:
                     if self._node is not None:
                         self._node.hold(holding)
                 case Start(assignment=assignment, warnings=warnings):
-                    for words in warnings:
-                        self._say(words)
+                    for warning in warnings:
+                        self._say(warning)
                     self._start(assignment)
                 case Stop():
                     if not self._ranks.was_stopped:
@@ -297,46 +285,40 @@ class _Launcher:
         self._ranks.stop(signum)
 
     def _open_place(self, epoch: Epoch) -> Place:
-        if self._listener is not None:
-            self._listener.close()  # of an epoch that ended before the start
+        self._close_listener()  # of an epoch that ended before the start
         self._listener, place = open_place(epoch, self._node)
         return place
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def _start(self, assignment: Assignment) -> None:
         self._printer.set_world(assignment.world_size)
         if self._node is not None:
             last = assignment.first_rank + assignment.local_world_size - 1
             ranks = f"rank {last}" if last == assignment.first_rank else f"ranks {assignment.first_rank} to {last}"
+            restart = f" (restart {assignment.restarts} of {self._options.max_restarts})" if assignment.restarts else ""
             self._say(
                 f"starting {assignment.world_size} ranks on {assignment.group_world_size} machines; "
-                f"this one, {self._host}, has {ranks}"
-                + (f" (restart {assignment.restarts} of {self._options.max_restarts})" if assignment.restarts else "")
+                f"this machine, {self._host}, has {ranks}{restart}"
             )
         listener = self._listener if assignment.first_rank == 0 else None
-        self._ranks.start(assignment, self._program, interface_towards(assignment.place.host), listener)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        step_file = None if self._step_file is None else self._step_file.path
+        interface = interface_towards(assignment.place.host)
+        self._ranks.start(assignment, self._options, interface, listener, step_file)
+        self._close_listener()
 
     def _too_late(self) -> RendezvousTimeoutError:
-        """In the node's words, which knows who was seen and who was refused; or in ours, where some did not answer."""
+        """The error, with the state of the launchers that did not answer, or else with the node's diagnosis."""
         agreement, node = self._agreement, self._node
         assert node is not None
-        what = f"waiting for {self._wanted()}"
+        state = node.why_alone()
         if agreement.silent:
             names = ", ".join(sorted(self._names.get(peer, peer) for peer in agreement.silent))
-            state = f"{names} came but did not start: it must be `ringfort run` of the same program there too"
-        else:
-            state = node.why_alone()
-        return RendezvousTimeoutError(what, self._options.timeout, state=state)
+            state = f"{names} came but did not start: run `ringfort run` with the same program there too"
+        return RendezvousTimeoutError(f"waiting for {self._wanted()}", self._options.timeout, state=state)
 
-    def _sum_up(self) -> int:
-        failures = self._agreement.failures
-        if not failures:
-            return 0
-        failure = first(failures)
-        self._printer.say(summary(failure, self._host, self._stopped))
-        return failure.status
-
-    def _say(self, words: str) -> None:
-        self._printer.say(f"ringfort run: {words}")
+    def _say(self, text: str) -> None:
+        self._printer.say(f"ringfort run: {text}")

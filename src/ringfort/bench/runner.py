@@ -1,4 +1,4 @@
-"""A benchmark run: for each world size, the processes of every engine; their times gathered into a report."""
+"""A benchmark run: starts the workers of every engine for each world size, and collects their times in a report."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import Case, Options
 from ringfort.bench.patterns import element_type
 from ringfort.bench.results import OURS, Report, Row
-from ringfort.bench.schedule import Turns, is_ours
-from ringfort.bench.workers import Crew, CrewFailedError
+from ringfort.bench.schedule import Ask, Schedule, is_ours
+from ringfort.bench.workers import Workers, WorkersFailedError
 
 MEMORY_FOLDER = Path("/dev/shm")
-"""Linux's folder in memory: what engines share there never waits for a disk."""
+"""Linux's folder in memory: files that engines share there never wait for a disk."""
 
 
 class Step(NamedTuple):
     """How far a run is."""
 
     done: float
-    """Cases, with the part that is done of the one under way."""
+    """Cases, with the share of the current one."""
     total: int
     case: Case
     row: Row | None
-    """What was measured, when the case is done."""
+    """The result, when the case is done."""
 
 
-def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence[Host] | None = None) -> Report:
-    """Measure everything in `options`, on `hosts` in turn; on this one if none are given.
+def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence[Host] = ()) -> Report:
+    """Measure everything in `options`, with ranks on `hosts` in turn; on this host by default.
 
-    Raises `CrewFailedError` when one of our ranks ends badly; leaves no process behind.
+    Raises `WorkersFailedError` if one of our own ranks fails. Leaves no process behind.
     """
     element_type(options.dtype)  # fail before any process starts
     names = (OURS, *options.against)
@@ -49,42 +49,51 @@ def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence
     for ranks in options.ranks:
         cases = options.cases(ranks)
         on_step(Step(len(rows), total, cases[0], None))
-        with all_crews(options, ranks, hosts or [loopback()]) as turns:
+        with all_workers(options, ranks, hosts) as schedule:
             for case in cases:
                 done = len(rows)
 
                 def on_part(part: float, done: int = done, case: Case = case) -> None:
                     on_step(Step(done + part, total, case, None))
 
-                rows.append(turns.measure(case, on_part))
+                rows.append(schedule.measure(case, on_part))
                 on_step(Step(len(rows), total, case, rows[-1]))
-            turns.end()
+            schedule.end()
     return Report(options, machine, rows)
 
 
 @contextmanager
-def all_crews(options: Options, ranks: int, hosts: Sequence[Host]) -> Generator[Turns, None, None]:
-    """Every engine's processes, one engine after the other. One that does not start is left out, unless it is ours."""
-    crews: dict[str, Crew] = {}
+def all_workers(options: Options, ranks: int, hosts: Sequence[Host] = ()) -> Generator[Schedule, None, None]:
+    """Start the workers of every engine. An engine that does not start is left out, unless it is ours."""
+    engines: dict[str, Ask] = {}
     lost: dict[str, str] = {}
-    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with ExitStack() as stack:
-        prefix = f"ringfort-bench-{os.getpid()}-"  # so that one sees whose it is, should it ever be left behind
-        scratch = Path(stack.enter_context(TemporaryDirectory(prefix=prefix, dir=memory)))
         for name in (OURS, *options.against):
-            folder = scratch / name
-            folder.mkdir()
             try:
-                crews[name] = stack.enter_context(Crew(name, Plan(ranks, folder, hosts), options))
-            except CrewFailedError as exc:
+                engines[name] = stack.enter_context(start_workers(name, options, ranks, hosts)).ask
+            except WorkersFailedError as exc:
                 if is_ours(name):
                     raise
                 lost[name] = " ".join(str(exc).split())
-        yield Turns(crews, lost, options)
+        yield Schedule(engines, lost, options)
+
+
+@contextmanager
+def start_workers(
+    name: str, options: Options, ranks: int, hosts: Sequence[Host] = ()
+) -> Generator[Workers, None, None]:
+    """Start the workers of one engine, with a folder that they share. Raises `WorkersFailedError`."""
+    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    prefix = f"ringfort-bench-{os.getpid()}-"  # names the owner, should the folder ever be left behind
+    with (
+        TemporaryDirectory(prefix=prefix, dir=memory) as folder,
+        Workers(name, Plan(ranks, Path(folder), hosts or [loopback()]), options) as workers,
+    ):
+        yield workers
 
 
 def loopback() -> Host:
-    """This host, by its loopback interface."""
+    """This host, through its loopback interface."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
             return Host((), "127.0.0.1", interface)

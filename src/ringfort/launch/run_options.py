@@ -1,4 +1,4 @@
-"""What a person asks of `ringfort run`, checked before anything starts."""
+"""`RunOptions`: the options of `ringfort run`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ringfort.errors import InvalidArgumentError
 TIMEOUT = 300.0
 """Seconds to wait for the other machines: long enough to walk to them and type the command there."""
 MAX_LOCAL = 4096
-"""Ranks of one machine; what a member of an epoch may bring (cluster/core/peer_messages.py)."""
+"""Ranks per machine; the limit per member of an epoch (cluster/core/peer_messages.py)."""
 MAX_RESTARTS = 1_000_000
-"""Of one run."""
+"""Per run."""
 MAX_NODES = 256
-"""Machines of one run; the members that an epoch may have (cluster/core/peer_messages.py)."""
+"""Machines per run; the limit per epoch (cluster/core/peer_messages.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Which program, how many times, and with whom."""
+    """Which program to run, in how many ranks, and with which machines."""
 
     script: str
     """A file, or with `module` the name of a module."""
@@ -34,14 +34,14 @@ class RunOptions:
     peers: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     restart_without: Sequence[str] = ()
-    """Machines, by name or peer id, that are gone for good."""
+    """Machines, by name or peer id, that will not come back."""
     timeout: float = TIMEOUT
     name: str | None = None
-    """Of the run; the script's unless given."""
+    """The name of the run; by default that of the script."""
     patience: float | None = None
-    """Seconds of silence that a machine is forgiven; `RINGFORT_PATIENCE`, else 10, where it is not given."""
+    """Seconds without an answer after which a machine is lost; by default `RINGFORT_PATIENCE`, or 10."""
     max_restarts: int = 0
-    """How often the whole run starts again after a failure."""
+    """How often the run is restarted after a failure."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.local <= MAX_LOCAL:
@@ -52,16 +52,16 @@ class RunOptions:
         if not 0 <= self.max_restarts <= MAX_RESTARTS:
             raise InvalidArgumentError("max_restarts", self.max_restarts, f"must be 0 to {MAX_RESTARTS}")
         if self.name is not None and (not self.name.isprintable() or not 1 <= len(self.name) <= MAX_RUN_NAME):
-            why = f"must be 1 to {MAX_RUN_NAME} characters that can be printed"
+            why = f"must be 1 to {MAX_RUN_NAME} printable characters"
             raise InvalidArgumentError("name", self.name, why)
         _ = self.node_range
         if not self.module and not Path(self.script).is_file():
-            there = "is a folder" if Path(self.script).is_dir() else "there is no such file"
+            there = "is a folder" if Path(self.script).is_dir() else "file not found"
             raise InvalidArgumentError("script", self.script, f"{there}; name a Python file, or a module after -m")
 
     @property
     def node_range(self) -> tuple[int, int]:
-        """The fewest and the most machines. Raises `InvalidArgumentError` if the text is no such thing."""
+        """The fewest and the most machines. Raises `InvalidArgumentError` if `nodes` is invalid."""
         fewest, colon, most = self.nodes.partition(":")
         try:
             found = int(fewest), int(most if colon else fewest)
@@ -74,7 +74,7 @@ class RunOptions:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this machine is all that is asked for."""
+        """Whether the run needs only this machine."""
         return self.node_range[1] == 1
 
     @property
@@ -84,15 +84,15 @@ class RunOptions:
 
     @property
     def title(self) -> str:
-        """What is run, without its folder, which may differ between machines."""
+        """The script without its folder, which may differ between machines."""
         return f"-m {self.script}" if self.module else Path(self.script).name
 
     @property
     def run_name(self) -> str:
-        """What machines must have in common to be of one run."""
+        """The name that the machines of one run have in common."""
         return self.title[:MAX_RUN_NAME] if self.name is None else self.name
 
     @property
     def patience_seconds(self) -> float:
-        """How long silence is forgiven, wherever that was said."""
+        """`patience`, or its default."""
         return patience_of(self.patience, DEFAULT_PATIENCE)

@@ -1,7 +1,7 @@
-"""What a launcher prints: the lines of its ranks, each with its rank in front, and the launcher's own words.
+"""What a launcher prints: the lines of its ranks, each with its rank in front, and the launcher's own messages.
 
-In a terminal the rows that ranks still draw, such as progress bars, stand below all that is final, one for each, and
-are drawn over. Elsewhere a bar is written as a line now and then, and when it is final.
+In a terminal, rows that may still change, such as progress bars, are kept below all final lines and drawn again when
+they change. Elsewhere a bar is written as a line from time to time, and when it is final.
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
 from ringfort.launch.drawing import Row
-from ringfort.launch.failure_report import Failure
-from ringfort.launch.local_ranks import describe_exit
+from ringfort.launch.failure_report import Failure, describe_exit
 
 DRAW_SECONDS: Final = 0.1
-"""Between two drawings of the rows that change: as often as tqdm draws, and enough for the eye."""
+"""Between two drawings of the rows that change: as often as tqdm draws."""
 THIN_SECONDS: Final = 5.0
-"""Between two lines about one bar where the output is no terminal."""
+"""Between two lines of one bar where the output is not a terminal."""
 _COLOURS: Final = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-"""Of the terminal, one a rank in turn. Red is for errors."""
+"""The terminal's colours of the ranks, in turn. Red is for errors."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-?]*m")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f]")
-"""What would move the cursor in a row that is drawn; not escape, of the colours."""
+"""Control characters that would move the cursor in a row; not escape, which begins colours."""
 
 
 class Shown(NamedTuple):
-    """What changed in one stream of a rank."""
+    """Changes in one stream of a rank."""
 
     rank: int
     is_error: bool
     finished: list[Row]
     live: list[Row]
-    """The rows that may still change, all of them."""
+    """All rows that may still change."""
 
 
 class Printer:
-    """Writes to standard output and standard error. A rank's output goes where the rank wrote it."""
+    """Writes to standard output and standard error; a rank's output goes to the same stream as in the rank."""
 
     def __init__(
         self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -49,25 +48,25 @@ class Printer:
         terminals = [stream.isatty() for stream in self._streams]
         self._colours = tuple(is_terminal and not is_set("NO_COLOR") for is_terminal in terminals)
         self._is_live = tuple(is_terminal and not is_dumb_terminal() for is_terminal in terminals)
-        self._arena = True if self._is_live[True] else False if self._is_live[False] else None
-        """The stream on which rows are drawn: if both are terminals they are the same one."""
+        self._live_stream = True if self._is_live[True] else False if self._is_live[False] else None
+        """The stream on which rows are drawn: if both are terminals, they are the same terminal."""
         self._clock = clock
         self._width = 1
         self._live: dict[tuple[int, bool], list[Row]] = {}
         self._drawn: bytes = b""
-        """The rows that stand in the terminal now."""
+        """The rows that are in the terminal now."""
         self._draw_at = 0.0
         self._thinned: dict[tuple[int, bool], tuple[float, list[Row]]] = {}
-        """When bars were last written as lines, and which."""
+        """When bars were last written as lines, and the bars."""
         self.is_broken = False
-        """Nobody reads any more (`ringfort run ... | head`)."""
+        """The reader has gone (`ringfort run ... | head`)."""
 
     def set_world(self, world_size: int) -> None:
-        """From now on ranks are as wide as the widest."""
+        """Set the width of ranks to that of the highest one."""
         self._width = len(str(world_size - 1))
 
     def show(self, changes: Iterable[Shown]) -> None:
-        """Print what ranks wrote, and draw what they still draw. To be called now and then also without changes."""
+        """Print final rows, and draw the others. To be called from time to time also without changes."""
         now = self._clock()
         final: list[tuple[bool, bytes]] = []
         for rank, is_error, finished, live in changes:
@@ -80,17 +79,17 @@ class Printer:
         final += [(key[1], self._thin(now, key)) for key in self._live if not self._is_live[key[1]]]
         self._print([(is_error, data) for is_error, data in final if data], now)
 
-    def say(self, words: str) -> None:
-        """The launcher's own words, on standard error."""
-        self._print([(True, f"{words}\n".encode())], self._clock())
+    def say(self, text: str) -> None:
+        """Print a message of the launcher to standard error."""
+        self._print([(True, f"{text}\n".encode())], self._clock())
 
     def finish(self) -> None:
-        """Leave the terminal as it should be."""
+        """Erase the rows that may still change."""
         self._live.clear()
         self._print([], self._clock(), is_due=True)
 
     def _thin(self, now: float, key: tuple[int, bool]) -> bytes:
-        """Of bars that change, a line now and then."""
+        """The bars of a stream as lines, if it is time for the next ones."""
         bars = [row for row in self._live[key] if row.is_bar]
         if not bars:
             self._thinned.pop(key, None)
@@ -105,32 +104,32 @@ class Printer:
     # --- drawing ----------------------------------------------------------------------------------------------------
 
     def _print(self, final: list[tuple[bool, bytes]], now: float, *, is_due: bool = False) -> None:
-        """Writes what is final, in a terminal above the rows that change; draws those anew if that is due."""
-        arena = self._arena
+        """Write what is final, in a terminal above the rows that change; draw those again if that is due."""
+        live = self._live_stream
         rows = self._drawn
-        if arena is not None and (final or is_due or now >= self._draw_at):
-            rows = self._rows(arena)
-        if arena is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
+        if live is not None and (final or is_due or now >= self._draw_at):
+            rows = self._rows(live)
+        if live is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
             for is_error, data in final:
                 self._write(is_error, data)
             return
         pending = _erase(self._drawn)
         for is_error, data in final:
-            if is_error is arena:
+            if is_error is live:
                 pending += data
             else:
-                self._write(arena, pending)
+                self._write(live, pending)
                 self._write(is_error, data)
                 pending = b""
-        self._write(arena, pending + rows)
+        self._write(live, pending + rows)
         self._drawn, self._draw_at = rows, now + DRAW_SECONDS
 
-    def _rows(self, arena: bool) -> bytes:
-        """All rows that change, as wide and as many as the terminal has room for."""
+    def _rows(self, live: bool) -> bytes:
+        """All rows that change, cut to the size of the terminal."""
         shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
         if not shown:
             return b""
-        columns, lines = _size(self._streams[arena])
+        columns, lines = _size(self._streams[live])
         more = len(shown) - (lines - 1)
         if more > 0:
             shown = shown[: max(1, lines - 2)]
@@ -157,7 +156,7 @@ class Printer:
             stream.flush()
         except BrokenPipeError:
             self.is_broken = True
-            # So that nothing fails a second time, at the interpreter's end.
+            # Nothing must fail a second time when the interpreter exits.
             with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
                 os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -171,11 +170,11 @@ def _size(stream: TextIO) -> tuple[int, int]:
         columns, lines = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
         return 80, 24
-    return columns or 80, lines or 24  # a terminal that does not know says 0
+    return columns or 80, lines or 24  # a terminal that does not know its size reports 0
 
 
 def _fit(text: bytes, room: int) -> bytes:
-    """What of a row fits into `room` columns. Colours are kept where all of it does."""
+    """Cut a row to `room` columns. Colours are kept if nothing is cut."""
     from rich.cells import cell_len, set_cell_size
 
     words = _CONTROL.sub(" ", text.decode(errors="replace"))
@@ -186,8 +185,10 @@ def _fit(text: bytes, room: int) -> bytes:
 
 
 def summary(failure: Failure, here: str, stopped: int, then: str = "") -> str:
-    """Who failed first, on which machine, and its last lines. `stopped` ranks of this machine were ended for it. `then`
-    says what follows."""
+    """Report which rank failed first, on which machine, and its last lines.
+
+    `stopped` is the number of ranks of this machine that were stopped because of it, `then` says what follows.
+    """
     if failure.rank is None:
         text = f"ringfort run: {failure.why}"
     else:

@@ -1,4 +1,4 @@
-"""How the demo looks: a live table on a terminal, plain lines elsewhere, and the proof at the end."""
+"""What the demo prints: a live table in a terminal, plain lines elsewhere, and the proof at the end."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ringfort.demo.proof import Outcome, Training, relative_differences
 from ringfort.demo.settings import TOLERANCE, Settings
 
 LINE_SECONDS = 2.0
-"""Between two progress lines where there is no terminal: enough to see it move, few enough for a log."""
+"""Between two lines of progress without a terminal: few enough for a log."""
 CURVE_ROWS = 6
-"""How many steps of the two loss curves to print side by side."""
+"""Steps of the two loss curves that are printed side by side."""
 CURVE_HEIGHT = 6
-"""Lines of the curve that is drawn: with the table and 3 ranks it fits into 24 lines."""
+"""Lines of the curve: with the table of 3 ranks it fits into 24 lines."""
 WIDTH = 72
 """Characters of tables and curves."""
 NEXT = (
-    ("ringfort key show", "on this machine: prints a join code"),
-    ("ringfort key join", "on the other machine: asks for the code"),
-    ("ringfort run --nodes 2 train.py", "on both: your program, one rank on each"),
+    ("ringfort key show", "on this machine: print a join code"),
+    ("ringfort key join", "on the other machine: enter the code"),
+    ("ringfort run --nodes 2 train.py", "on both: run your program, one rank on each"),
 )
 """What to do after the demo."""
 
 
 class Show:
-    """Everything the demo prints. `live` draws a table in place; without it there are lines."""
+    """Prints everything. With `live` it updates a table in place; without, it prints lines."""
 
     def __init__(self, console: Console, settings: Settings, *, live: bool) -> None:
         self._console = console
@@ -47,7 +47,7 @@ class Show:
         self._next_line = 0.0
 
     def phase(self, title: str) -> AbstractContextManager[object]:
-        """Within it, `progress` shows one group of ranks at work."""
+        """The context in which `progress` shows the training of one group."""
         self._latest = {}
         self._points = []
         self._title = title
@@ -59,7 +59,7 @@ class Show:
         return self._live
 
     def progress(self, rank: int, message: dict[str, Any]) -> None:
-        """A rank said how far it is."""
+        """Show a report of a rank."""
         self._latest[rank] = message
         if rank == 0:
             self._points.append((message["step"], message["loss"]))
@@ -80,7 +80,7 @@ class Show:
         return Group(Text(self._title, style="bold"), self._table(), Text("\n".join(self._curve(self._points))))
 
     def _curve(self, points: Sequence[tuple[int, float]]) -> list[str]:
-        """Of the loss, as wide as the table."""
+        """The curve of the loss, as wide as the table."""
         width = min(WIDTH, self._console.width)
         is_unicode = self._console.encoding.lower().startswith("utf")
         return curve(points, self._settings.steps, width=width, height=CURVE_HEIGHT, blocks=is_unicode)
@@ -102,13 +102,13 @@ class Show:
         return table
 
     def after_training(self, training: Training) -> None:
-        """What was learned."""
+        """Print the result of the training."""
         if not self._draws:
             self._print("\n".join(self._curve(list(enumerate(training.losses, 1)))))
         before, after = training.validation
         rate = self._settings.batch * self._settings.steps / training.seconds
-        self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in all")
-        self._print(f"loss on text never trained on: {before:.3f} before, {after:.3f} after")
+        self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in total")
+        self._print(f"loss on held-out text: {before:.3f} before, {after:.3f} after")
         self._print("\nThe model writes:", style="bold")
         for line in training.sample.splitlines():
             for part in textwrap.wrap(line, 76) or [""]:
@@ -116,7 +116,7 @@ class Show:
         self._print("")
 
     def proof(self, outcome: Outcome) -> None:
-        """The two loss curves side by side, and whether the claims hold."""
+        """Print the two loss curves side by side, and whether the claims hold."""
         table = Table(title="The same loss, step by step", title_justify="left", title_style="bold")
         for name in ("step", group_name(outcome.settings.ranks), "one process", "relative difference"):
             table.add_column(name, justify="right")
@@ -136,11 +136,11 @@ class Show:
         )
 
     def next_steps(self) -> None:
-        """What a newcomer does now."""
+        """Print what to do next."""
         self._print("\nNext, with a second machine on the same network:", style="bold")
         for command, what in NEXT:
             self._print(f"  {command:<{max(len(one) for one, _ in NEXT)}}   {what}")
-        self._print("`ringfort` alone lists the commands; `ringfort doctor` finds what is in the way.")
+        self._print("`ringfort` lists the commands; `ringfort doctor` finds connection problems.")
 
     def _digests(self, outcome: Outcome) -> str:
         digests = outcome.group.digests
@@ -155,17 +155,17 @@ class Show:
 
 
 def group_name(ranks: int) -> str:
-    """`3 peers`, `1 peer`."""
+    """Such as `3 peers` or `1 peer`."""
     return f"{ranks} peer{'s' if ranks > 1 else ''}"
 
 
 def curve_steps(steps: int) -> list[int]:
-    """A few steps from the first to the last, evenly spread."""
+    """A few steps from the first to the last, evenly spaced."""
     return sorted({round(i * (steps - 1) / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)})
 
 
 def size(count: int) -> str:
-    """Bytes as a person reads them: `512 B`, `1.4 MiB`."""
+    """Bytes with a unit: `512 B`, `1.4 MiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -1,0 +1,168 @@
+"""The ranks of one machine under `ringfort run`: their environment, their output, their failures and their end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from math import inf
+from typing import IO, Final
+
+from ringfort.config import STEP_FILE, Environment, format_address, is_set
+from ringfort.launch.agreement import Assignment
+from ringfort.launch.drawing import Drawing
+from ringfort.launch.failure_report import Failure
+from ringfort.launch.printer import Shown
+from ringfort.launch.processes import Child, Children
+from ringfort.launch.run_options import RunOptions
+
+STOP_SECONDS: Final = 10.0
+"""How long ranks may take to end after a signal before they are killed: enough to finish a step and write a checkpoint,
+and what container engines allow too."""
+
+
+def rank_variables(
+    assignment: Assignment, local_rank: int, options: RunOptions, interface: str = "", step_file: str | None = None
+) -> dict[str, str]:
+    """The environment of a rank: torchrun's variables, so that programs written for it work, and Ringfort's.
+
+    `interface` is the one that leads to the other machines, and `step_file` where ranks count their steps. Variables
+    that the user has set stay as they are.
+    """
+    place, rank = assignment.place, assignment.first_rank + local_rank
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": assignment.world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": assignment.local_world_size,
+        "GROUP_RANK": assignment.group_rank,
+        "GROUP_WORLD_SIZE": assignment.group_world_size,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": assignment.world_size,
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": place.torch_port,
+        "RINGFORT_MASTER": format_address(place.host, place.ringfort_port),
+        "RINGFORT_PATIENCE": f"{options.patience_seconds:g}",
+        "RINGFORT_RESTART_COUNT": assignment.restarts,
+        # Libraries look for these to recognise a launcher. The store belongs to rank 0, not to an agent.
+        "TORCHELASTIC_RUN_ID": options.run_name,
+        "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": options.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    if step_file is not None:
+        variables[STEP_FILE] = step_file
+    defaults = {"PYTHONUNBUFFERED": "1"}  # without it, lines wait in the rank until there are kilobytes of them
+    if assignment.local_world_size > 1:
+        defaults["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
+    if interface:
+        defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    defaults = {name: value for name, value in defaults.items() if not is_set(name)}
+    return {name: str(value) for name, value in variables.items()} | defaults
+
+
+class MachineRanks:
+    """The ranks of this machine, once they are started."""
+
+    def __init__(self, children: Children, host: str) -> None:
+        self._children = children
+        self._host = host
+        self._drawings: dict[tuple[Child, bool], Drawing] = {}
+        self._kill_at = inf
+        self._is_alone = True
+        self.was_stopped = False
+        """A signal was sent to them, so their exit codes mean nothing any more."""
+
+    def start(
+        self,
+        assignment: Assignment,
+        options: RunOptions,
+        interface: str,
+        listener: socket.socket | None,
+        step_file: str | None = None,
+    ) -> None:
+        """Start all ranks. The first one gets `listener`, if there is one, and the launcher's standard input."""
+        self._is_alone = assignment.group_world_size == 1
+        for local_rank in range(assignment.local_world_size):
+            passed = [listener.fileno()] if listener is not None and local_rank == 0 else []
+            variables = rank_variables(assignment, local_rank, options, interface, step_file)
+            variables["RINGFORT_LISTEN_FD"] = "".join(map(str, passed))
+            self._children.start(
+                assignment.first_rank + local_rank,
+                [sys.executable, *_marks(assignment, local_rank), *options.command],
+                variables,
+                stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
+                pass_fds=passed,
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have ended and all their output was read."""
+        return self._children.is_over
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether all ranks have ended, and none of them failed."""
+        return self.is_over and not self._children.failed
+
+    @property
+    def running(self) -> int:
+        """How many ranks have not ended."""
+        return sum(child.exit_code is None for child in self._children.children)
+
+    def poll(self) -> list[Shown]:
+        """Wait a moment for output of the ranks, and return what changed."""
+        written = {(output.child, output.is_error): output.data for output in self._children.poll()}
+        now = time.monotonic()
+        if now >= self._kill_at:
+            self._children.signal(signal.SIGKILL)
+        for key in written:
+            self._drawings.setdefault(key, Drawing())
+        shown: list[Shown] = []
+        for (child, is_error), drawing in self._drawings.items():
+            data = written.get((child, is_error))
+            rows = drawing.feed(now, data) if data else []
+            rows += drawing.finished(now)
+            # A process that left its group may hold the stream open after all ranks have ended.
+            if data == b"" or self._children.is_over:
+                rows += drawing.end()
+            child.keep([row.text for row in rows])
+            if rows or data is not None:
+                shown.append(Shown(child.number, is_error, rows, drawing.live()))
+        return shown
+
+    def failure(self) -> Failure | None:
+        """The first failure among these ranks, once it is known; None after `stop`."""
+        return None if self.was_stopped else self._children.first_failure(self._host, is_alone=self._is_alone)
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Send `signum` to all ranks; those that still run a while later are killed."""
+        self.was_stopped = True
+        self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
+        self._children.signal(signum)
+
+    def kill(self) -> None:
+        """Kill all ranks at once."""
+        self.was_stopped = True
+        self._children.signal(signal.SIGKILL)
+
+
+def _marks(assignment: Assignment, local_rank: int) -> list[str]:
+    """Interpreter options that tell our torch plug-in, in one rank per machine, to warn of plaintext groups
+    (torch/plaintext.py)."""
+    if assignment.group_world_size == 1 or local_rank != 0 or Environment.from_mapping().encryption == "off":
+        return []
+    end = assignment.first_rank + assignment.local_world_size
+    return ["-X", f"ringfort-local-ranks={assignment.first_rank}:{end}"]
+
+
+def _standard_input() -> IO[bytes] | int:
+    """Pass on a pipe, but not a terminal: ranks have sessions of their own and could not read it."""
+    stream = sys.stdin
+    try:
+        return subprocess.DEVNULL if stream is None or stream.isatty() else stream.fileno()  # pyright: ignore[reportUnnecessaryComparison]
+    except (OSError, ValueError):  # closed, or not a file
+        return subprocess.DEVNULL
