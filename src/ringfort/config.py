@@ -385,7 +385,7 @@ class Environment:
     backend: str | None = None
     """What `init` makes: `tcp` if it is not said."""
     cuda_wait: str | None = None
-    """Who waits for a collective of CUDA tensors: the `host` (as with Gloo; the default) or the `stream` (as NCCL)."""
+    """`host` (the default) or `stream`, which is ignored with a warning: the host waits for CUDA tensors either way."""
     gloo_interface: str | None = None
     """The network interface that Gloo listens on, by name, where the person knows better than we."""
 
