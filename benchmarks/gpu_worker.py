@@ -137,6 +137,7 @@ def used(way: Way) -> Iterator[None]:
 def groups(folder: str) -> Iterator[dict[str, Any]]:
     """A group for each way. The default is Gloo's, so that all of ours make connections of their own."""
     told = Environment.from_mapping()
+    import_module("ringfort.torch").register()  # where Ringfort is not installed but on the path
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=told.rank, world_size=told.world_size)
     try:
         made: dict[str, Any] = {}

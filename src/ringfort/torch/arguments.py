@@ -72,8 +72,8 @@ class Options:
 
 def options_of(opts: Any, timeout: timedelta | None = None, op: Any = None) -> Any:
     """Return torch's options, or plain values as `Options`."""
-    # Of the type: torch takes a microsecond to make a timedelta.
-    return opts if hasattr(type(opts), "timeout") else Options(opts, timeout, op=op)
+    # Of the class: torch takes a microsecond to make a timedelta.
+    return opts if hasattr(opts.__class__, "timeout") else Options(opts, timeout, op=op)
 
 
 def op_of(opts: Any) -> Op:
