@@ -22,12 +22,7 @@ class CudaWork(RingfortWork):
     """A call whose result is there after an event of the device."""
 
     def __init__(
-        self,
-        device: Any,
-        ended: Callable[[], Any],
-        tensors: Sequence[Any],
-        work: Work,
-        source: int | None = None,
+        self, device: Any, ended: Callable[[], Any], tensors: Sequence[Any], work: Work, source: int | None = None
     ) -> None:
         """`ended` returns the event after which nothing touches the tensors any more; None while the work is under
         way. `source` is the rank that a message comes from."""
@@ -67,11 +62,7 @@ class CudaEngine:
     """Serves the tensors of one group that are on GPUs."""
 
     def __init__(
-        self,
-        context: DistributedContext,
-        *,
-        chunk_bytes: int = CHUNK_BYTES,
-        make: Callable[[Any], Any] = CudaDevice,
+        self, context: DistributedContext, *, chunk_bytes: int = CHUNK_BYTES, make: Callable[[Any], Any] = CudaDevice
     ) -> None:
         """With `chunk_bytes` 0 other ranks may have the same tensors in host memory. `make` opens a device."""
         self._context, self._chunk_bytes, self._make = context, chunk_bytes, make

@@ -12,12 +12,12 @@ from functools import wraps
 from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
+from ringfort.torch import BACKEND
 from ringfort.torch.arguments import by_name, first_tensor
 from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.names import dist, torch
 from ringfort.torch.staging import CHUNK_BYTES
 
-OURS: Final = "ringfort"
 BEFORE_2_13: Final = {
     "all_gather_single": "_allgather_base",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
@@ -57,7 +57,7 @@ def tell_of_cuda(store: Any, rank: int) -> None:
     has_cuda = torch.cuda.is_available()
     store.set(f"ringfort/cuda/{rank}", str(int(has_cuda)))
     if not has_cuda:
-        dist.Backend.backend_capability[OURS] = ["cpu"]
+        dist.Backend.backend_capability[BACKEND] = ["cpu"]
 
 
 def all_have_cuda(store: Any, world_size: int) -> bool:
@@ -77,11 +77,11 @@ def make_engine(group: Any, device: Any, timeout: float) -> Any:
 
     Raises `UnsupportedArrayError` for other devices, `BackendUnavailableError` if the engine is not there.
     """
-    name = named_for(group).get(device.type, OURS)
-    if name == OURS and device.type == "cuda":
+    name = named_for(group).get(device.type, BACKEND)
+    if name == BACKEND and device.type == "cuda":
         is_chunked = all_have_cuda(group.get_group_store(), group.size())
         return CudaEngine(group.context, chunk_bytes=CHUNK_BYTES if is_chunked else 0)
-    if name == OURS:
+    if name == BACKEND:
         how = "move it to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"
         raise UnsupportedArrayError("tensor", f"tensor on {device}", how)
     store = dist.PrefixStore(f"{device.type}/", group.get_group_store())

@@ -15,7 +15,7 @@ from ringfort.torch.cuda import issue
 from ringfort.torch.names import torch
 from ringfort.torch.operations import Call, all_reduce, broadcast, by_engine
 from ringfort.torch.staging import Stage
-from ringfort.torch.streams import HOW, CudaDevice
+from ringfort.torch.streams import CudaDevice
 
 
 def gpu_all_reduce(
@@ -45,7 +45,11 @@ def gpu_broadcast(
 
 def _check(ctx: DistributedContext, tensor: Any, timeout: float | None) -> None:
     if not torch.cuda.is_available():
-        raise BackendUnavailableError("CUDA", HOW)
+        how = (
+            "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); "
+            "tensors of the CPU go through the context's own all_reduce and broadcast"
+        )
+        raise BackendUnavailableError("CUDA", how)
     if not getattr(tensor, "is_cuda", False):
         where = f"tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise UnsupportedArrayError("tensor", where, "is not on a GPU; the context's own methods take it as it is")

@@ -1,4 +1,4 @@
-"""A barrier that names those who did not come."""
+"""A barrier that names the ranks that did not come."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _TAG: Final = 1 << 62
 
 
 def monitored_barrier(backend: Backend, timeout: float, *, wait_all_ranks: bool = False) -> None:
-    """Returns when every rank has called it; raises `OperationTimeoutError`, at rank 0 with those who did not come, or
-    what became of the first where all of them failed and none was merely late."""
+    """Return when every rank has called it.
+
+    Raises `OperationTimeoutError`, at rank 0 with the first rank that did not come, or with `wait_all_ranks` all of
+    them. If ranks failed and none is merely late, rank 0 raises the error of the first.
+    """
     tag = Envelope(backend.comm_id, _TAG)
     deadline = time.monotonic() + timeout
     if backend.rank != 0:

@@ -18,10 +18,10 @@ from typing import Any
 from ringfort.backends.base import Backend
 from ringfort.collectives.operation import Operation
 from ringfort.context import DistributedContext
-from ringfort.torch import operations, several, sparse
+from ringfort.torch import BACKEND, operations, several, sparse
 from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_tensor_of
 from ringfort.torch.callbacks import current, follow_futures, origin_of
-from ringfort.torch.devices import BEFORE_2_13, OURS, make_engine, named_for, routed
+from ringfort.torch.devices import BEFORE_2_13, make_engine, named_for, routed
 from ringfort.torch.init_method import forget
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
@@ -126,13 +126,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
     @routed
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """Do the same for several inputs, each with its output."""
-        return self._issue(
-            opts,
-            [
-                Call(ALL_GATHER, [source], split(output, self.size(), "output"), result=[output])
-                for output, source in pairs_of(outputs, inputs)
-            ],
-        )
+        calls = [
+            Call(ALL_GATHER, [source], split(output, self.size(), "output"), result=[output])
+            for output, source in pairs_of(outputs, inputs)
+        ]
+        return self._issue(opts, calls)
 
     @routed
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
@@ -161,13 +159,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
         """Do the same for several inputs, each with its output."""
         opts = options_of(opts)
-        return self._issue(
-            opts,
-            [
-                Call(REDUCE_SCATTER, split(source, self.size(), "input"), [output], op_of(opts))
-                for output, source in pairs_of(outputs, inputs)
-            ],
-        )
+        calls = [
+            Call(REDUCE_SCATTER, split(source, self.size(), "input"), [output], op_of(opts))
+            for output, source in pairs_of(outputs, inputs)
+        ]
+        return self._issue(opts, calls)
 
     @routed
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RingfortWork:
@@ -179,10 +175,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
         self, outputs: Any, inputs: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> RingfortWork:
         """Do the same with all parts in one tensor, split along its first axis: evenly, or into the given sizes."""
-        parts, places = (
-            split(tensor, self.size(), name, sizes)
-            for tensor, name, sizes in ((inputs, "input", input_sizes), (outputs, "output", output_sizes))
-        )
+        parts = split(inputs, self.size(), "input", input_sizes)
+        places = split(outputs, self.size(), "output", output_sizes)
         return self._issue(opts, [Call(ALL_TO_ALL, parts, places, result=[outputs])])
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
@@ -229,7 +223,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's C++ calls it by this name
         """Return what `get_backend` returns."""
-        return "ringfort"
+        return BACKEND
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return torch's name of the group."""
@@ -269,11 +263,11 @@ class RingfortProcessGroup(dist.ProcessGroup):
         asking = inspect.currentframe()
         if asking is not None and asking.f_back is not None and asking.f_back.f_code.co_name == _FLIGHT_RECORDER:
             return []
-        return [torch.device(name) for name in named_for(self) or {"cpu": OURS}]
+        return [torch.device(name) for name in named_for(self) or {"cpu": BACKEND}]
 
     def _get_backend(self, device: Any) -> Any:
-        name = named_for(self).get(torch.device(device).type, OURS)
-        return self if name == OURS else self.engine_for(torch.device(device))._get_backend(device)
+        name = named_for(self).get(torch.device(device).type, BACKEND)
+        return self if name == BACKEND else self.engine_for(torch.device(device))._get_backend(device)
 
     def engine_for(self, device: Any) -> Any:
         """Return what serves tensors on `device`; None for host memory. Raises as `make_engine`."""
@@ -300,7 +294,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
     @property
     def options(self) -> Any:
         """Return what torch's engines call their options, of which Ringfort has the timeout."""
-        return torch._C._distributed_c10d.Backend.Options(OURS, timedelta(seconds=self._timeout))
+        return torch._C._distributed_c10d.Backend.Options(BACKEND, timedelta(seconds=self._timeout))
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._coalesced is None:

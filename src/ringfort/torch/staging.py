@@ -81,10 +81,6 @@ class Transfer:
             start = -(-stop // _ALIGNMENT) * _ALIGNMENT
         return places
 
-    def elements(self, span: Span) -> slice:
-        """Return the elements of each tensor that are in a chunk."""
-        return slice(*span) if self._sizes is None else slice(None)
-
     def operation(self, parts: list[Any], seconds: float) -> Operation:
         """Prepare the collective on one chunk in host memory."""
         inputs = [to_array(parts[part]) for _, part in self.reads]
@@ -121,32 +117,25 @@ class _Buffer:
 
 
 class _Chunk:
-    """A span of a transfer in a buffer, and the streams that copy it down and up."""
+    """A span of a transfer that passes through a buffer: copied down, exchanged, copied up."""
 
-    def __init__(self, device: Any, streams: tuple[Any, Any], transfer: Transfer, buffer: _Buffer, span: Span) -> None:
-        self._device, self._transfer, self._buffer = device, transfer, buffer
-        self._down, self._up = streams
-        self._elements = transfer.elements(span)
+    def __init__(self, stage: Stage, transfer: Transfer, buffer: _Buffer, span: Span, down: Any) -> None:
+        """Begin to copy to the host in the stream `down`, once the buffer is free."""
+        self._device, self._transfer, self._buffer = stage.device, transfer, buffer
+        self._elements = slice(None) if transfer.call.kind.has_any_sizes else slice(*span)
         self.parts = [buffer.memory[start:stop].view(transfer.dtype) for start, stop in transfer.layout(span)]
-        self._copied: Any = None
+        if buffer.free is not None:
+            down.wait_event(buffer.free)
+        for flat, part in transfer.reads:
+            self._device.copy(down, self.parts[part], flat[self._elements])
+        self.copied = self._device.record(down)
+        """The event after which the chunk is in host memory."""
 
-    def copy_down(self) -> None:
-        """Copy to the host, once the buffer is free."""
-        if self._buffer.free is not None:
-            self._down.wait_event(self._buffer.free)
-        for flat, part in self._transfer.reads:
-            self._device.copy(self._down, self.parts[part], flat[self._elements])
-        self._copied = self._device.record(self._down)
-
-    def wait(self) -> None:
-        """Block until the chunk is in host memory."""
-        self._copied.synchronize()
-
-    def copy_up(self) -> None:
-        """Copy to the device."""
+    def copy_up(self, up: Any) -> None:
+        """Begin to copy to the device in the stream `up`."""
         for flat, part in self._transfer.writes:
-            self._device.copy(self._up, flat[self._elements], self.parts[part])
-        self._buffer.free = self._device.record(self._up)
+            self._device.copy(up, flat[self._elements], self.parts[part])
+        self._buffer.free = self._device.record(up)
 
 
 class StagedCall:
@@ -207,16 +196,14 @@ class StagedCall:
             # A single chunk keeps the group's usual timeout, for which operations are cached.
             left = self._seconds if count == 1 else max(_MIN_SECONDS, deadline - time.monotonic())
             operation = self._transfer.operation(chunk.parts, left)
-            chunk.wait()
+            chunk.copied.synchronize()
             operation.run()
-            chunk.copy_up()
+            chunk.copy_up(self._streams[1])
 
     def _start(self, index: int) -> _Chunk:
         span = self._spans[index]
         buffer = self._stage.buffer(index, max(stop for _, stop in self._transfer.layout(span)))
-        chunk = _Chunk(self._stage.device, self._streams, self._transfer, buffer, span)
-        chunk.copy_down()
-        return chunk
+        return _Chunk(self._stage, self._transfer, buffer, span, self._streams[0])
 
 
 class Stage:

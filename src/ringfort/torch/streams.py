@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from ringfort.errors import BackendUnavailableError, InvalidArgumentError
+from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
-
-HOW: Final = (
-    "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); "
-    "tensors of the CPU go through the context's own all_reduce and broadcast"
-)
 
 
 class CudaDevice:
-    """A GPU of this process. Raises `BackendUnavailableError` where there is none."""
+    """A GPU of this process."""
 
     def __init__(self, device: Any) -> None:
-        if not torch.cuda.is_available():
-            raise BackendUnavailableError("CUDA", HOW)
         self.check()
         self.device = torch.device(device)
         if self.device.index is None:
