@@ -88,7 +88,6 @@ def gpu_part(result: Mapping[str, Any]) -> Iterable[str]:
 
 _NAMES = {
     "ringfort": "shared memory, as it comes (8 MiB chunks)",
-    "the stream waits": "the same, the stream waits and not the host",
     "gloo": "Gloo",
 }
 

@@ -22,9 +22,9 @@ from ringfort.launch.local_ranks import report
 
 torch: Any = import_module("torch")
 dist: Any = import_module("torch.distributed")
-staging: Any = import_module("ringfort.torch.staging")
+cuda: Any = import_module("ringfort.torch.cuda")
 
-USUAL = staging.CHUNK_BYTES
+USUAL = cuda.CHUNK_BYTES
 SMALL = 1024
 """Elements of what is small: 4 KiB."""
 PATIENCE = 100
@@ -41,7 +41,6 @@ class Way(NamedTuple):
 
 WAYS = {
     "ringfort": Way("ringfort", {}),
-    "the stream waits": Way("ringfort", {"RINGFORT_CUDA_WAIT": "stream"}),
     "2 MiB chunks": Way("ringfort", {}, 2 << 20),
     "4 MiB chunks": Way("ringfort", {}, 4 << 20),
     "16 MiB chunks": Way("ringfort", {}, 16 << 20),
@@ -101,7 +100,7 @@ def main(mib: int, rounds: int, folder: str) -> None:
             whole = median[name, "device"]
             ratio = max(down + up, base) / whole
             report(kind="ways", way=name, host_ms=own, device_ms=whole, call_ms=median[name, "call"], ratio=ratio)
-        for name in ("ringfort", "the stream waits", "encrypted TCP", "gloo"):
+        for name in ("ringfort", "encrypted TCP", "gloo"):
             with used(WAYS[name]):
                 report(kind="small", way=name, **small(ways[name]))
 
@@ -125,13 +124,11 @@ def small(group: Any) -> dict[str, float]:
 
 @contextmanager
 def used(way: Way) -> Iterator[None]:
-    """Sets what a way needs: its groups look at it when they are first used, and at the chunk at every call."""
+    """Set the environment that the groups of a way read when they are made and first used."""
     os.environ.update(way.variables)
-    staging.CHUNK_BYTES = way.chunk
     try:
         yield
     finally:
-        staging.CHUNK_BYTES = USUAL
         for name in way.variables:
             del os.environ[name]
 
@@ -140,12 +137,15 @@ def used(way: Way) -> Iterator[None]:
 def groups(folder: str) -> Iterator[dict[str, Any]]:
     """A group for each way. The default is Gloo's, so that all of ours make connections of their own."""
     told = Environment.from_mapping()
+    import_module("ringfort.torch").register()  # where Ringfort is not installed but on the path
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=told.rank, world_size=told.world_size)
     try:
         made: dict[str, Any] = {}
         for name, way in WAYS.items():
             with used(way):
                 made[name] = dist.group.WORLD if way.backend == "gloo" else dist.new_group(backend=way.backend)
+                if way.chunk != USUAL:
+                    made[name].engines["cuda"] = cuda.CudaEngine(made[name].context, chunk_bytes=way.chunk)
         yield made
     finally:
         dist.destroy_process_group()

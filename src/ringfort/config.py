@@ -437,7 +437,8 @@ class Environment(Settings):
     backend: str | None = variable("RINGFORT_BACKEND")
     """What `init` creates; `tcp` if it is not set."""
     cuda_wait: str | None = variable("RINGFORT_CUDA_WAIT", check=one_of("host", "stream"))
-    """Who waits for a collective of CUDA tensors: the `host` (as with Gloo; the default) or the `stream` (as NCCL)."""
+    """What waits for a collective of CUDA tensors: the `host`, as with Gloo. `stream` is accepted, warns and means
+    `host`."""
     gloo_interface: str | None = variable("GLOO_SOCKET_IFNAME")
     """The network interface that Gloo listens on, by name, to override our choice."""
 

@@ -89,62 +89,6 @@ def late_peer(rank: int, world_size: int) -> list[float]:
         return [called, waited]
 
 
-def patient_driver(rank: int, world_size: int) -> None:
-    """The stream waits for the network, and the other rank is late: calls in which the driver waits for the device, and
-    keeps others from it, end when the other rank has come."""
-    with group(rank, world_size):
-        x, y = torch.ones(12_000_000, device="cuda"), torch.ones(1000, device="cuda")
-        dist.all_reduce(x)
-        torch.cuda.synchronize()
-        for action in (
-            x[:5].tolist,
-            x.cpu,
-            lambda: x[:5].sum().item(),
-            lambda: x.copy_(torch.ones(12_000_000)),
-            lambda: [torch.cuda.empty_cache(), x.add_(0)],
-            lambda: torch.empty(200 << 20, dtype=torch.uint8, pin_memory=True),
-            lambda: torch.empty(1 << 30, dtype=torch.uint8, device="cuda"),
-            lambda: torch.linalg.svd(torch.rand(64, 64, device="cuda")),  # a library is loaded
-            lambda: [x[:10].add_(0) for _ in range(3000)],  # more than a stream holds
-            lambda: [dist.all_reduce(y.zero_()) for _ in range(600)],  # more than the side streams hold
-            torch.cuda.synchronize,
-        ):
-            ballast = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
-            del ballast
-            x.fill_(1.0)
-            torch.cuda.synchronize()
-            dist.barrier()
-            if rank == 1:
-                time.sleep(0.2)
-            start = time.monotonic()
-            dist.all_reduce(x)
-            work = dist.all_reduce(x, async_op=True)
-            work.wait()
-            assert time.monotonic() - start < 0.15, "the host has waited"
-            x.add_(1.0)
-            action()
-            seen = x.unique().tolist()
-            assert seen in ([world_size**2 + 1.0], [1.0]), seen
-
-
-def gated_at_the_end(rank: int, world_size: int) -> float:
-    """Rank 1 never calls; rank 0 leaves with what waits for it in the streams. Returns the seconds that took."""
-    with group(rank, world_size):
-        x = torch.ones(12_000_000, device="cuda")
-        dist.all_reduce(x)
-        torch.cuda.synchronize()
-        dist.barrier()
-        if rank == 0:
-            dist.all_reduce(x)
-            x.add_(1.0)
-        else:
-            time.sleep(0.5)
-        start = time.monotonic()
-    torch.cuda.synchronize()
-    assert rank == 1 or bool(x.isnan().any())
-    return time.monotonic() - start
-
-
 def two_groups(rank: int, world_size: int) -> None:
     """Collectives of two groups and of the CPU, one after the other, all on each other's results; nobody waits."""
     with group(rank, world_size):
@@ -294,12 +238,9 @@ def killed(rank: int, world_size: int) -> tuple[float, str] | None:
                 start = time.monotonic()
             try:
                 dist.all_reduce(x)
-                torch.cuda.synchronize()  # ends, if it is the stream that waits
+                torch.cuda.synchronize()
             except ringfort.PeerLostError as exc:
                 torch.cuda.synchronize()
-                if os.environ.get("RINGFORT_CUDA_WAIT") == "stream":
-                    assert x.isnan().any(), "what never came looks like a result"
-                    assert isinstance(raised(dist.barrier), ringfort.PeerLostError)
                 return time.monotonic() - start, str(exc)
     raise AssertionError("nothing was raised")
 
@@ -311,12 +252,7 @@ def late(rank: int, world_size: int) -> str:
             time.sleep(4)
             return ""
 
-        def call() -> None:
-            dist.all_reduce(torch.ones(100, device="cuda"))
-            torch.cuda.synchronize()  # ends, if it is the stream that waits, and says nothing
-            dist.barrier()
-
-        error = raised(call)
+        error = raised(lambda: dist.all_reduce(torch.ones(100, device="cuda")))
         assert isinstance(error, ringfort.OperationTimeoutError), error
         return str(error)
 
@@ -330,8 +266,6 @@ def mismatch(rank: int, world_size: int) -> str:
         def call() -> None:
             nonlocal work
             work = dist.all_reduce(x, async_op=True)
-            work.wait()
-            torch.cuda.synchronize()
             work.wait()
 
         error = raised(call)

@@ -1,5 +1,5 @@
-"""A device that is not there: streams are threads that take their time, memory is the host's. It obeys the rules that a
-GPU does, the unkind ones too: what was not ordered by an event happens in any order, and late."""
+"""A pretended GPU: streams are slow threads, and its memory is host memory. It keeps the rules of a real one, also the
+inconvenient ones: what no event orders happens in any order, and late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 class Event:
-    """Over once the stream that it was recorded in gets there."""
+    """Happens when the stream that it was recorded in gets there."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -30,7 +30,7 @@ class Event:
 
 
 class Stream:
-    """Runs what is put into it in order, in a thread of its own."""
+    """Runs actions in order, in a thread of its own."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -54,24 +54,8 @@ class Stream:
             action()
 
 
-class Gate:
-    """Lets a stream through once more each time it is opened."""
-
-    def __init__(self) -> None:
-        self._semaphore = threading.Semaphore(0)
-
-    def hold(self, stream: Stream) -> None:
-        stream.put(self._wait)
-
-    def open(self) -> None:
-        self._semaphore.release()
-
-    def _wait(self) -> None:
-        assert self._semaphore.acquire(timeout=30), "a gate was never opened"
-
-
 class PretendDevice:
-    """What `CudaDevice` is, without CUDA. Tensors of the CPU are on it, as far as it is concerned."""
+    """A `CudaDevice` without CUDA: it takes CPU tensors for its own."""
 
     def __init__(self, device: Any = None) -> None:
         self.device = torch.device("cpu")
@@ -84,7 +68,7 @@ class PretendDevice:
         return getattr(self._here, "stream", self.default)
 
     def use(self, stream: Stream) -> None:
-        """Makes it the current one of this thread."""
+        """Make `stream` the current one of this thread."""
         self._here.stream = stream
 
     def check(self) -> None:
@@ -93,12 +77,6 @@ class PretendDevice:
     def stream(self) -> Stream:
         self.streams.append(Stream())
         return self.streams[-1]
-
-    def gated(self) -> tuple[Stream, Stream, Gate]:
-        return self.stream(), self.stream(), Gate()
-
-    def give_back(self, *streams: Stream) -> None:
-        pass
 
     def record(self, stream: Stream) -> Event:
         event = Event()
@@ -117,12 +95,8 @@ class PretendDevice:
     def future(self) -> Any:
         return torch.futures.Future()
 
-    def complete(self, future: Any, result: Any, stream: Stream) -> None:
-        self.current().wait_event(self.record(stream))
-        future.set_result(result)
-
     def synchronize(self) -> None:
-        """Waits for the current stream, as `torch.cuda.synchronize` would."""
+        """Wait for the current stream, as `torch.cuda.synchronize` does."""
         self.record(self.current()).synchronize()
 
     def close(self) -> None:

@@ -757,13 +757,13 @@ def another_machine(rank: int, world_size: int) -> list[str]:
     whom rank 0 turned away."""
     import logging
 
-    import ringfort.torch.create as forming
+    import ringfort.torch.create as creating
 
     away: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: away.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("ringfort").addHandler(handler)
-    forming.machine_for = lambda _: Machine(bytes([rank]) * 16)  # type: ignore[assignment]
+    creating.machine_for = lambda _: Machine(bytes([rank]) * 16)  # type: ignore[assignment]
     with group(rank, world_size):
         dist.barrier()
     return away
@@ -823,7 +823,7 @@ def _agent() -> tuple[Any, Any]:
 
 
 def agents_leave(rank: int, world_size: int) -> float:
-    """The first agent keeps the store. It is done first, and the other still has questions."""
+    """The first agent owns the store. It is done first, and the other still sends requests."""
     agent, info = _agent()
     if info.rank == 0:
         info.store.wait(["last"])
@@ -836,8 +836,8 @@ def agents_leave(rank: int, world_size: int) -> float:
     return time.monotonic() - start
 
 
-def keeper_is_lost(rank: int, world_size: int) -> list[str] | None:
-    """The machine that keeps the store goes while the other asks, and the other asks again."""
+def owner_is_lost(rank: int, world_size: int) -> list[str] | None:
+    """The machine that owns the store leaves while the other waits for a key; then the other sends a request."""
     agent, info = _agent()
     if info.rank == 0:
         info.store.wait(["asking"])

@@ -105,7 +105,7 @@ def test_a_default_group_can_follow_another(zygote: Zygote) -> None:
 def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on(zygote: Zygote) -> None:
     errors = zygote.run("wrong_arguments", 2)
     assert errors[0] == errors[1]
-    assert "into='list of 1'" in errors[0][1]
+    assert "output='list of 1'" in errors[0][1]
 
 
 def test_ranks_that_call_different_things_are_told_what_each_called(zygote: Zygote) -> None:

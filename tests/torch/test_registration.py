@@ -45,7 +45,7 @@ def test_importing_torch_registers_the_backend_and_loads_next_to_nothing() -> No
 
 def test_a_fault_in_ringfort_does_not_break_the_import_of_torch(tmp_path: Path) -> None:
     (tmp_path / "ringfort" / "torch").mkdir(parents=True)
-    for name in ("__init__.py", "autoload.py"):
+    for name in ("__init__.py", "__init__.pyi", "autoload.py"):
         shutil.copy(PACKAGE / name, tmp_path / "ringfort" / name)
     (tmp_path / "ringfort" / "torch" / "__init__.py").write_text("this is no Python")
     plugins, modules = in_new_interpreter(SAY, tmp_path)

@@ -67,10 +67,10 @@ def test_a_program_under_ringfort_run_needs_no_more_than_the_word(method: str) -
         assert f"rank {rank} of 2 error 0.0000" in run.stdout
 
 
-def test_the_agent_that_keeps_the_store_leaves_last(zygote: Zygote) -> None:
+def test_the_agent_that_owns_the_store_leaves_last(zygote: Zygote) -> None:
     assert max(zygote.run("agents_leave", 2, **LOCAL)) < 4
 
 
 def test_an_agent_whose_store_is_gone_learns_it_at_once(zygote: Zygote) -> None:
-    words = next(words for words in zygote.run("keeper_is_lost", 2, **LOCAL) if words)
-    assert all("kept the store" in word for word in words)
+    words = next(words for words in zygote.run("owner_is_lost", 2, **LOCAL) if words)
+    assert all("owned the key-value store" in word for word in words)

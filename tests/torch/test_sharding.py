@@ -58,10 +58,10 @@ def test_what_cannot_be_is_refused_in_words(zygote: Zygote) -> None:
             "choose one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD",
             "only HYBRID_SHARD has one, not FULL_SHARD",
             "has no module of these classes",
-            "has no parameters to spread",
+            "has no parameters to shard",
             "must be a torch.nn.Module",
             "prefetch=-1",
-            "is what the strategy says",
+            "is given by the strategy",
             "must be a whole number of at least 1",
         ]
         assert len(said) == len(expected)

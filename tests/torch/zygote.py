@@ -65,6 +65,7 @@ class Zygote:
 
 
 def main() -> None:
+    import_module("ringfort.torch").register()  # where Ringfort is not installed but on the path
     import_module("ringfort.torch.create")
     import_module("tests.torch.scenarios")
     for line in sys.stdin:

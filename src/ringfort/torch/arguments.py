@@ -1,9 +1,9 @@
-"""The arguments of a process group's methods. Torch passes lists of tensors and an object with options; people may pass
-one tensor and plain values."""
+"""The arguments of a process group's methods. Torch passes lists of tensors and an options object; people may pass a
+single tensor and plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -13,86 +13,79 @@ from ringfort.torch.names import dist, torch
 from ringfort.torch.tensors import to_op
 
 
-def as_list(tensors: Any) -> list[Any]:
-    """A list of tensors, or of the one there is."""
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+def first_tensor(arguments: Iterable[Any]) -> Any:
+    """Return the first tensor among arguments that are tensors, lists of them or lists of lists; None if none is."""
+    for argument in arguments:
+        found = argument
+        while type(found) in (list, tuple) and found:
+            found = found[0]
+        if hasattr(found, "is_cpu"):
+            return found
+    return None
 
 
 def at_least_one(tensors: Any) -> list[Any]:
-    """A list of tensors. Raises `InvalidArgumentError` if it is empty."""
-    tensors = as_list(tensors)
+    """Return a list of tensors, also for a single one. Raises `InvalidArgumentError` if it is empty."""
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if not tensors:
         raise InvalidArgumentError("tensors", "empty list", "must have at least one")
     return tensors
 
 
 def only(tensors: Any, name: str) -> Any:
-    """The one tensor that there may be. Raises `InvalidArgumentError`."""
-    tensors = as_list(tensors)
+    """Return the only tensor of a list. Raises `InvalidArgumentError` if there are more, or none."""
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if len(tensors) != 1:
         raise InvalidArgumentError(name, f"list of {len(tensors)} tensors", "must have exactly one")
     return tensors[0]
 
 
 def only_list(lists: Any) -> list[Any]:
-    """The one list in a list of lists, or a plain list."""
+    """Return the only list of a list of lists, or a plain list."""
     lists = list(lists)
     return list(lists[0]) if len(lists) == 1 and not isinstance(lists[0], torch.Tensor) else lists
 
 
-def list_of_root(lists: Any, name: str, *, is_root: bool) -> list[Any] | None:
-    """The one list at the root; None at the others. Raises `InvalidArgumentError` if one of them has tensors in it."""
-    tensors = only_list(lists)
-    if is_root:
-        return tensors
-    if tensors:
-        raise InvalidArgumentError(
-            name, f"list of {len(tensors)} tensors", "must be empty at ranks that are not the root"
-        )
-    return None
-
-
 def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    """Each output with its input. Raises `InvalidArgumentError` if their numbers differ."""
+    """Return each output with its input. Raises `InvalidArgumentError` if their numbers differ."""
     if len(outputs) != len(inputs):
         raise InvalidArgumentError("outputs", f"list of {len(outputs)}", f"there are {len(inputs)} inputs")
     return list(zip(outputs, inputs, strict=True))
 
 
-def op_of(opts: Any) -> Op:
-    """The reduction, from options or by itself; SUM where none is said."""
-    op = getattr(opts, "reduceOp", opts)
-    return to_op(dist.ReduceOp.SUM if op is None else op)
+class Options:
+    """The options of a call that was given plain values in place of torch's options."""
 
+    timeout: timedelta | None = None
+    rootTensor = 0  # noqa: N815  # torch's name
 
-def root_of(opts: Any) -> int:
-    """The root, from options or by itself; 0 where none is said."""
-    return int(getattr(opts, "rootRank", opts) or 0)
-
-
-def root_tensor_of(opts: Any, tensors: list[Any]) -> int:
-    """Which of the root's tensors it is. Raises `InvalidArgumentError`."""
-    index = getattr(opts, "rootTensor", 0)
-    if not 0 <= index < len(tensors):
-        raise InvalidArgumentError("rootTensor", index, f"the number of tensors is {len(tensors)}")
-    return index
-
-
-class _Options:
-    """The options of a call that was given plain values in place of torch's."""
-
-    def __init__(self, timeout: timedelta | None, opts: Any = None, *, root: Any = None, op: Any = None) -> None:
-        """`opts` may be a root or a reduction itself."""
+    def __init__(
+        self, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None, op: Any = None
+    ) -> None:
+        """`opts` may be torch's options, a root or a reduction; the other arguments replace what it says."""
         is_root = isinstance(opts, int)
-        self.timeout = timeout
+        self.timeout = getattr(opts, "timeout", None) if timeout is None else timeout
         self.asyncOp = getattr(opts, "asyncOp", True)
         self.rootRank = getattr(opts, "rootRank", opts if is_root else 0) if root is None else root
         self.reduceOp = getattr(opts, "reduceOp", None if is_root else opts) if op is None else op
 
 
-def options_of(opts: Any, timeout: timedelta | None) -> Any:
-    """What has `timeout` and `asyncOp`, which says that the caller does not wait at once."""
-    return opts if hasattr(opts, "timeout") else _Options(timeout)
+def options_of(opts: Any, timeout: timedelta | None = None, op: Any = None) -> Any:
+    """Return torch's options, or plain values as `Options`."""
+    # Of the class: torch takes a microsecond to make a timedelta.
+    return opts if hasattr(opts.__class__, "timeout") else Options(opts, timeout, op=op)
+
+
+def op_of(opts: Any) -> Op:
+    """Return the reduction of `options_of`; SUM by default."""
+    return to_op(dist.ReduceOp.SUM if opts.reduceOp is None else opts.reduceOp)
+
+
+def root_tensor_of(opts: Any, tensors: list[Any]) -> int:
+    """Return which of the root's tensors is meant. Raises `InvalidArgumentError`."""
+    if not 0 <= opts.rootTensor < len(tensors):
+        raise InvalidArgumentError("rootTensor", opts.rootTensor, f"the number of tensors is {len(tensors)}")
+    return opts.rootTensor
 
 
 _KEYWORDS: Final = {
@@ -112,13 +105,14 @@ _KEYWORDS: Final = {
     "dstRank": "dst",
     "srcRank": "src",
 }
-"""Torch's names of the arguments of a process group's methods, and ours: one thing has one name in all methods."""
+"""Torch's names of the arguments of a process group's methods, and ours: the same in all methods."""
 
 
 def by_name(method: Callable[..., Any], given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a method of a process group by our names. `root`, `op` and `timeout` go into its options.
+    """Return the arguments of a method of a process group by our names. `root`, `op` and `timeout` become options.
 
-    Raises `TypeError` as Python does."""
+    Raises `TypeError` as Python does.
+    """
     code = method.__code__
     names = code.co_varnames[1 : code.co_argcount]
     values = dict(zip(names, given, strict=False))
@@ -131,5 +125,5 @@ def by_name(method: Callable[..., Any], given: tuple[Any, ...], keywords: dict[s
             raise TypeError(f"{method.__name__}() got multiple values for argument {key!r}")
         values[name] = keywords[key]
     if plain:
-        values["opts"] = _Options(plain.pop("timeout", None), values.get("opts"), **plain)
+        values["opts"] = Options(values.get("opts"), **plain)
     return values

@@ -1,10 +1,11 @@
-"""Compression in torch: a communication hook for DDP, and a reduce-scatter for FSDP2.
+"""Compression in torch: a communication hook for DDP and a reduce-scatter for FSDP2.
 
     model.register_comm_hook(None, ringfort.torch.compress_hook("auto"))
     ringfort.torch.compress_reduce_scatter(sharded_model, "int8")
 
-Both need a process group of Ringfort's. What a step does not send is kept for the next; the compressor that keeps it is
-an attribute of the hook, and is what the second returns, so that it can be saved with a checkpoint.
+Both need a process group of Ringfort's. What compression loses in one step is added to the next (error feedback). The
+compressor that holds it is an attribute of the hook, and what `compress_reduce_scatter` returns; save it with a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from ringfort.torch.work import RingfortWork
 
 
 def compress_hook(compression: Compression = "auto") -> Callable[[Any, Any], Any]:
-    """A hook for `DistributedDataParallel.register_comm_hook(state, hook)`: averages each bucket of gradients with
-    fewer bytes. `state` is the process group, or None for the default one. `"auto"` chooses `int4` at most, which costs
-    Adam some of its progress; `"auto(0.05)"` chooses `int8` at most.
+    """Return a hook that averages gradients with lossy compression, for
+    `DistributedDataParallel.register_comm_hook(state, hook)`.
 
-    Its attribute `compressor` is the `GradientCompressor`; parameters are known to it by the order in which they first
-    come, the same in every run of the same model. Raises `InvalidArgumentError` for what is no strategy, and from the
-    backward pass for a group that is not Ringfort's; torch passes that on, and `NonFiniteError`, as a `RuntimeError`.
+    `state` is the process group, or None for the default one. `"auto"` chooses `int4` at most, which costs Adam some of
+    its progress; `"auto(0.05)"` chooses `int8` at most. The hook's attribute `compressor` is the `GradientCompressor`;
+    it numbers parameters in the order in which they first come, the same in every run of the same model.
+
+    Raises `InvalidArgumentError` for an unknown strategy, and from the backward pass for a group that is not
+    Ringfort's; torch passes that on, and `NonFiniteError`, as a `RuntimeError`.
     """
-    compressor = _keeping(compression)
+    compressor = _compressor_of(compression)
     names: dict[int, str] = {}
 
     def hook(state: Any, bucket: Any) -> Any:
@@ -45,25 +48,25 @@ def compress_hook(compression: Compression = "auto") -> Callable[[Any, Any], Any
         host = buffer if buffer.is_cpu else buffer.cpu()
         work = context.all_reduce_compressed(host.detach(), ReduceOp.MEAN, compressor, tensors, async_op=True)
 
-        def land(future: Any) -> Any:
+        def copy_back(future: Any) -> Any:
             averaged = future.value()[0]
             return averaged if averaged is buffer else buffer.copy_(averaged)
 
-        return RingfortWork([host], work).get_future().then(land)
+        return RingfortWork([host], work).get_future().then(copy_back)
 
-    # Torch looks at these, and takes text for another type than its own.
+    # Torch checks annotations, and does not take the text that they are here for its types.
     hook.__annotations__ = {}
     hook.compressor = compressor  # pyright: ignore[reportFunctionMemberAccess]
     return hook
 
 
 def compress_reduce_scatter(model: Any, compression: Compression = "int8") -> GradientCompressor:
-    """Every FSDP2 module in `model` (see `fully_shard`) sends its gradients to their owners in fewer bits: `fp16`,
-    `bf16`, `int8`, `int4` or `onebit`. Returns the compressor.
+    """Let every FSDP2 module of `model` (see `fully_shard`) quantize the gradients that it sends: `fp16`, `bf16`,
+    `int8`, `int4` or `onebit`. Returns the compressor.
 
     Raises `InvalidArgumentError` for a model without such modules, and for other strategies, which need whole tensors.
     """
-    compressor = _keeping(compression)
+    compressor = _compressor_of(compression)
     if compressor.strategy.method not in (Method.NONE, Method.QUANTIZE):
         why = "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
         raise InvalidArgumentError("compression", str(compressor.strategy), why)
@@ -76,13 +79,13 @@ def compress_reduce_scatter(model: Any, compression: Compression = "int8") -> Gr
 
 
 class _ReduceScatter:
-    """What FSDP2 calls in place of its own (torch's `ReduceScatter`), for the gradients of one module."""
+    """Replaces torch's `ReduceScatter` for the gradients of one FSDP2 module."""
 
     def __init__(self, compressor: GradientCompressor, name: str) -> None:
         self._compressor, self._name = compressor, name
 
     def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
-        """Where the gradients, and then this rank's part of them, are put."""
+        """Return memory for the gradients, and then for this rank's part of them."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
@@ -97,7 +100,7 @@ class _ReduceScatter:
         return RingfortWork([output_tensor], found if async_op and place.is_cpu else None) if async_op else None
 
 
-def _keeping(compression: Compression) -> GradientCompressor:
+def _compressor_of(compression: Compression) -> GradientCompressor:
     return compression if isinstance(compression, GradientCompressor) else GradientCompressor(compression)
 
 

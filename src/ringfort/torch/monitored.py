@@ -1,11 +1,10 @@
-"""A barrier that names those who did not come."""
+"""A barrier that names the ranks that did not come."""
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
-from ringfort.backends.base import Backend
+from ringfort.backends.group import Group
 from ringfort.errors import DistributedError, OperationTimeoutError
 from ringfort.transport.messages import Envelope
 
@@ -13,19 +12,25 @@ _TAG: Final = 1 << 62
 """Above all tags that a caller may use, below that of the collectives."""
 
 
-def monitored_barrier(backend: Backend, timeout: float, *, wait_all_ranks: bool = False) -> None:
-    """Returns when every rank has called it; raises `OperationTimeoutError`, at rank 0 with those who did not come, or
-    what became of the first where all of them failed and none was merely late."""
-    tag = Envelope(backend.comm_id, _TAG)
-    deadline = time.monotonic() + timeout
-    if backend.rank != 0:
-        backend.send(b"", 0, tag=tag, timeout=timeout)
-        backend.recv(bytearray(), 0, tag=tag, timeout=timeout)
+def monitored_barrier(group: Group, timeout: float, *, wait_all_ranks: bool = False) -> None:
+    """Return when every rank has called it.
+
+    Raises `OperationTimeoutError`, at rank 0 with the first rank that did not come, or with `wait_all_ranks` all of
+    them. If ranks failed and none is merely late, rank 0 raises the error of the first.
+    """
+    deadline = group.now() + timeout
+
+    def envelope(seconds: float) -> Envelope:
+        return Envelope(group.comm_id, _TAG, timeout=seconds, deadline=group.now() + seconds)
+
+    if group.rank != 0:
+        group.send(b"", 0, envelope(timeout))
+        group.recv(bytearray(), 0, envelope(timeout))
         return
     missing: dict[int, DistributedError] = {}
-    for peer in range(1, backend.world_size):
+    for peer in range(1, group.world_size):
         try:
-            backend.recv(bytearray(), peer, tag=tag, timeout=max(0.001, deadline - time.monotonic()))
+            group.recv(bytearray(), peer, envelope(max(0.001, deadline - group.now())))
         except DistributedError as exc:
             missing[peer] = exc
             if not wait_all_ranks:
@@ -36,5 +41,5 @@ def monitored_barrier(backend: Backend, timeout: float, *, wait_all_ranks: bool 
         raise OperationTimeoutError("monitored_barrier", timeout, peer=late[0], state=state)
     for exc in missing.values():
         raise exc
-    for peer in range(1, backend.world_size):
-        backend.send(b"", peer, tag=tag, timeout=timeout)
+    for peer in range(1, group.world_size):
+        group.send(b"", peer, envelope(timeout))

@@ -1,4 +1,4 @@
-"""Messages between two ranks of a process group: in order within a direction, a peer and a tag, and in the background
+"""Point-to-point messages of a process group: in order within a direction, a peer and a tag, and in the background
 until somebody waits for them."""
 
 from __future__ import annotations
@@ -15,99 +15,99 @@ from ringfort.context import DistributedContext
 from ringfort.errors import ChannelClosedError, OperationTimeoutError, SizeMismatchError
 from ringfort.transport.reducer import Array
 
-_Lane = tuple[str, int, int]
-
 
 class Messages:
-    """The messages of one rank. Each direction, peer and tag has a lane, which runs what it is given in order."""
+    """The messages of one rank. Each direction, peer and tag has a `Runner`: a message may have to wait for its peer
+    while the others go on."""
 
     def __init__(self, context: DistributedContext) -> None:
         self._backend = context.backend
-        self._lanes: dict[_Lane, Runner] = {}
         self._lock = threading.Lock()
-        self._own: dict[int, SimpleQueue[Array | None]] = {}
+        self._runners: dict[tuple[str, int, int], Runner] = {}
+        self._to_self: dict[int, SimpleQueue[Array | None]] = {}
+        """The messages that this rank has sent to itself, by tag; None at the end."""
 
-    def send(self, x: Any, dst: int, tag: int, timeout: float, *, before: Callable[[], object] = lambda: None) -> Work:
-        """Sends `x`, once `before` has returned: which waits until `x` is what it should be."""
-        view, backend = as_view(x, "tensor"), self._backend
-        if dst == backend.rank:
-            before()
-            self._own_queue(tag).put(view.flat.copy())
-            return _done("send")
-        backend.check_peer(dst, "dst")
-        backend.check_tag(tag)
+    def send(self, x: Any, dst: int, tag: int, timeout: float, *, before: Callable[[], object] | None = None) -> Work:
+        """Send `x` as it is once `before` has returned."""
+        view, group = as_view(x, "tensor"), self._backend.group
+        to_self = self._queue(tag) if dst == group.rank else None
+        if to_self is None:
+            group.check_peer(dst, "dst")
+            group.tagged(tag, timeout)
 
         def run() -> None:
-            before()
-            backend.send(view.flat, dst, tag=tag, timeout=timeout)
+            if before is not None:
+                before()
+            if to_self is None:
+                group.send(view.flat, dst, group.tagged(tag, timeout))
+            else:
+                to_self.put(view.flat.copy())
 
-        return self._lane("send", dst, tag).submit("send", run)
+        if to_self is None:
+            return self._runner("send", dst, tag).submit("send", run)
+        work = Work("send")
+        work.run(run)
+        return work
 
     def recv(self, into: Any, src: int, tag: int, timeout: float) -> Work:
-        """Receives into `into`."""
-        view, backend = as_view(into, "tensor", writable=True), self._backend
-        if src == backend.rank:
-            return self._lane("recv", src, tag).submit("recv", lambda: self._take_own(view, tag, timeout))
-        backend.check_peer(src, "src")
-        backend.check_tag(tag)
+        """Receive into `into`."""
+        view, group = as_view(into, "tensor", writable=True), self._backend.group
+        to_self = self._queue(tag) if src == group.rank else None
+        if to_self is None:
+            group.check_peer(src, "src")
+            group.tagged(tag, timeout)
 
         def run() -> None:
-            backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            if to_self is None:
+                group.recv(view.flat, src, group.tagged(tag, timeout))
+            else:
+                view.flat[...] = self._take(to_self, view, timeout)
             view.finish()
 
-        return self._lane("recv", src, tag).submit("recv", run)
+        return self._runner("recv", src, tag).submit("recv", run)
 
     def recv_any(self, into: Any, tag: int, timeout: float) -> Work:
-        """Receives into `into` from whoever sends first; the work's result is who that was."""
-        view, backend = as_view(into, "tensor", writable=True), self._backend
-        backend.check_tag(tag)
+        """Receive into `into` from the rank that sends first; the work's result is that rank."""
+        view, group = as_view(into, "tensor", writable=True), self._backend.group
+        group.tagged(tag, timeout)
 
         def run() -> int:
-            src = wait_for_any(backend, tag, timeout)
-            backend.recv(view.flat, src, tag=tag, timeout=timeout)
+            src = wait_for_any(group, tag, timeout)
+            group.recv(view.flat, src, group.tagged(tag, timeout))
             view.finish()
             return src
 
-        return self._lane("recv any", -1, tag).submit("recv from any rank", run)
+        return self._runner("recv any", -1, tag).submit("recv from any rank", run)
 
-    def _own_queue(self, tag: int) -> SimpleQueue[Array | None]:
-        with self._lock:
-            return self._own.setdefault(tag, SimpleQueue())
-
-    def _take_own(self, view: ArrayView, tag: int, timeout: float) -> None:
+    def _take(self, queue: SimpleQueue[Array | None], view: ArrayView, timeout: float) -> Array:
+        rank = self._backend.rank
         try:
-            data = self._own_queue(tag).get(timeout=timeout)
+            data = queue.get(timeout=timeout)
         except Empty:
-            raise OperationTimeoutError(
-                "recv, waiting for this rank itself", timeout, peer=self._backend.rank
-            ) from None
+            raise OperationTimeoutError("recv, waiting for this rank itself", timeout, peer=rank) from None
         if data is None:
             raise ChannelClosedError("this rank's process group is closed")
         if data.nbytes != view.flat.nbytes:
-            raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=self._backend.rank)
-        view.flat[...] = data
-        view.finish()
+            raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=rank)
+        return data
 
-    def _lane(self, direction: str, peer: int, tag: int) -> Runner:
-        key = (direction, peer, tag)
+    def _queue(self, tag: int) -> SimpleQueue[Array | None]:
         with self._lock:
-            lane = self._lanes.get(key)
-            if lane is None:
-                lane = self._lanes[key] = Runner(f"ringfort-{direction}-{peer}")
-            return lane
+            return self._to_self.setdefault(tag, SimpleQueue())
+
+    def _runner(self, direction: str, peer: int, tag: int) -> Runner:
+        with self._lock:
+            key = (direction, peer, tag)
+            if key not in self._runners:
+                self._runners[key] = Runner(f"ringfort-{direction}-{peer}")
+            return self._runners[key]
 
     def close(self) -> None:
-        """Lets the lanes end."""
+        """End the threads; messages that are still expected from this rank itself fail."""
         with self._lock:
-            lanes = list(self._lanes.values())
-            self._lanes.clear()
-            for queue in self._own.values():
+            runners = list(self._runners.values())
+            self._runners.clear()
+            for queue in self._to_self.values():
                 queue.put(None)
-        for lane in lanes:
-            lane.close(wait=False)
-
-
-def _done(what: str) -> Work:
-    work = Work(what)
-    work.run(lambda: None)
-    return work
+        for runner in runners:
+            runner.close(wait=False)

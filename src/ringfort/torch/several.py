@@ -1,6 +1,6 @@
-"""Calls with several tensors per rank, as torch had them for several GPUs per process, and tensors that overlap.
+"""Calls with several tensors per rank, and with tensors that share memory.
 
-Torch's methods still take lists; what they mean is what Gloo does with them.
+Torch had them for processes with several GPUs, and its methods still take lists. They mean what Gloo makes of them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from ringfort.backends.base import Backend
-from ringfort.collectives import landing, movements, reductions
-from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.errors import InvalidArgumentError, UnsupportedOpError
+from ringfort.torch import operations
 from ringfort.torch.names import torch
-from ringfort.torch.tensors import to_array, to_moved
+from ringfort.torch.operations import ALL_GATHER, Call
 
 _LOCALLY: Final[dict[Any, Any]] = {
     ReduceOp.SUM: torch.add,
@@ -28,106 +26,83 @@ _LOCALLY: Final[dict[Any, Any]] = {
 }
 
 
-def as_one(operations: Sequence[Operation]) -> Operation:
-    """One after the other, as one operation."""
-    if len(operations) == 1:
-        return operations[0]
-
-    def run() -> None:
-        for operation in operations:
-            operation.run()
-
-    name = operations[0].name if operations else "nothing"
-    return Operation(name, sum(operation.nbytes for operation in operations), run)
-
-
-def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float) -> Operation:
-    """Every tensor of every rank becomes the reduction of all of them."""
+def all_reduce(tensors: Sequence[Any], op: Op) -> Call:
+    """Describe an all-reduce after which each tensor of each rank is the reduction of all tensors of all ranks."""
     check_alike(tensors)
     local = _LOCALLY.get(op)
     if local is None:
         raise UnsupportedOpError(str(op), str(tensors[0].dtype), "with several tensors per rank; pass one")
-    total = torch.empty_like(tensors[0], memory_format=torch.contiguous_format).detach()
-    whole = reductions.all_reduce(backend, to_array(total), op, timeout=timeout)
+    total = _empty_like(tensors[0])
 
-    def run() -> None:
-        with torch.inference_mode():  # the tensors may be such that only this may write to them
-            total.copy_(tensors[0])
-            for tensor in tensors[1:]:
-                local(total, tensor, out=total)
-            whole.run()
-            for tensor in tensors:
-                tensor.copy_(total)
+    @torch.inference_mode()  # inference tensors may not be used in place outside of it
+    def reduce_locally() -> None:
+        total.copy_(tensors[0])
+        for tensor in tensors[1:]:
+            local(total, tensor, out=total)
 
-    return Operation(whole.name, whole.nbytes * len(tensors), run)
+    copies = [(tensor, total) for tensor in tensors]
+    return operations.all_reduce(total, op, result=tensors, before=reduce_locally, copies=copies)
 
 
-def broadcast(backend: Backend, tensors: Sequence[Any], root: int, index: int, timeout: float) -> Operation:
-    """Every tensor of every rank becomes the root's number `index`."""
+def broadcast(tensors: Sequence[Any], root: int, index: int, *, is_root: bool) -> Call:
+    """Describe a broadcast after which each tensor of each rank is the root's tensor number `index`."""
     check_alike(tensors)
-    moved = movements.broadcast(backend, to_moved(tensors[index]), root, timeout=timeout)
-    others = [tensor for place, tensor in enumerate(tensors) if place != index]
-    return as_one([moved, _copies([(tensors[index], tensor) for tensor in others])])
+    source = tensors[index]
+    copies = [(tensor, source) for place, tensor in enumerate(tensors) if place != index]
+    return operations.broadcast(source, root, is_root=is_root, result=tensors, copies=copies)
 
 
-def all_gather(backend: Backend, outputs: Sequence[Any], inputs: Sequence[Any], timeout: float) -> Operation:
-    """Each list of outputs becomes the inputs of rank 0, those of rank 1, and so on."""
-    n, count = backend.world_size, len(inputs)
-    if len(outputs) != count or any(len(places) != n * count for places in outputs):
+def all_gather(outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], world_size: int) -> list[Call]:
+    """Describe the all-gathers after which each list of outputs is the inputs of rank 0, then those of rank 1, ..."""
+    count, length = len(inputs), len(inputs) * world_size
+    if len(outputs) != count or any(len(places) != length for places in outputs):
         lengths = [len(places) for places in outputs]
-        why = f"{count} inputs at each of {n} ranks need {count} lists of {n * count} outputs"
-        raise InvalidArgumentError("outputs", f"lists of {lengths}", why)
+        why = f"{count} inputs at each of {world_size} ranks need {count} lists of {length} outputs"
+        raise InvalidArgumentError("output", f"lists of {lengths}", why)
     first, *others = outputs
-    moved = [
-        landing.all_gather(
-            backend,
-            to_moved(source, "input"),
-            [to_moved(place, "output") for place in first[index::count]],
-            timeout=timeout,
-        )
-        for index, source in enumerate(inputs)
-    ]
-    return as_one([*moved, _copies([pair for places in others for pair in zip(first, places, strict=True)])])
+    calls = [Call(ALL_GATHER, [source], first[index::count]) for index, source in enumerate(inputs)]
+    copies = [pair for places in others for pair in zip(places, first, strict=True)]
+    result = [*calls[-1].outputs, *(into for into, _ in copies)]
+    return [*calls[:-1], calls[-1]._replace(copies=copies, result=result)]
 
 
-def apart(tensors: Sequence[Any]) -> Sequence[Any]:
-    """The tensors, or where some share memory as many that do not: to be filled and written back by `around`."""
+def all_reduce_each(tensors: Sequence[Any], op: Op) -> list[Call]:
+    """Describe an all-reduce of each tensor. Where some share memory, all are read before one is written."""
+    if not _overlap(tensors):
+        return [operations.all_reduce(tensor, op) for tensor in tensors]
+    apart = [_empty_like(tensor) for tensor in tensors]
+
+    @torch.inference_mode()
+    def copy_all() -> None:
+        for tensor, own in zip(tensors, apart, strict=True):
+            own.copy_(tensor)
+
+    calls = [operations.all_reduce(own, op, result=[tensor]) for tensor, own in zip(tensors, apart, strict=True)]
+    calls[0] = calls[0]._replace(before=copy_all)
+    calls[-1] = calls[-1]._replace(copies=list(zip(tensors, apart, strict=True)))
+    return calls
+
+
+def _empty_like(tensor: Any) -> Any:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).detach()
+
+
+def _overlap(tensors: Sequence[Any]) -> bool:
     if len(tensors) == 1:
-        return tensors
+        return False
     ranges = sorted(_extent(tensor) for tensor in tensors if tensor.numel())
-    if all(before[1] <= after[0] for before, after in pairwise(ranges)):
-        return tensors
-    return [torch.empty_like(tensor, memory_format=torch.contiguous_format).detach() for tensor in tensors]
-
-
-def around(tensors: Sequence[Any], copies: Sequence[Any], operations: Sequence[Operation]) -> Sequence[Operation]:
-    """The operations on `copies`, which were made by `apart`, as if they were on `tensors`."""
-    if copies is tensors:
-        return operations
-    pairs = list(zip(tensors, copies, strict=True))
-    return [as_one([_copies(pairs), *operations, _copies([(copy, x) for x, copy in pairs])])]
+    return any(before[1] > after[0] for before, after in pairwise(ranges))
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
-    """The addresses from the first element to behind the last."""
+    """Return the address of the first element and the one after the last."""
     start = tensor.data_ptr()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
 
 
-def _copies(pairs: Sequence[tuple[Any, Any]]) -> Operation:
-    """Copies the first of each pair to the second."""
-
-    def run() -> None:
-        with torch.inference_mode():  # the tensors may be such that only this may write to them
-            for source, place in pairs:
-                place.copy_(source)
-
-    return Operation("all_reduce", 0, run)
-
-
 def check_alike(tensors: Sequence[Any]) -> None:
-    """Raises `InvalidArgumentError` unless they can be reduced with each other."""
+    """Raise `InvalidArgumentError` unless all tensors have the same shape, element type and layout."""
     first = tensors[0]
     for tensor in tensors[1:]:
         if (tensor.shape, tensor.dtype, tensor.layout) != (first.shape, first.dtype, first.layout):

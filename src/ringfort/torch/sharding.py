@@ -1,7 +1,7 @@
-"""`shard`: spreads a model's parameters, gradients and optimizer states over the ranks, by torch's `fully_shard`.
+"""`shard`: shard a model's parameters, gradients and optimizer states over the ranks, by torch's `fully_shard`.
 
-Every strategy is a mesh. Its second axis is who shares one copy of the model; along the first are the copies. So all of
-them have the same parameters (DTensors), checkpoints and optimizers, and the one word that differs is the strategy.
+Every strategy is a mesh. The ranks along its second axis share one copy of the model; along the first axis are the
+copies. So all strategies have the same parameters (DTensors), checkpoints and optimizers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringfort.transport.machine import Machine, hosts_of, this_machine
 
 
 class Sharding(Enum):
-    """What is spread, and over whom."""
+    """What is sharded, and over which ranks."""
 
     FULL_SHARD = "full_shard"
     SHARD_GRAD_OP = "shard_grad_op"
@@ -30,19 +30,19 @@ class Sharding(Enum):
 
 @dataclass(frozen=True)
 class ShardingStrategy:
-    """How a model is spread; `intra_node_size` is for hybrids alone."""
+    """How a model is sharded. `intra_node_size` is for `HYBRID_SHARD` alone."""
 
     kind: Sharding
     intra_node_size: int | None = None
-    """Ranks of one host that share a copy of the model; all of the host if it is not said."""
+    """Ranks of one host that share a copy of the model; by default all of the host."""
 
     FULL_SHARD: ClassVar[ShardingStrategy]
-    """Parameters, gradients and optimizer states over all ranks; parameters are gathered when they are used, and let go
-    at once. The least memory, the most traffic."""
+    """Parameters, gradients and optimizer states over all ranks. Parameters are gathered when they are used, and freed
+    at once: the least memory, the most traffic."""
     SHARD_GRAD_OP: ClassVar[ShardingStrategy]
     """The same, but parameters stay from forward to backward: two thirds of the traffic."""
     NO_SHARD: ClassVar[ShardingStrategy]
-    """Every rank has all: gradients are averaged, as DistributedDataParallel does."""
+    """Every rank has everything: gradients are averaged, as DistributedDataParallel does."""
     HYBRID_SHARD: ClassVar[ShardingStrategy]
     """FULL_SHARD inside each host, NO_SHARD between hosts: only gradients cross the network."""
 
@@ -58,12 +58,12 @@ class ShardingStrategy:
 
     @classmethod
     def hybrid_shard(cls, intra_node_size: int | None = None) -> ShardingStrategy:
-        """HYBRID_SHARD with so many ranks of a host for each copy of the model."""
+        """Return HYBRID_SHARD with `intra_node_size` ranks of a host for each copy of the model."""
         return cls(Sharding.HYBRID_SHARD, intra_node_size)
 
     @classmethod
     def parse(cls, text: str) -> ShardingStrategy:
-        """From a setting: `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD`, `HYBRID_SHARD`, `HYBRID_SHARD(4)`."""
+        """Parse `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD`, `HYBRID_SHARD` or `HYBRID_SHARD(4)`."""
         name, _, size = text.strip().upper().rstrip(")").partition("(")
         try:
             return cls(Sharding[name], int(size) if size else None)
@@ -86,13 +86,13 @@ def shard(
     prefetch: int = 1,
     **options: Any,
 ) -> Any:
-    """Spreads `model` over the ranks of the default process group, in place, and returns it. The optimizer comes after.
+    """Shard `model` over the ranks of the default process group, in place, and return it. Make the optimizer after it.
 
-    What is gathered together is a unit: the modules of the classes in `units`, by default the entries of the model's
-    `ModuleList`s and `Sequential`s; and what is left. `prefetch` is how many units ahead are gathered. `options` go to
-    torch's `fully_shard` as they are: `mp_policy`, `offload_policy`, `ignored_params`.
+    A unit is what is gathered together: each module of the classes in `units`, by default each entry of the model's
+    `ModuleList`s and `Sequential`s; and the rest of the model. `prefetch` is how many units ahead are gathered.
+    `options` go to torch's `fully_shard`: `mp_policy`, `offload_policy`, `ignored_params`.
 
-    Raises `InvalidArgumentError` if the ranks cannot be divided so, or there is no process group.
+    Raises `InvalidArgumentError` if the ranks cannot be divided like this, or there is no process group.
     """
     if isinstance(strategy, str):
         strategy = ShardingStrategy.parse(strategy)
@@ -104,7 +104,7 @@ def shard(
         raise InvalidArgumentError("prefetch", prefetch, "must be a whole number of at least 0")
     for name in ("mesh", "reshard_after_forward"):
         if name in options:
-            raise InvalidArgumentError(name, options[name], "is what the strategy says; leave it out")
+            raise InvalidArgumentError(name, options[name], "is given by the strategy; leave it out")
     if not dist.is_initialized():
         why = 'there is no process group yet; call torch.distributed.init_process_group("ringfort") first'
         raise InvalidArgumentError("model", type(model).__name__, why)
@@ -118,14 +118,14 @@ def shard(
         fully_shard(unit, mesh=mesh, reshard_after_forward=is_released, **options)
     fully_shard(model, mesh=mesh, reshard_after_forward=is_released, **options)
     for index, unit in enumerate(chosen):
-        if prefetch > 1:  # the next one torch gathers ahead by itself
+        if prefetch > 1:  # torch gathers one unit ahead by itself
             unit.set_modules_to_forward_prefetch(chosen[index + 1 : index + 1 + prefetch])
             unit.set_modules_to_backward_prefetch(chosen[max(0, index - prefetch) : index][::-1])
     return model
 
 
 def make_mesh(strategy: ShardingStrategy, device_type: str) -> Any:
-    """The mesh of a strategy over all ranks of the default group. Raises `InvalidArgumentError` if there is none."""
+    """Return the mesh of a strategy over all ranks of the default group. Raises `InvalidArgumentError`."""
     world_size = dist.get_world_size()
     if strategy.kind is Sharding.HYBRID_SHARD:
         rows = arrange(_hosts(world_size), strategy.intra_node_size)
@@ -140,9 +140,10 @@ def make_mesh(strategy: ShardingStrategy, device_type: str) -> Any:
 
 
 def arrange(hosts: Sequence[int], intra_node_size: int | None) -> list[list[int]]:
-    """The ranks of each copy of the model: so many of one host. `hosts` names for each rank the lowest on its host.
+    """Return the ranks of each copy of the model. `hosts` has, for each rank, the lowest rank on its host.
 
-    Raises `InvalidArgumentError` if the hosts cannot be divided so."""
+    Raises `InvalidArgumentError` if the ranks of a host cannot be divided by `intra_node_size`.
+    """
     members: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
@@ -156,11 +157,12 @@ def arrange(hosts: Sequence[int], intra_node_size: int | None) -> list[list[int]
 
 
 def _hosts(world_size: int) -> Sequence[int]:
-    """For each rank of the default group the lowest on its host."""
+    """Return, for each rank of the default group, the lowest rank on its host."""
     context = getattr(dist.group.WORLD, "context", None)
     if context is not None:
-        return context.backend.hosts
-    # The default group is another's: the ranks tell each other. As bytes, for torch's object collectives unpickle.
+        return context.group.hosts
+    # The default group is another backend's: the ranks tell each other, as bytes because torch's object collectives
+    # unpickle.
     device = dist.distributed_c10d._get_object_coll_device()
     own = this_machine(shares=DistributedConfig().shared_memory == "on").id
     told = torch.zeros(world_size, len(own), dtype=torch.uint8, device=device)
@@ -169,7 +171,7 @@ def _hosts(world_size: int) -> Sequence[int]:
 
 
 def _units(model: Any, classes: Iterable[type[Any]] | None) -> list[Any]:
-    """The modules that are gathered each by itself, in the order in which the model has them."""
+    """Return the modules that are units, in the model's order."""
     if classes is not None:
         wanted = tuple(classes)
         found = [module for module in model.modules() if isinstance(module, wanted) and module is not model]
@@ -181,7 +183,7 @@ def _units(model: Any, classes: Iterable[type[Any]] | None) -> list[Any]:
 
 
 def _entries(module: Any) -> list[Any]:
-    """What is in the outermost `ModuleList`s, and in `Sequential`s that have none inside; where it has parameters."""
+    """Return the modules with parameters in the outermost `ModuleList`s, and in `Sequential`s without one inside."""
     found: list[Any] = []
     for child in module.children():
         has_lists = any(isinstance(one, torch.nn.ModuleList) for one in child.modules())
@@ -198,7 +200,7 @@ def _entries(module: Any) -> list[Any]:
 def _device_type(model: Any) -> str:
     types = {parameter.device.type for parameter in model.parameters()}
     if not types:
-        raise InvalidArgumentError("model", type(model).__name__, "has no parameters to spread")
+        raise InvalidArgumentError("model", type(model).__name__, "has no parameters to shard")
     if len(types) > 1:
         raise InvalidArgumentError("model", type(model).__name__, f"has parameters on {' and '.join(sorted(types))}")
     (kind,) = types

@@ -1,4 +1,4 @@
-"""All-reduce of sparse tensors: every rank gathers the indices and values of all, and adds what is at one place."""
+"""All-reduce of sparse tensors: every rank gathers the indices and values of all ranks, and adds them up."""
 
 from __future__ import annotations
 
@@ -6,61 +6,59 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-import numpy as np
-
-from ringfort.backends.base import Backend
-from ringfort.collectives import landing, movements
-from ringfort.collectives.operation import Operation
+from ringfort.backends.group import Group
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.plan import Operation
 from ringfort.errors import InvalidArgumentError, ProtocolError, UnsupportedOpError
 from ringfort.torch.names import torch
+from ringfort.torch.operations import ALL_GATHER, Call
 from ringfort.torch.several import check_alike
-from ringfort.torch.tensors import to_array
 
 
 def is_sparse(tensor: Any) -> bool:
-    """Whether it is a sparse tensor that can be reduced here."""
+    """Return whether `tensor` is sparse, in the layout that can be reduced."""
     return tensor.layout is torch.sparse_coo
 
 
-def all_reduce(backend: Backend, tensors: Sequence[Any], op: Op, timeout: float) -> Operation:
-    """Each of `tensors`, in the layout `sparse_coo`, becomes the sum of all of all ranks. They must have one shape.
+def all_reduce(group: Group, tensors: Sequence[Any], op: Op, timeout: float) -> Operation:
+    """Prepare the operation that makes each of `tensors` the sum of all of them at all ranks.
 
-    Every rank takes memory for the values of all ranks."""
+    All must have the layout `sparse_coo` and one shape. Every rank takes memory for the values of all ranks.
+    """
     check_alike(tensors)
     if op is not ReduceOp.SUM:
         raise UnsupportedOpError(str(op), "sparse tensors", "they can only be added")
-    backend.check_timeout(timeout)
+    group.check_timeout(timeout)
+
+    def gather(x: Any) -> Any:
+        """Return every rank's `x`, along a new first axis."""
+        found = x.new_empty(group.world_size, *x.shape)
+        Call(ALL_GATHER, [x], list(found)).operation(group, timeout).run()
+        return found
+
+    def gather_rows(x: Any, counts: list[int]) -> Any:
+        """Return the rows of every rank's `x`, of which rank r has `counts[r]`."""
+        padded = x.new_zeros(max(counts), *x.shape[1:])
+        padded[: len(x)] = x
+        return torch.cat([part[:number] for part, number in zip(gather(padded), counts, strict=True)])
 
     def run() -> None:
         own = reduce(torch.add, [tensor.detach() for tensor in tensors]).coalesce()
         indices, values = own.indices(), own.values().contiguous()
-        what = np.array([own.sparse_dim(), *own.shape], np.int64)
-        for rank, other in enumerate(movements.all_gather(backend, what, timeout=timeout).run()):
-            if other.tolist() != what.tolist():
-                why = f"this rank has {what.tolist()} sparse axes and shape, rank {rank} {other.tolist()}"
+        shape = [own.sparse_dim(), *own.shape]
+        for rank, other in enumerate(gather(torch.tensor(shape, device="cpu")).tolist()):
+            if other != shape:
+                why = f"this rank has {shape} sparse axes and shape, rank {rank} {other}"
                 raise InvalidArgumentError("tensor", f"sparse tensor of shape {list(own.shape)}", why)
-        count = np.array([indices.shape[1]], np.int64)
-        counts = movements.all_gather(backend, count, timeout=timeout).run()[:, 0].tolist()
-        every_index = _gather(backend, indices.t(), counts, timeout)
-        every_value = _gather(backend, values, counts, timeout)
-        try:  # the indices of others are not to be trusted: torch would add beside its memory
+        counts = gather(torch.tensor(indices.shape[1], device="cpu")).tolist()
+        every_index, every_value = gather_rows(indices.t(), counts), gather_rows(values, counts)
+        try:  # torch would write outside its memory if a peer sent an index that is out of range
             total = torch.sparse_coo_tensor(every_index.t(), every_value, own.shape, check_invariants=True)
         except RuntimeError as exc:
             raise ProtocolError(f"Invalid indices in the sparse tensor of a peer: {exc}") from exc
         total = total.coalesce()
-        with torch.inference_mode():  # the tensors may be such that only this may write to them
+        with torch.inference_mode():  # inference tensors may not be written to outside of it
             for tensor in tensors:
                 tensor.copy_(total)
 
     return Operation("all_reduce", sum(tensor._values().nbytes for tensor in tensors), run)
-
-
-def _gather(backend: Backend, x: Any, counts: list[int], timeout: float) -> Any:
-    """The rows of all ranks' `x`, of which rank r has `counts[r]`."""
-    most = max(counts)
-    padded = x.new_zeros(most, *x.shape[1:])
-    padded[: len(x)] = x
-    found = x.new_empty(len(counts), most, *x.shape[1:])
-    landing.all_gather(backend, to_array(padded), [to_array(part) for part in found], timeout=timeout).run()
-    return torch.cat([part[:number] for part, number in zip(found, counts, strict=True)])

@@ -1,4 +1,4 @@
-"""`untraced`: classes whose methods `torch.compile` does not look into."""
+"""`untraced`: classes whose methods `torch.compile` does not trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ _ACTION: Final[Any] = getattr(_frames, "_FrameAction", None)
 
 
 def untraced(cls: _T) -> _T:
-    """Torch's C++ calls our methods while a compiled model runs, as any Python: the compiler would try to trace them,
-    and it fails at members of a process group that it does not know. To say so here costs nothing at the call, and does
-    not import the compiler, as `torch.compiler.disable` would."""
+    """Tell the compiler to leave the methods of a class alone.
+
+    Torch's C++ calls our methods while a compiled model runs. The compiler would try to trace them, and fail at members
+    of a process group that it does not know. Unlike `torch.compiler.disable`, this costs nothing at the call and does
+    not import the compiler.
+    """
     if _ACTION is not None:
         skip = _frames._FrameExecStrategy(_ACTION.SKIP, _ACTION.SKIP)  # this frame, and all that it calls
         for member in vars(cls).values():

@@ -1,4 +1,4 @@
-"""`RingfortWork`: what torch waits on, over a `Work` of ours."""
+"""`RingfortWork`: torch's handle of a call, over a `Work` of ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringfort.torch.untraced import untraced
 
 @untraced
 class RingfortWork(dist._Work):
-    """An operation that is done (no `work`) or under way, and the tensors that it writes to."""
+    """A call that is done (no `work`) or under way, and the tensors that it writes to."""
 
     def __init__(
         self,
@@ -25,7 +25,8 @@ class RingfortWork(dist._Work):
         *,
         origin: Origin | None = None,
     ) -> None:
-        """`origin` says which collective it is, for those that callbacks of its future issue."""
+        """`source` is the rank that a message comes from. `origin` identifies the call, for collectives that callbacks
+        of its future issue."""
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  # torch's
         self._tensors = tensors
         self._work = work
@@ -34,7 +35,7 @@ class RingfortWork(dist._Work):
         self._origin = origin
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Blocks until it has ended; raises what it raised. True, as torch wants it."""
+        """Block until the call has ended, and raise what it raised. Returns True, as torch expects."""
         if self._work is not None:
             seconds = to_seconds(timeout, 0.0)
             result = self._work.wait(seconds) if seconds else self._work.wait()
@@ -43,55 +44,56 @@ class RingfortWork(dist._Work):
         return True
 
     def synchronize(self) -> None:
-        """The same: the host waits, as on any CPU."""
+        """Do the same as `wait`: the host waits, as on any CPU."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Return whether the call has ended, with a result or an error."""
         return self._work is None or self._work.is_completed()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether the call has ended without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What it raised; None if it has not ended or ended well."""
+        """Return what the call raised; None if it has not ended or ended without an error."""
         return None if self._work is None else self._work.exception()
 
     def result(self) -> list[Any]:
-        """The tensors, once it has ended."""
+        """Wait for the call and return the tensors."""
         self.wait()
         return list(self._tensors)
 
     def source_rank(self) -> int:
-        """The rank that a message came from."""
+        """Wait for the call and return the rank that its message came from."""
         self.wait()
         return -1 if self._source is None else self._source
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A torch future of the list of tensors. An error becomes a RuntimeError in C++, with its name and words."""
+        """Return a torch future of the list of tensors. C++ gets an error as a RuntimeError with its name and text."""
         if self._future is None:
-            ended = self._new_future()
-            # Torch's own set_exception is for Python alone: C++ would take the exception for the result.
-            self._future = self._followed(ended.then(self._result_of))
-            if self._work is None:
-                ended.set_result(None)
-            else:
-                self._work.add_done_callback(lambda _: ended.set_result(None))
+            # By `then`: torch's own set_exception is for Python alone, C++ would take the exception for the result.
+            self._future = self._future_of_end().then(self._result_of)
+            if self._origin is not None:
+                follow(self._future, self._origin)
         return self._future
 
-    def _followed(self, future: Any) -> Any:
-        if self._origin is not None:
-            follow(future, self._origin)
-        return future
-
-    def _new_future(self) -> Any:
-        return torch.futures.Future()
+    def _future_of_end(self) -> Any:
+        """Return a future that completes when the call ends."""
+        ended = self._new_future()
+        if self._work is None:
+            ended.set_result(None)
+        else:
+            self._work.add_done_callback(lambda _: ended.set_result(None))
+        return ended
 
     def _result_of(self, _: Any) -> list[Any]:
         return self.result()
+
+    def _new_future(self) -> Any:
+        return torch.futures.Future()
 
     def __repr__(self) -> str:
         return f"<RingfortWork {'done' if self._work is None else self._work!r}>"
@@ -103,9 +105,8 @@ class Several(RingfortWork):
 
     def __init__(self, works: Sequence[RingfortWork]) -> None:
         origin = works[0]._origin if works else None
-        super().__init__(
-            [tensor for work in works for tensor in work._tensors], origin=None if origin is None else origin.next()
-        )
+        tensors = [tensor for work in works for tensor in work._tensors]
+        super().__init__(tensors, origin=None if origin is None else origin.next())
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -119,8 +120,5 @@ class Several(RingfortWork):
     def exception(self) -> BaseException | None:
         return next((work.exception() for work in self._works if work.exception() is not None), None)
 
-    def get_future(self) -> Any:
-        if self._future is None:
-            collected = torch.futures.collect_all([work.get_future() for work in self._works])
-            self._future = self._followed(collected.then(self._result_of))
-        return self._future
+    def _future_of_end(self) -> Any:
+        return torch.futures.collect_all([work.get_future() for work in self._works])

@@ -1,4 +1,4 @@
-"""Training loops' needs, for any framework: averaged gradients, and later local SGD, uneven batches, elastic loops."""
+"""What training loops need, for any framework: averaged gradients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`average_gradients`: a tree of arrays, averaged over the ranks in few large messages instead of many small ones.
+"""`average_gradients`: average a tree of arrays over the ranks, in few large messages instead of many small ones.
 
 Small arrays of one element type are packed into buckets. While one bucket is reduced, the next is packed and the one
-before unpacked, so at most two buckets of memory are in use however large the model.
+before is unpacked. So at most two buckets of memory are in use, however large the model is.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from ringfort.context import DistributedContext
 
 BUCKET_BYTES = 25 * MIB
-"""As in torch's DDP: so large that a message's fixed cost vanishes, so small that packing and reducing overlap."""
+"""As in torch's DDP: large enough that the fixed cost of a message does not matter, small enough that packing and
+reducing overlap."""
 
 IN_FLIGHT = 2
-"""Buckets at once: one is reduced while the other is packed or unpacked. More would only take more memory."""
+"""Buckets under way at once: one is reduced while the other is packed or unpacked. More would only take memory."""
 
 Tree = TypeVar("Tree")
 
@@ -48,27 +49,27 @@ def average_gradients(
     bucket_bytes: int = BUCKET_BYTES,
     compression: Compression | None = None,
 ) -> Tree:
-    """The mean over all ranks of every array in `tree`: nested dicts, lists, tuples and named tuples of float arrays.
+    """Average every array in `tree` over all ranks: nested dicts, lists, tuples and named tuples of float arrays.
 
-    Arrays are averaged in place and the tree itself is returned; where arrays cannot be written (MLX, JAX) the returned
-    tree has new ones of the same kind in their places. `None` stays `None`. Arrays must not partly overlap.
+    Arrays are averaged in place and the tree itself is returned. Where arrays cannot be written (MLX, JAX), the
+    returned tree has new ones of the same kind in their places. `None` stays `None`. Arrays must not partly overlap.
 
     With `weight`, such as the number of samples that this rank's gradients are the mean of, the result is
-    `sum(weight * gradient) / sum(weight)`; a rank of weight 0 contributes nothing, whatever its arrays hold.
+    `sum(weight * gradient) / sum(weight)`. A rank with weight 0 contributes nothing, whatever its arrays hold.
 
-    With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, fewer bytes are sent, and what a step does
-    not send goes with the next (`"auto"` may choose `int4`, which costs Adam some of its progress; `"auto(0.05)"`
-    chooses `int8` at most): by a compressor that the context keeps for that strategy, or by the
-    `GradientCompressor` that you pass, whose state you can save with a checkpoint. Gradients are known by their place
-    in the tree.
+    With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, the mean is approximated with fewer bytes,
+    and what is lost in one step is added to the next. (`"auto"` may choose `int4`, which costs Adam some of its
+    progress; `"auto(0.05)"` chooses `int8` at most.) The context has a compressor for each strategy; or pass a
+    `GradientCompressor`, whose state you can save with a checkpoint. It tells gradients apart by their place in the
+    tree.
 
     Every rank must pass the same structure, shapes and element types, the same settings, and a weight or none.
-    The ranks compare notes whenever these change, so a difference is an error and never a wrong mean.
+    The ranks compare these whenever they change, so a difference is an error and never a wrong mean.
 
-    Raises `InvalidArgumentError` for a bad weight or bucket size, for an array that is not of floats, and at every rank
-    if all weights are zero; `UnsupportedArrayError` for a leaf that is no array or is read-only; and
-    `GradientMismatchError`, naming the first leaf that differs, if the ranks' trees are not alike. If a tree changes at
-    some ranks only, between calls, that is a plain `CollectiveMismatchError`, which ends the group. With `compression`
+    Raises `InvalidArgumentError` for an invalid weight or bucket size, for an array that is not of floats, and at every
+    rank if all weights are zero; `UnsupportedArrayError` for a leaf that is not an array or is read-only; and
+    `GradientMismatchError`, which names the first leaf that differs, if the ranks' trees differ. If a tree changes
+    between calls at some ranks only, that is a `CollectiveMismatchError`, which ends the group. With `compression`
     also `NonFiniteError`, at every rank, if one has gradients that are infinite or not a number.
     """
     _check_arguments(weight, bucket_bytes)
@@ -78,7 +79,7 @@ def average_gradients(
     if compressor is not None:
         for leaf in leaves:
             check_floats(leaf.view, leaf.path)
-    ctx.group.check()  # a world of one makes no call that would find out that others are there and a ring is not
+    ctx.group.check()  # in a world of one, no collective would find out that the group has to change
     if ctx.world_size > 1:
         shapes = {leaf.path: leaf.describe() for leaf in leaves}
         way = "no compression" if compressor is None else f"compression={compressor.strategy}"
@@ -97,14 +98,14 @@ def _check_arguments(weight: object, bucket_bytes: object) -> None:
         raise InvalidArgumentError("bucket_bytes", bucket_bytes, "must be a whole number of at least 1")
     if weight is None:
         return
-    # NumPy's numbers are Real too. The bound is a number and not "finite", so that 10**400 is refused like infinity.
+    # NumPy's numbers are Real too. The bound is a number, not "finite", so that 10**400 is refused like infinity.
     number = not isinstance(weight, bool) and isinstance(weight, Real)
     if not number or not 0 <= cast("float", weight) <= sys.float_info.max:
         raise InvalidArgumentError("weight", weight, "must be a finite number of at least 0, such as a sample count")
 
 
 def _compressor(ctx: DistributedContext, compression: Compression) -> GradientCompressor:
-    """The caller's, or the one that the context keeps for a strategy."""
+    """Return the caller's compressor, or the context's for a strategy."""
     if isinstance(compression, GradientCompressor):
         return compression
     strategy = CompressionStrategy.parse(compression)
@@ -124,7 +125,7 @@ def _operation(ctx: DistributedContext, weight: float | None) -> Op:
 
 
 class Leaf(NamedTuple):
-    """One array of the tree, where it was found, and its elements in a row."""
+    """One array of the tree, its path, and a flat view of its elements."""
 
     path: str
     array: Any
@@ -132,7 +133,7 @@ class Leaf(NamedTuple):
 
     @classmethod
     def of(cls, array: Any, path: str) -> Leaf:
-        """Raises unless `array` is a writable array of floats or complex numbers."""
+        """Raise unless `array` is a writable array of floats or complex numbers."""
         view = as_view(array, path, writable=True)
         if view.kind.kind not in "fc":
             raise InvalidArgumentError(path, view.kind.name, "gradients are floats; convert this array or leave it out")
@@ -140,16 +141,16 @@ class Leaf(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """The shape of the array."""
         return tuple(int(size) for size in getattr(self.array, "shape", self.view.flat.shape))
 
     def describe(self) -> str:
-        """Element type and shape, such as `float32(3, 4)`."""
+        """Return element type and shape, such as `float32(3, 4)`."""
         return f"{self.view.kind.name}{self.shape}"
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every leaf and where it is, written as Python would reach it: `tree['layers'][0].bias`."""
+    """Yield every leaf with its path as a Python expression, such as `tree['layers'][0].bias`."""
     if isinstance(node, dict):
         for key, child in cast("dict[Any, Any]", node).items():
             yield from _walk(child, f"{path}[{key!r}]")
@@ -162,13 +163,13 @@ def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
-    """`node` with `leaves` in `_walk`'s order; the very same object where nothing in it was replaced."""
+    """Return `node` with `leaves` in the order of `_walk`; the same object where nothing in it was replaced."""
     if isinstance(node, dict):
         old = cast("dict[Any, Any]", node)
         children = {key: _rebuild(child, leaves) for key, child in old.items()}
         if all(children[key] is old[key] for key in old):
             return old
-        fresh = copy.copy(old)  # and not type(node)(children): a defaultdict's constructor takes something else
+        fresh = copy.copy(old)  # not type(node)(children): the constructor of a defaultdict takes something else
         fresh.update(children)
         return fresh
     if isinstance(node, (list, tuple)):
@@ -187,16 +188,19 @@ def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
 
 
 class _Agreed:
-    """Only the last agreement of a group is kept, and that is what makes skipping the check safe: either all ranks come
-    with what they last agreed on, or one does not and asks, and a question that meets a reduction is a mismatch. With a
-    set of former agreements, two ranks could each find a different one in it and average unrelated arrays. A group that
-    follows has agreed on nothing yet: a newcomer in it knows of no agreement."""
+    """The listing that the ranks of a group last agreed on.
+
+    Only the last one is kept, which makes it safe to skip the check. Either all ranks have the listing that they last
+    agreed on, or one has another and starts the check, which is a mismatch with the reductions of the others. With
+    several former listings, two ranks could each have a different one of them, and average unrelated arrays. The next
+    group has agreed on nothing yet: a rank that is new in it knows of no agreement.
+    """
 
     listing: tuple[str, ...] | None = None
 
 
 def _agree(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
-    """Raises `GradientMismatchError` at every rank unless all have the same listing. Free while nothing changes."""
+    """Raise `GradientMismatchError` at every rank unless all have the same listing. Free while nothing changes."""
     agreed = ctx.group.part(_Agreed)
     last = agreed.listing
     if listing == last:
@@ -227,11 +231,11 @@ def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, 
 
 
 def plan_buckets(leaves: Sequence[tuple[str, int]], bucket_bytes: int) -> list[list[int]]:
-    """Which leaves travel together, by index, given each one's element type and size in bytes.
+    """Return the leaves of each bucket, by index, given each leaf's element type and size in bytes.
 
     From the last leaf to the first, which is the order in which gradients become ready. A bucket holds one element type
-    and at most `bucket_bytes`. A leaf of more than half of that travels alone, because copying it would cost more than
-    a message does. Empty leaves do not travel. The plan depends on nothing else, so all ranks make the same one.
+    and at most `bucket_bytes`. A leaf of more than half of that has a bucket of its own, because copying it would cost
+    more than a message. Empty leaves are in no bucket. All ranks make the same plan, for it depends on nothing else.
     """
     done: list[list[int]] = []
     open_buckets: dict[str, list[int]] = {}
@@ -249,7 +253,7 @@ def plan_buckets(leaves: Sequence[tuple[str, int]], bucket_bytes: int) -> list[l
 
 
 class _Reduction(NamedTuple):
-    """A bucket on its way."""
+    """A bucket that is being reduced."""
 
     members: list[int]
     packed: Array
@@ -264,20 +268,20 @@ def _reduce_all(
     in_flight: deque[_Reduction] = deque()
     for members in plan_buckets(sizes, bucket_bytes):
         if len(in_flight) == IN_FLIGHT:
-            _land(in_flight.popleft(), leaves, results)
-        in_flight.append(_launch(ctx, members, leaves, op, compressor))
+            _finish(in_flight.popleft(), leaves, results)
+        in_flight.append(_start(ctx, members, leaves, op, compressor))
     while in_flight:
-        _land(in_flight.popleft(), leaves, results)
+        _finish(in_flight.popleft(), leaves, results)
     return results
 
 
-def _launch(
+def _start(
     ctx: DistributedContext, members: list[int], leaves: list[Leaf], op: Op, compressor: GradientCompressor | None
 ) -> _Reduction:
     views = [leaves[index].view for index in members]
     packed = views[0].flat if len(views) == 1 else np.concatenate([view.flat for view in views])
     if isinstance(op, PremulSum) and op.factor == 0:
-        packed.fill(0)  # a rank without samples may well hold NaN, and 0 * NaN would spoil everyone's mean
+        packed.fill(0)  # a rank without samples may hold NaN, and 0 * NaN would make the mean NaN at every rank
     operand = _operand(packed, views[0])
     if compressor is None:
         return _Reduction(members, packed, ctx.all_reduce(operand, op, async_op=True))
@@ -286,11 +290,11 @@ def _launch(
 
 
 def _operand(packed: Array, like: ArrayView) -> Any:
-    # NumPy has no bfloat16: its bits are stored as uint16, and only a view says what they mean.
+    # NumPy has no bfloat16: its bits are stored as uint16, and only the view has the element type.
     return ArrayView(packed, like.kind) if like.kind.name == "bfloat16" else packed
 
 
-def _land(reduction: _Reduction, leaves: list[Leaf], results: list[Any]) -> None:
+def _finish(reduction: _Reduction, leaves: list[Leaf], results: list[Any]) -> None:
     reduction.work.wait()
     start = 0
     for index in reduction.members:

@@ -82,18 +82,18 @@ def test_eight_bit_floats_are_moved_as_their_bytes_and_not_added() -> None:
         tensors.to_array(tensor)
 
 
-def test_rows_share_the_memory_of_the_whole() -> None:
+def test_parts_share_the_memory_of_the_whole() -> None:
     tensor = torch.arange(6.0)
-    parts = tensors.rows(tensor, 3, "x")
-    parts[2][...] = 7
+    parts = tensors.split(tensor, 3, "x")
+    parts[2].fill_(7)
     assert tensor.tolist() == [0, 1, 2, 3, 7, 7]
 
 
 def test_what_cannot_be_cut_evenly_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match="output='tensor of shape \\(5,\\)'"):
-        tensors.rows(torch.zeros(5), 2, "output")
+        tensors.split(torch.zeros(5), 2, "output")
     with pytest.raises(InvalidArgumentError, match="must be contiguous"):
-        tensors.rows(torch.zeros(4, 4).t(), 2, "output")
+        tensors.split(torch.zeros(4, 4).t(), 2, "output")
 
 
 def test_torchs_reductions_are_ours_and_a_factor_comes_with_its_own() -> None:

@@ -69,17 +69,17 @@ class RingfortEngine(Engine):
 
     def explain(self, case: Case) -> dict[str, Any]:
         """What AUTO predicts for `case`, and what it chooses; times in microseconds. See `explain.Explained`."""
-        backend = self._ctx.backend
-        model, kind = cost_model.model_of(backend), STRATEGIES[case.op]
+        group = self._ctx.group
+        model, kind = cost_model.model_of(group), STRATEGIES[case.op]
         candidates = model.candidates(kind)
         predicted = {str(one): model.predict(one, case.nbytes, case.dtype) * 1e6 for one in candidates}
-        chosen = SHARED_MEMORY if backend.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
+        chosen = SHARED_MEMORY if group.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
         compression: dict[str, Any] = {}
         if case.op == "all_reduce" and case.dtype == "float32":
-            choice = auto.explain(backend, CompressionStrategy.AUTO, [(case.count,)])
+            choice = auto.explain(group, CompressionStrategy.AUTO, [(case.count,)])
             compression["compression"] = f"auto takes {choice.strategy}: {choice.why}"
             compression["compressed"] = {str(one): seconds * 1e6 for one, seconds in choice.predicted.items()}
-        connections = parallel.count_for(backend, case.nbytes)
+        connections = parallel.count_for(group, case.nbytes)
         return {"predicted": predicted, "chosen": chosen, "connections": connections, **compression}
 
     def barrier(self) -> object:
