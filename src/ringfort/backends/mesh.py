@@ -15,6 +15,7 @@ from ringfort.config import DistributedConfig
 from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.transport import fast_path
 from ringfort.transport.arena import Arena
+from ringfort.transport.engine import Engine
 from ringfort.transport.finalisers import when_gone
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
@@ -22,7 +23,7 @@ from ringfort.transport.link import Job, Link
 from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
-from ringfort.transport.parallel import ParallelEngine, end_all
+from ringfort.transport.parallel import end_all
 from ringfort.transport.reducer import Reducer
 from ringfort.transport.stream import Poller, Stream
 from ringfort.transport.tcp import SocketPoller
@@ -43,7 +44,7 @@ def _describe(call: bytes) -> str:
     return f"{words}, measuring the links first" if is_measuring else words
 
 
-_engines: Final[WeakGroup[ParallelEngine]] = WeakGroup()
+_engines: Final[WeakGroup[Engine]] = WeakGroup()
 """Of groups over sockets, one a connection."""
 _numbers: Final = count()
 os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's: a child has nothing to say on them
@@ -80,9 +81,7 @@ class MeshBackend(Backend):
         self._hosts = hosts_of(machines)
         self._machines = machines
         self._ways = ways
-        self._engine = ParallelEngine(
-            rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe
-        )
+        self._engine = Engine(rank, streams, poller, inbox_bytes=config.inbox_bytes, epoch=epoch, describe=_describe)
         self._others = tuple(
             MeshBackend(rank, world_size, config, *connection, machines, epoch=epoch) for connection in connections
         )
@@ -250,7 +249,7 @@ class MeshBackend(Backend):
         """Closes all links without a word, as a process that dies does. For fault injection."""
         self._on_all(lambda engine: engine.drop())
 
-    def _on_all(self, end: Callable[[ParallelEngine], None]) -> None:
+    def _on_all(self, end: Callable[[Engine], None]) -> None:
         """Ends all engines at the same time: each may wait a moment for last words to be taken."""
         threads = [Thread(end, (connection._engine,), name="ringfort-end") for connection in self._others]
         for thread in threads:

@@ -83,8 +83,10 @@ def digest(call: bytes) -> int:
 class Troubled(Protocol):
     """What may have failed."""
 
-    has_trouble: bool
-    """Something has: a collective must `check` before it begins."""
+    @property
+    def has_trouble(self) -> bool:
+        """Something has: a collective must `check` before it begins."""
+        ...
 
 
 class Sleeper(Protocol):

@@ -5,12 +5,12 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | kind | says | payload |
 | --- | --- | --- |
 | DATA | a piece of a message | the piece |
-| clear-to-send | the receiver is there: send the rest of the message that asked for it | none |
+| CLEAR_TO_SEND | the receiver is there: send the rest of the message that asked for it | none |
 | CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
-| ABORT | a group failed, and why | a notice, see notices.py |
+| ABORT | a communicator failed, and why | an abort reason, see abort_reasons.py |
 | GOODBYE | this side closes on purpose, or its program ends without having closed; nothing follows | none |
 | WAITING | this side has waited for a message of this collective for a while | none |
-| BELL | look at the memory that we share: something you sleep for is there | none |
+| WAKE_UP | look at the shared memory: what you sleep for is there | none |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringfort.errors import ProtocolError
 
 PROTOCOL_VERSION = 2
 
-DATA, CLEAR_TO_SEND, CANCEL, ABORT, GOODBYE, WAITING, BELL = range(1, 8)
+DATA, CLEAR_TO_SEND, CANCEL, ABORT, GOODBYE, WAITING, WAKE_UP = range(1, 8)
 
 RENDEZVOUS = 1
 """Flag of a DATA frame: the sender waits for clear-to-send before it sends more than the window, and before it is
@@ -46,7 +46,7 @@ direction, which can only go out between two frames, is on its way before the ot
 WINDOW = MIB
 """Bytes of a message that may be sent before its receiver is known to be there: what a receiver may have to store."""
 MAX_CONTROL = 4 * KIB
-"""Bytes of payload in a frame that is not DATA: a notice in words fits."""
+"""Bytes of payload in a frame that is not DATA: an abort reason in words fits."""
 MAX_MESSAGE = 1 << 48
 """Bytes in one message. Only a check that the length is not noise: no memory is taken for it."""
 
@@ -54,7 +54,7 @@ NO_CALL = bytes(16)
 """The call of a message that belongs to no collective."""
 
 Key = tuple[int, int]
-"""Channel and tag: what keeps conversations apart on one link."""
+"""Communicator id and tag: what keeps conversations apart on one link."""
 
 
 class Header(NamedTuple):
@@ -96,7 +96,7 @@ def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
                 f"a frame claims {header.length} bytes of a message of {header.total}; "
                 f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
             )
-    elif not CLEAR_TO_SEND <= header.kind <= BELL:
+    elif not CLEAR_TO_SEND <= header.kind <= WAKE_UP:
         raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
     elif header.length > MAX_CONTROL:
         raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")

@@ -31,7 +31,7 @@ from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sin
 _READ_AHEAD = 2 * (HEADER_BYTES + MAX_CONTROL)
 """Bytes asked for while a header is expected: a small message comes with its header in one system call."""
 _BUFFER = max(_READ_AHEAD, 64 * KIB + HEADER_BYTES)
-"""Bytes of the buffer itself: a message that is received the short way (quick.py) fits with its header."""
+"""Bytes of the buffer itself: a message of the fast path fits with its header."""
 
 
 _NOTHING = memoryview(b"")
@@ -52,7 +52,7 @@ class Control(NamedTuple):
     payload: bytes
 
 
-class GivenUp(NamedTuple):
+class Cancelled(NamedTuple):
     """The sender of what `receive` was reducing took it back. An event, and no error at once: behind the frame that
     told the reason, and in the same read, comes this one."""
 
@@ -63,15 +63,15 @@ class Inbound:
     """One link's incoming messages.
 
     The owner asks `want()` for memory, reads into it and tells `took(n)`. Afterwards it looks at `events`, and at
-    `replies` and `granted`, which are for the outbound half.
+    `replies` and `cleared`, which are for the outbound half.
     """
 
     def __init__(self, peer: int, scratch: Scratch, limit: int, epoch: int = 0) -> None:
         self.peer = peer
-        self.events: deque[Disagreement | Control | GivenUp] = deque()
+        self.events: deque[Disagreement | Control | Cancelled] = deque()
         self.replies: list[tuple[Key, int]] = []
         """Key and serial of messages to be answered with a clear-to-send."""
-        self.granted: list[tuple[Key, int]] = []
+        self.cleared: list[tuple[Key, int]] = []
         """The same of messages for which a clear-to-send came."""
         self.stored_bytes = 0
         self.messages = 0
@@ -141,7 +141,7 @@ class Inbound:
     def _control(self, header: Header, payload: bytes) -> None:
         key = (header.comm_id, header.tag)
         if header.kind == CLEAR_TO_SEND:
-            self.granted.append((key, header.operation))
+            self.cleared.append((key, header.operation))
         elif header.kind == CANCEL:
             self._cancelled(key)
         else:
@@ -246,7 +246,7 @@ class Inbound:
                 sink.restart()
                 self._posted.setdefault(key, deque()).appendleft(sink)
             else:
-                self.events.append(GivenUp(sink))
+                self.events.append(Cancelled(sink))
 
     # --- the callers' side ----------------------------------------------------------------------------------------
 
@@ -306,20 +306,11 @@ class Inbound:
         queue = self._inbox.get(key)
         return queue is not None and queue[0].seen == queue[0].total
 
-    def early(self, comm_id: int) -> list[Stored]:
-        """The stored messages of collectives on `comm_id`: what the peer is doing while we wait for something else."""
-        return [
-            stored
-            for key, queue in self._inbox.items()
-            if key[0] == comm_id
-            for stored in queue
-            if stored.call != NO_CALL
-        ]
-
-    @property
-    def has_early(self) -> bool:
-        """Something waits in the inbox."""
-        return bool(self._inbox)
+    def early(self, comm_id: int) -> list[tuple[int, bytes]]:
+        """Operation and call of the stored messages of collectives on `comm_id`: what the peer is doing while we wait
+        for something else."""
+        inbox = [stored for key, queue in self._inbox.items() if key[0] == comm_id for stored in queue]
+        return [(stored.operation, stored.call) for stored in inbox if stored.call != NO_CALL]
 
     @property
     def is_full(self) -> bool:
@@ -328,5 +319,5 @@ class Inbound:
 
     @property
     def has_news(self) -> bool:
-        """`events`, `replies` or `granted` hold something."""
-        return bool(self.events) or bool(self.replies) or bool(self.granted)
+        """`events`, `replies` or `cleared` hold something."""
+        return bool(self.events) or bool(self.replies) or bool(self.cleared)

@@ -20,7 +20,7 @@ MakeError = Callable[[], DistributedError]
 class Link:
     """One peer. Reading and writing are one system call each and say whether bytes moved."""
 
-    __slots__ = ("_sealed", "error", "farewell", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
+    __slots__ = ("_sealed", "error", "goodbye", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
 
     def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
         self.peer = peer
@@ -31,8 +31,8 @@ class Link:
         self.outbound = Outbound(epoch)
         self.error: MakeError | None = None
         """Set when the stream is of no more use: why."""
-        self.farewell: AbortReason | None = None
-        """The peer said goodbye: what that is to those who still need it."""
+        self.goodbye: AbortReason | None = None
+        """The peer said goodbye: the abort reason for collectives that still need it."""
         self.waits_in: dict[int, tuple[int, bytes]] = {}
         """By communicator: the collective in which the peer said that it waits for us, as its number and call."""
         self.watch: tuple[bool, bool] = (True, False)
@@ -123,6 +123,10 @@ class Job:
             yield self.send, self.send_link
         if self.receive is not None and self.receive_link is not None:
             yield self.receive, self.receive_link
+
+    def waits_on(self, link: Link) -> list[Send | Receive]:
+        """The messages on `link` that are not done."""
+        return [half for half, other in self.halves() if other is link and not half.done]
 
     def is_on(self, comm_id: int) -> bool:
         """Whether this is part of a collective on `comm_id`."""

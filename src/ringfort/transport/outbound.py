@@ -41,7 +41,7 @@ class Outbound:
         self.bytes = 0
         self._serial = 0
         self._epoch = epoch
-        self.owes_go = False
+        self.owes_clear = False
         """A clear-to-send, for which somebody on the other side waits, has not gone out."""
         self._control: deque[bytes] = deque()
         self._queues: dict[Key, deque[Send]] = {}
@@ -151,7 +151,7 @@ class Outbound:
         send, self._send = self._send, None
         if send is None:
             if not self._control:
-                self.owes_go = False
+                self.owes_clear = False
             return
         if send.sent == send.size and send.is_clear:
             self._finish(send)
@@ -198,12 +198,12 @@ class Outbound:
         """Queues a control frame; it goes out before any further DATA frame."""
         self._control.append(frame)
 
-    def reply_go(self, key: Key, serial: int) -> None:
+    def reply_clear(self, key: Key, serial: int) -> None:
         """Tells the other side that its message is being received."""
-        self.owes_go = True
+        self.owes_clear = True
         self.control(pack(CLEAR_TO_SEND, epoch=self._epoch, comm_id=key[0], tag=key[1], operation=serial))
 
-    def granted(self, key: Key, serial: int) -> None:
+    def cleared(self, key: Key, serial: int) -> None:
         """A clear-to-send came. One for a message that was withdrawn meanwhile is no error: the serial tells them
         apart."""
         queue = self._queues.get(key)

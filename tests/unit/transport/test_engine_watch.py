@@ -8,7 +8,7 @@ import pytest
 
 from ringfort.errors import ChannelClosedError, CollectiveMismatchError, OperationTimeoutError, PeerLostError
 from ringfort.transport import abort_reasons
-from ringfort.transport.frames import ABORT, BELL, GOODBYE, WAITING, pack
+from ringfort.transport.frames import ABORT, GOODBYE, WAITING, WAKE_UP, pack
 from ringfort.transport.messages import Envelope
 from tests.helpers.background import Background
 from tests.helpers.scene import Scene, scene_with
@@ -30,11 +30,11 @@ def watch(scene: Scene, ready: list[bool], peer: int = 1, timeout: float = 10) -
 def test_a_bell_makes_a_watcher_look(scene: Scene) -> None:
     ready: list[bool] = []
     call = watch(scene, ready)
-    scene.peers[1].write(pack(BELL))
+    scene.peers[1].write(pack(WAKE_UP))
     scene.clock.wait_for_sleepers(1)
     assert not call.is_over
     ready.append(True)
-    scene.peers[2].write(pack(BELL))  # whoever rings: it looks
+    scene.peers[2].write(pack(WAKE_UP))  # whoever rings: it looks
     call.result()
 
 
@@ -50,7 +50,7 @@ def test_what_is_there_already_is_not_waited_for_even_if_the_peer_has_left(scene
 
 def test_a_nudge_is_a_bell(scene: Scene) -> None:
     scene.me._engine.nudge(1)
-    assert scene.peers[1].kinds() == [BELL]
+    assert scene.peers[1].kinds() == [WAKE_UP]
     assert scene.peers[2].kinds() == []
 
 

@@ -26,7 +26,7 @@ from ringfort.transport.frames import (
     pack,
     parse,
 )
-from ringfort.transport.inbound import Control, Disagreement, GivenUp, Inbound
+from ringfort.transport.inbound import Cancelled, Control, Disagreement, Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch, Send
 from ringfort.transport.outbound import Outbound
 from ringfort.transport.reducer import Reducer
@@ -84,7 +84,7 @@ class Wire:
 
     def _settle(self) -> None:
         for key, serial in self.inbound.replies:
-            self.outbound.granted(key, serial)
+            self.outbound.cleared(key, serial)
         self.inbound.replies.clear()
 
     def withdraw(self, half: Send | Receive) -> None:
@@ -149,7 +149,7 @@ def test_what_is_received_was_sent_whole_in_order_and_nothing_else_is_lost(scrip
         for action in script:
             carry_out(wire, action)
         wire.drain()
-    assert not wire.inbound.has_early
+    assert not wire.inbound._inbox
     assert wire.inbound.stored_bytes == 0
     for key in KEYS:
         check_conversation(wire, key)
@@ -325,7 +325,7 @@ def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
         wire.inbound.post(receive)
     wire.feed(frame)
     if not posted_first:
-        assert [stored.call for stored in wire.inbound.early(0)] == [call]
+        assert [seen for _, seen in wire.inbound.early(0)] == [call]
         assert wire.inbound.early(1) == []
         wire.inbound.post(receive)
     assert list(wire.inbound.events) == [Disagreement(receive.envelope, operation, call)]
@@ -358,7 +358,7 @@ def test_control_frames_are_passed_on_in_order_however_they_are_cut() -> None:
         wire = Wire()
         wire.feed(frames[:cut])
         wire.feed(frames[cut:])
-        assert wire.inbound.granted == [((7, 2), 9)]
+        assert wire.inbound.cleared == [((7, 2), 9)]
         kinds = [(event.header.kind, event.payload) for event in wire.inbound.events if isinstance(event, Control)]
         assert kinds == [(ABORT, b"why"), (GOODBYE, b"")]
 
@@ -379,7 +379,7 @@ def test_a_message_that_is_taken_back_before_its_receive_leaves_nothing_behind()
     wire = Wire()
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
     assert wire.inbound.stored_bytes == 0
-    assert not wire.inbound.has_early
+    assert not wire.inbound._inbox
     wire.feed(pack(DATA, length=2, total=2) + b"ok")
     assert wire.receive((0, 0), 2).into == b"ok"
 
@@ -388,7 +388,7 @@ def test_a_reduce_cannot_begin_again_when_its_message_is_taken_back() -> None:
     wire = Wire()
     receive = wire.receive((0, 0), 10, reducer=True)
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
-    assert list(wire.inbound.events) == [GivenUp(receive)]
+    assert list(wire.inbound.events) == [Cancelled(receive)]
 
 
 def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
@@ -399,7 +399,7 @@ def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
     assert not receive.done
     reason, given_up = wire.inbound.events
     assert isinstance(reason, Control)
-    assert given_up == GivenUp(receive)
+    assert given_up == Cancelled(receive)
 
 
 @pytest.mark.parametrize("reducer", [True, False])
