@@ -39,6 +39,7 @@ class Arenas:
         """`is_possible` is the same at every rank; `neighbours` is how many ranks the host has in all."""
         self._group_ref = ref(group)  # which holds this: a cycle would keep its links open when nobody needs them
         self.engine = engine
+        self.trouble = engine.table
         self._is_crowded = neighbours > cores()
         self._is_closed = False
         self._is_tried = False

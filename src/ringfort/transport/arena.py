@@ -101,8 +101,8 @@ class Sleeper(Protocol):
         ...
 
     @property
-    def engine(self) -> Troubled:
-        """Who knows whether something has failed."""
+    def trouble(self) -> Troubled:
+        """What knows whether something has failed."""
         ...
 
     def check(self, envelope: Envelope) -> None:

@@ -13,11 +13,11 @@ The engine decides who leads. What the leader does is in its parts:
 - `Watchdog` (watchdog.py): deadlines and mismatch detection for blocked jobs.
 - `FastPath` (fast_path.py): small messages of collectives.
 
-An interrupt (Ctrl-C) may end a call between any two bytecodes, and a signal handler or a finaliser may call the engine
-in the middle of a call that leads. Two locks that know their owner tell the cases apart: `_lead`, which a call takes by
-`acquire`, and `_leading`, which it takes by `with` while it touches the parts. However such a call ends, Python's own C
-code releases `_leading`. So if a thread still holds `_lead` alone, its call was interrupted (see `_recover`); if it
-holds both, a call further down its stack still leads.
+An interrupt (Ctrl-C) may end a call that leads, and a signal handler or a finaliser may call the engine in the middle
+of one. Neither can come between plain assignments (see locks.py). So a call says that it leads by an assignment right
+after it took the lead (`_is_led`), and its exception handler begins with an assignment that says that it has ended
+(`_is_interrupted`). A call that begins in a thread that holds the lead already can tell by them: either a call further
+down the stack still leads (`_is_nested`), or one was interrupted and the engine must `_recover`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ _MOST_LATE = 20
 _ANSWER = 10.0
 """Seconds in which the leader must do what another thread asks, such as to close. It takes milliseconds, unless a
 reduction takes as long."""
+
+
+_NESTED = "a signal handler or a finaliser has interrupted a call of this group and cannot call the group itself"
 
 
 class _Request:
@@ -92,39 +95,40 @@ class Engine:
         self.now = poller.now
         self.links = table.links
         self._poller = poller
-        self._table = table
+        self.table = table
+        """For the leader. Any thread may read `has_trouble`."""
         self._progress = Progress(table, spin)
         self._fast_path = FastPath(table, spin)
         self._jobs = table.jobs
         self._arrivals = self._progress.arrivals
         self._lead = threading.RLock()
-        self._leading = threading.RLock()  # only ever taken by the holder of `_lead`, and by `with`
-        self._is_led = False  # the holder of `_lead` is touching the parts, or was interrupted while it did
+        self._is_led = False  # the holder of `_lead` touches the parts, or was interrupted while it did
+        self._is_interrupted = False  # the latter; the links cannot be trusted any more
         keep_from_children(self)
 
     # --- callers --------------------------------------------------------------------------------------------------
 
     def run(self, job: Job) -> None:
         """Block until `job` is done; raise what it failed with."""
+        leads = False
         try:
-            if self._lead.acquire(blocking=False):
-                if self._is_led:
-                    self._enter_again()
-                with self._leading:
-                    self._is_led = True
-                    if (
-                        self._jobs
-                        or self._arrivals
-                        or self._table.has_trouble
-                        or not is_small(job)
-                        or not self._fast_path.run(job)
-                    ):
-                        self._progress.drive(job)
-                    self._is_led = False
+            if self._is_led and self._is_nested():
+                raise AbortedError(_NESTED)
+            if self._lead.acquire(blocking=False) or self._follow(job):
+                self._is_led = leads = True
+                if (
+                    self._jobs
+                    or self._arrivals
+                    or self.table.has_trouble
+                    or not is_small(job)
+                    or not self._fast_path.run(job)
+                ):
+                    self._progress.drive(job)
+                self._is_led = leads = False
                 self._release()
-            else:
-                self._follow(job)
         except BaseException:
+            if leads:
+                self._is_interrupted = True
             self._unwind()
             raise
         _raise_error_of(job)
@@ -132,31 +136,28 @@ class Engine:
     def swap(self, data: bytes | memoryview, into: memoryview, peer: int, envelope: Envelope) -> bool:
         """Send `data`, a message of a collective that is one frame, to `peer` and receive what fills `into`. Return
         False, with nothing done, if the fast path cannot be taken."""
-        link = self.links[peer]
+        link, leads = self.links[peer], False
         try:
-            if not self._lead.acquire(blocking=False):
+            if self._is_led or not self._lead.acquire(blocking=False):
                 return False
             if (
-                self._is_led
-                or self._jobs
+                self._jobs
                 or self._arrivals
-                or self._table.has_trouble
+                or self.table.has_trouble
                 or not link.outbound.is_idle
                 or not link.inbound.is_idle_for(envelope[:2])
             ):
-                if self._is_led:
-                    self._lead.release()
-                else:
-                    self._release()
+                self._release()
                 return False
-            with self._leading:
-                self._is_led = True
-                left = self._fast_path.swap(link, data, into, envelope)
-                if left is not None:
-                    self._progress.drive(left)
-                self._is_led = False
+            self._is_led = leads = True
+            left = self._fast_path.swap(link, data, into, envelope)
+            if left is not None:
+                self._progress.drive(left)
+            self._is_led = leads = False
             self._release()
         except BaseException:
+            if leads:
+                self._is_interrupted = True
             self._unwind()
             raise
         if left is not None:
@@ -172,7 +173,7 @@ class Engine:
 
     def nudge(self, peer: int) -> None:
         """Make `peer` look at what it watches."""
-        link, table = self.links[peer], self._table
+        link, table = self.links[peer], self.table
 
         def wake_up() -> None:
             if link.error is None:
@@ -185,56 +186,56 @@ class Engine:
         """End the collective of `envelope`, because `peer` is in another; raise `CollectiveMismatchError`, or what
         ended it before."""
         link, disagreement = self.links[peer], Disagreement(envelope, operation, call)
-        self._as_leader(lambda: self._table.mismatch(link, disagreement))
-        raise abort_reasons.to_error(self._table.failed_comms[envelope.comm_id], self.rank)
+        self._as_leader(lambda: self.table.mismatch(link, disagreement))
+        raise abort_reasons.to_error(self.table.failed_comms[envelope.comm_id], self.rank)
 
     @property
     def has_trouble(self) -> bool:
         """Whether something has failed or a link is closed: a collective must `check` before it begins."""
-        return self._table.has_trouble
+        return self.table.has_trouble
 
     def check(self, envelope: Envelope) -> None:
         """Raise what keeps a collective from beginning. What needs a peer finds out about that peer by itself."""
-        error = self._table.trouble_of(envelope) if self._table.has_trouble else None
+        error = self.table.trouble_of(envelope) if self.table.has_trouble else None
         if error is not None:
             raise error()
 
     def abort_reason_of(self, envelope: Envelope) -> AbortReason | None:
         """Return why collectives of this communicator have failed here; None if they have not."""
-        return self._table.failed_comms.get(envelope.comm_id)
+        return self.table.failed_comms.get(envelope.comm_id)
 
     def end(self, envelope: Envelope, abort_reason: AbortReason) -> None:
         """End the collectives of this communicator here too, and tell its members over these links."""
-        self._as_leader(lambda: self._table.fail_comm(envelope.comm_id, envelope.members, abort_reason))
+        self._as_leader(lambda: self.table.fail_comm(envelope.comm_id, envelope.members, abort_reason))
 
     def abort(self, reason: str) -> None:
         """End every call of this process and tell the peers."""
-        self._as_leader(lambda: self._table.abort(Aborted(self.rank, reason)))
+        self._as_leader(lambda: self.table.abort(Aborted(self.rank, reason)))
 
     def close(self, *, has_ended: bool = False) -> None:
         """Say goodbye and close all links. Calls that wait end with `ChannelClosedError`. If the program `has_ended`
         without a close, peers that still need this rank have lost it."""
-        self._as_leader(lambda: self._table.close(has_ended=has_ended))
+        self._as_leader(lambda: self.table.close(has_ended=has_ended))
 
     def let_go(self) -> None:
         """`close` for a group that nobody holds any more; waits for nothing. Peers that still need this rank have lost
         it."""
-        if not self._table.is_closed:
-            self._soon(lambda: self._table.close(has_ended=True, linger=0.0))
+        if not self.table.is_closed:
+            self._soon(lambda: self.table.close(has_ended=True, linger=0.0))
 
     def drop(self) -> None:
         """Close all links without a goodbye, as a process that dies does. For fault injection."""
-        self._as_leader(lambda: self._table.drop(lambda: ChannelClosedError("this rank was killed on purpose")))
+        self._as_leader(lambda: self.table.drop(lambda: ChannelClosedError("this rank was killed on purpose")))
 
     def lose(self, peer: int, reason: str) -> None:
         """Take `peer` for lost, as somebody who watches it has found: end what waits for it, and every collective that
         it is part of. Return at once."""
         link = self.links[peer]
-        self._soon(lambda: self._table.lose(link, lambda: PeerLostError(peer, reason), reason))
+        self._soon(lambda: self.table.lose(link, lambda: PeerLostError(peer, reason), reason))
 
     def fail(self, error: MakeError) -> None:
         """End every call of this process, now and later, with `error`. The peers are not told. Return at once."""
-        self._soon(lambda: self._table.fail_all(error))
+        self._soon(lambda: self.table.fail_all(error))
 
     def traffic(self) -> tuple[int, int, int, int]:
         """Return messages and bytes sent, messages and bytes received, since the start."""
@@ -248,14 +249,16 @@ class Engine:
 
     def abandon(self) -> None:
         """In a forked child: make every later call raise. The locks may be held by threads that do not exist here."""
-        self._lead, self._leading, self._is_led = threading.RLock(), threading.RLock(), False
+        self._lead = threading.RLock()
+        self._is_led = self._is_interrupted = False
         self._arrivals.clear()
-        self._table.abandon(lambda: ChannelClosedError(FORKED))
+        self.table.abandon(lambda: ChannelClosedError(FORKED))
 
     # --- leading and following ------------------------------------------------------------------------------------
 
-    def _follow(self, job: Job) -> None:
-        """Has the leader do `job`, or does it after the leader has handed over."""
+    def _follow(self, job: Job) -> bool:
+        """Has the leader do `job`. Returns True if the leader has handed over before it was done: then this thread
+        leads."""
         job.turn = Signal()
         self._arrivals.append(job)
         self._poller.wake()
@@ -264,7 +267,7 @@ class Engine:
             while not self._lead.acquire(blocking=False):
                 job.turn.wait(_LOOK_AGAIN)
                 if job.is_done:
-                    return
+                    return False
                 late = late + 1 if self.now() > job.deadline else 0
                 if late > _MOST_LATE:
                     raise ChannelClosedError("the thread that moves this process's messages has stopped doing so")
@@ -272,12 +275,8 @@ class Engine:
             if not is_mine(self._lead):
                 self._as_leader(lambda: job.fail(lambda: ChannelClosedError("the call was interrupted")))
             raise
-        with self._leading:
-            self._is_led = True
-            job.turn = None
-            self._progress.drive(job)
-            self._is_led = False
-        self._release()
+        job.turn = None
+        return True
 
     def _release(self) -> None:
         """Stops leading; a follower that is not done takes over. The order matters: a follower first queues itself,
@@ -285,10 +284,13 @@ class Engine:
         while True:
             successor = None
             if self._arrivals or self._jobs:
-                with self._leading:
-                    self._is_led = True
+                self._is_led = True
+                try:
                     successor = self._progress.hand_over()
-                    self._is_led = False
+                except BaseException:
+                    self._is_interrupted = True
+                    raise
+                self._is_led = False
             self._lead.release()
             if successor is not None:
                 successor.send()
@@ -304,12 +306,12 @@ class Engine:
         try:
             self._soon(request)
             until = time.monotonic() + _ANSWER
-            while not (request.is_done or is_mine(self._leading) or request.done.wait(0.01)):
+            while not (request.is_done or self._is_nested() or request.done.wait(0.01)):
                 if self._lead.acquire(blocking=False):
                     self._release()
                 elif time.monotonic() > until:
                     # The leader is stuck: its links end here, so that at least the peers continue.
-                    self._table.drop(
+                    self.table.drop(
                         lambda: ChannelClosedError("the thread that moved this process's messages is stuck")
                     )
                     return
@@ -324,15 +326,10 @@ class Engine:
         is just stopping sees it too: see `_release`."""
         self._arrivals.append(action)
         try:
-            if not self._lead.acquire(blocking=False):
-                self._poller.wake()
-            elif not self._is_led:
+            if not self._is_nested() and self._lead.acquire(blocking=False):
                 self._release()
-            elif is_mine(self._leading):
-                self._lead.release()
-                self._poller.wake()
             else:
-                self._recover()
+                self._poller.wake()
         except BaseException:
             self._unwind()
             raise
@@ -341,7 +338,7 @@ class Engine:
 
     def _unwind(self) -> None:
         """Ends what an exception found under way. Called by each call that can lead, on its way out."""
-        if is_mine(self._lead) and not is_mine(self._leading):
+        if is_mine(self._lead) and (self._is_interrupted or not self._is_led):
             self._recover()
 
     def _recover(self) -> None:
@@ -349,25 +346,21 @@ class Engine:
         for, so no link can be trusted any more. Fails all that waits, and gives up the lead. If that is interrupted
         too, the next call of this thread does it again."""
         abort_reason = Aborted(self.rank, "interrupted while it moved data")
-        with self._leading:
-            self._is_led = True
-            self._table.drop(lambda: abort_reasons.to_error(abort_reason, self.rank))
-            self._progress.recover()
-            self._is_led = False
+        self._is_led = self._is_interrupted = True
+        self.table.drop(lambda: abort_reasons.to_error(abort_reason, self.rank))
+        self._progress.recover()
+        self._is_led = self._is_interrupted = False
         while is_mine(self._lead):
             self._lead.release()
 
-    def _enter_again(self) -> None:
-        """A call begins in a thread that holds the lead already. Raises `AbortedError` if a call below leads: a signal
-        handler or a finaliser has interrupted it, and would wait for its own thread. Else the call that led was
-        interrupted and is gone."""
-        if is_mine(self._leading):
-            self._lead.release()
-            raise AbortedError(
-                "a signal handler or a finaliser has interrupted a call of this group and cannot call the group itself"
-            )
-        self._recover()
-        self._lead.acquire()
+    def _is_nested(self) -> bool:
+        """Whether a call of this thread, further down its stack, leads: a signal handler or a finaliser has suspended
+        it and makes this call. If that call was interrupted and is gone, recovers from it."""
+        if self._is_led and is_mine(self._lead):
+            if not self._is_interrupted:
+                return True
+            self._recover()
+        return False
 
 
 def _raise_error_of(job: Job) -> None:

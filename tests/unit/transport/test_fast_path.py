@@ -297,7 +297,7 @@ def test_a_swap_that_gets_what_makes_no_sense_ends_and_leaves_nothing_behind(
     driven(rank, Other(rank, b"\xff" * 1000), monkeypatch, step=1 << 20)
     with pytest.raises(ProtocolError, match="rank 1"):
         rank.engine.swap(memoryview(OURS), memoryview(bytearray(len(THEIRS))), 1, rank.envelope())
-    assert not rank.engine._table.jobs
+    assert not rank.engine.table.jobs
 
 
 def test_a_swap_with_one_who_goes_in_the_middle_says_so(rank: Rank) -> None:

@@ -85,7 +85,7 @@ def test_a_peer_that_is_lost_in_the_middle_ends_the_whole_pipelined_ring(scene: 
     with pytest.raises(PeerLostError) as caught:
         call.result()
     assert caught.value.peer == BEFORE
-    assert not scene.me._engine._table.jobs
+    assert not scene.me._engine.table.jobs
     assert all(not link.outbound.sends() for link in scene.me._engine.links.values())
 
 
