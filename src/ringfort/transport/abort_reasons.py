@@ -80,11 +80,11 @@ def encode(abort_reason: AbortReason) -> bytes:
 
 
 def decode(payload: bytes) -> AbortReason:
-    """The notice; raises `ProtocolError` for anything else."""
+    """The abort reason; raises `ProtocolError` for anything else."""
     try:
         return _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"an ABORT frame holds no notice: {exc}") from exc
+        raise ProtocolError(f"an ABORT frame holds no abort reason: {exc}") from exc
 
 
 def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
@@ -96,18 +96,10 @@ def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
             return PeerLostError(peer, reason)
         case Left(peer=peer):
             return ChannelClosedError(f"rank {peer} has closed its backend", peer=peer)
-        case Mismatch(peer=peer) if peer == me:  # found by the other side: to us, that is the one who differs
-            return CollectiveMismatchError(
-                me, abort_reason.theirs, abort_reason.rank, abort_reason.ours, operation=abort_reason.operation
-            )
-        case Mismatch():
-            return CollectiveMismatchError(
-                abort_reason.rank,
-                abort_reason.ours,
-                abort_reason.peer,
-                abort_reason.theirs,
-                operation=abort_reason.operation,
-            )
+        case Mismatch(rank=rank, ours=ours, peer=peer, theirs=theirs):
+            # If the peer that found it names us, it is the one that differs from us.
+            sides = (me, theirs, rank, ours) if peer == me else (rank, ours, peer, theirs)
+            return CollectiveMismatchError(*sides, operation=abort_reason.operation)
         case TimedOut(rank=rank) if rank == me:
             return OperationTimeoutError(abort_reason.what, abort_reason.timeout, peer=abort_reason.peer)
         case TimedOut():

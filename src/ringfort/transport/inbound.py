@@ -26,7 +26,7 @@ from ringfort.transport.frames import (
     Key,
     parse,
 )
-from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sink, Stored
+from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sink, Stored, discard, take_first
 
 _READ_AHEAD = 2 * (HEADER_BYTES + MAX_CONTROL)
 """Bytes asked for while a header is expected: a small message comes with its header in one system call."""
@@ -46,33 +46,45 @@ class Disagreement(NamedTuple):
 
 
 class Control(NamedTuple):
-    """An ABORT, GOODBYE or WAITING frame, for the engine."""
+    """An ABORT, GOODBYE, WAITING or WAKE_UP frame."""
 
     header: Header
     payload: bytes
 
 
+class Reply(NamedTuple):
+    """A message is being received that must be answered with a clear-to-send."""
+
+    key: Key
+    serial: int
+
+
+class Cleared(NamedTuple):
+    """A clear-to-send came for the message with this serial."""
+
+    key: Key
+    serial: int
+
+
 class Cancelled(NamedTuple):
-    """The sender of what `receive` was reducing took it back. An event, and no error at once: behind the frame that
-    told the reason, and in the same read, comes this one."""
+    """The sender of what `receive` was reducing took it back. An event, and no error at once: the frame that tells the
+    reason is handled before it."""
 
     receive: Receive
+
+
+Event = Disagreement | Control | Reply | Cleared | Cancelled
 
 
 class Inbound:
     """One link's incoming messages.
 
-    The owner asks `want()` for memory, reads into it and tells `took(n)`. Afterwards it looks at `events`, and at
-    `replies` and `cleared`, which are for the outbound half.
+    The owner asks `want()` for memory, reads into it and tells `took(n)`. Afterwards it carries out the `events`.
     """
 
     def __init__(self, peer: int, scratch: Scratch, limit: int, epoch: int = 0) -> None:
         self.peer = peer
-        self.events: deque[Disagreement | Control | Cancelled] = deque()
-        self.replies: list[tuple[Key, int]] = []
-        """Key and serial of messages to be answered with a clear-to-send."""
-        self.cleared: list[tuple[Key, int]] = []
-        """The same of messages for which a clear-to-send came."""
+        self.events: deque[Event] = deque()
         self.stored_bytes = 0
         self.messages = 0
         self.bytes = 0
@@ -141,7 +153,7 @@ class Inbound:
     def _control(self, header: Header, payload: bytes) -> None:
         key = (header.comm_id, header.tag)
         if header.kind == CLEAR_TO_SEND:
-            self.cleared.append((key, header.operation))
+            self.events.append(Cleared(key, header.operation))
         elif header.kind == CANCEL:
             self._cancelled(key)
         else:
@@ -183,37 +195,24 @@ class Inbound:
         self.messages += 1
         self.bytes += header.total
         is_rendezvous = bool(header.flags & RENDEZVOUS)
-        receive = self._next_posted(key)
+        receive = take_first(self._posted, key)
         if receive is None:
             sink = Stored(header.total, header.operation, header.call, is_rendezvous=is_rendezvous)
             self._inbox.setdefault(key, deque()).append(sink)
         else:
-            sink = self._match(receive, header.operation, header.call, header.total)
-            if is_rendezvous and not self._disagrees(receive, header.operation, header.call):
-                self.replies.append((key, header.operation))
+            sink = self._match(receive, header.operation, header.call, header.total, is_rendezvous)
         if header.length < header.total:
             self._open[key] = sink
         return sink
 
-    def _next_posted(self, key: Key) -> Receive | None:
-        queue = self._posted.get(key)
-        if not queue:
-            return None
-        receive = queue.popleft()
-        if not queue:
-            del self._posted[key]
-        return receive
-
-    @staticmethod
-    def _disagrees(receive: Receive, operation: int, call: bytes) -> bool:
-        envelope = receive.envelope
-        return call != envelope.call or (operation != envelope.operation and call != NO_CALL)
-
-    def _match(self, receive: Receive, operation: int, call: bytes, total: int) -> Sink:
+    def _match(self, receive: Receive, operation: int, call: bytes, total: int, is_rendezvous: bool) -> Sink:
         """`receive` itself if the message is for it, else a sink that drops the message, with the reason told."""
-        if self._disagrees(receive, operation, call):
-            self.events.append(Disagreement(receive.envelope, operation, call))
+        envelope = receive.envelope
+        if call != envelope.call or (operation != envelope.operation and call != NO_CALL):
+            self.events.append(Disagreement(envelope, operation, call))
             return Discard(total)
+        if is_rendezvous:
+            self.events.append(Reply(receive.key, operation))
         if total != receive.total:
             return Discard(total, refused=receive)
         return receive
@@ -235,9 +234,7 @@ class Inbound:
     def _cancelled(self, key: Key) -> None:
         sink = self._open.pop(key, None)
         if isinstance(sink, Stored):
-            self._inbox[key].remove(sink)
-            if not self._inbox[key]:
-                del self._inbox[key]
+            discard(self._inbox, key, sink)
             self.stored_bytes -= len(sink.data)
         elif isinstance(sink, Discard) and sink.refused is not None:
             self._posted.setdefault(key, deque()).appendleft(sink.refused)
@@ -253,17 +250,12 @@ class Inbound:
     def post(self, receive: Receive) -> None:
         """A caller waits for the next message of `receive.key`. It may be done on return."""
         key = receive.key
-        queue = self._inbox.get(key)
-        if queue is None:
+        stored = take_first(self._inbox, key) if self._inbox else None
+        if stored is None:
             self._posted.setdefault(key, deque()).append(receive)
             return
-        stored = queue.popleft()
-        if not queue:
-            del self._inbox[key]
         self.stored_bytes -= len(stored.data)
-        sink = self._match(receive, stored.operation, stored.call, stored.total)
-        if stored.is_rendezvous and not self._disagrees(receive, stored.operation, stored.call):
-            self.replies.append((key, stored.operation))
+        sink = self._match(receive, stored.operation, stored.call, stored.total, stored.is_rendezvous)
         sink.absorb(memoryview(stored.data), self._scratch)
         if stored.seen == stored.total:
             self._message_ended(sink)
@@ -274,11 +266,8 @@ class Inbound:
 
     def withdraw(self, receive: Receive) -> None:
         """The caller no longer waits. What has begun to arrive is read to its end and dropped."""
-        queue = self._posted.get(receive.key)
-        if queue and receive in queue:
-            queue.remove(receive)
-            if not queue:
-                del self._posted[receive.key]
+        if receive in self._posted.get(receive.key, ()):
+            discard(self._posted, receive.key, receive)
             return
         sink = self._sink_of(receive)
         if isinstance(sink, Discard):
@@ -316,8 +305,3 @@ class Inbound:
     def is_full(self) -> bool:
         """The peer has sent all that may wait here; nothing more is read until some of it is received."""
         return self.stored_bytes >= self._limit
-
-    @property
-    def has_news(self) -> bool:
-        """`events`, `replies` or `cleared` hold something."""
-        return bool(self.events) or bool(self.replies) or bool(self.cleared)

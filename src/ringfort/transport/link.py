@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ringfort.errors import DistributedError
 from ringfort.transport.abort_reasons import AbortReason
@@ -79,38 +80,24 @@ class Link:
         return True
 
 
+@dataclass(eq=False, slots=True)
 class Job:
     """What one caller waits for: a message to send, one to receive, or both; and until when."""
 
-    __slots__ = (
-        "before",
-        "deadline",
-        "is_posted",
-        "receive",
-        "receive_link",
-        "say_at",
-        "send",
-        "send_link",
-        "timeout",
-        "turn",
-        "what",
-    )
-
-    def __init__(self, what: str, timeout: float, deadline: float) -> None:
-        self.what = what
-        self.timeout = timeout
-        self.deadline = deadline
-        self.send: Send | None = None
-        self.send_link: Link | None = None
-        self.receive: Receive | None = None
-        self.receive_link: Link | None = None
-        self.before: tuple[tuple[Send | Receive, Link], ...] = ()
-        """Of a pipelined ring: the messages before these two, on the same links, which so are done before them."""
-        self.is_posted = False
-        self.say_at: float | None = None
-        """When to tell the peer that we wait for it; never again after that."""
-        self.turn: Signal | None = None
-        """Of a caller that sleeps: sent when its job is done, or when it is to lead."""
+    what: str
+    timeout: float
+    deadline: float
+    send: Send | None = None
+    send_link: Link | None = None
+    receive: Receive | None = None
+    receive_link: Link | None = None
+    before: tuple[tuple[Send | Receive, Link], ...] = ()
+    """Of a pipelined ring: the messages before these two, on the same links, which so are done before them."""
+    is_posted: bool = False
+    say_at: float | None = None
+    """When to tell the peer that we wait for it; never again after that."""
+    turn: Signal | None = None
+    """Of a caller that sleeps: sent when its job is done, or when the caller should lead."""
 
     @property
     def is_done(self) -> bool:

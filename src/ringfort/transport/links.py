@@ -22,7 +22,7 @@ from ringfort.errors import (
 from ringfort.transport import abort_reasons
 from ringfort.transport.abort_reasons import Aborted, AbortReason, Left, Lost, Mismatch, TimedOut
 from ringfort.transport.frames import ABORT, GOODBYE, HAS_ENDED, NO_CALL, WAITING, WAKE_UP, pack
-from ringfort.transport.inbound import Cancelled, Control, Disagreement
+from ringfort.transport.inbound import Cancelled, Cleared, Control, Disagreement, Reply
 from ringfort.transport.link import Job, Link, MakeError
 from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch, Send
 from ringfort.transport.stream import Poller, Stream
@@ -100,7 +100,7 @@ class LinkTable:
 
     def _post_receive(self, receive: Receive, link: Link) -> None:
         link.inbound.post(receive)
-        if link.inbound.has_news:
+        if link.inbound.events:
             self._settle(link)
 
     def _obstacle(self, job: Job) -> MakeError | None:
@@ -167,23 +167,19 @@ class LinkTable:
             self.pending.add(link)
         elif self.pending:
             self.pending.discard(link)
-        if link.inbound.has_news:
+        if link.inbound.events:
             self._settle(link)
 
     def _settle(self, link: Link) -> None:
-        inbound, outbound = link.inbound, link.outbound
-        if inbound.replies:
-            for key, serial in inbound.replies:
-                outbound.reply_clear(key, serial)
-            inbound.replies.clear()
-            self.write(link)
-        if inbound.cleared:
-            for key, serial in inbound.cleared:
-                outbound.cleared(key, serial)
-            inbound.cleared.clear()
-        while inbound.events:
-            event = inbound.events.popleft()
-            if isinstance(event, Disagreement):
+        events = link.inbound.events
+        while events:
+            event = events.popleft()
+            if isinstance(event, Reply):
+                link.outbound.reply_clear(*event)
+                self.write(link)
+            elif isinstance(event, Cleared):
+                link.outbound.cleared(*event)
+            elif isinstance(event, Disagreement):
                 self.mismatch(link, event)
             elif isinstance(event, Cancelled):
                 self._cancelled(link, event.receive)

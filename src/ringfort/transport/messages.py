@@ -3,8 +3,9 @@ arrives can go. Pure: memory in, memory out."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,28 @@ _SLACK = 16
 
 
 _NO_ARRAY: Array = np.empty(0)
+
+
+T = TypeVar("T")
+
+
+def take_first(queues: dict[Key, deque[T]], key: Key) -> T | None:
+    """Take the first item off the queue of `key`; None if there is none."""
+    queue = queues.get(key)
+    if queue is None:
+        return None
+    item = queue.popleft()
+    if not queue:
+        del queues[key]
+    return item
+
+
+def discard(queues: dict[Key, deque[T]], key: Key, item: T) -> None:
+    """Take `item` out of the queue of `key`."""
+    queue = queues[key]
+    queue.remove(item)
+    if not queue:
+        del queues[key]
 
 
 class Envelope(NamedTuple):

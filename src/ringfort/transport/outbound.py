@@ -22,7 +22,7 @@ from ringfort.transport.frames import (
     Key,
     pack,
 )
-from ringfort.transport.messages import Send
+from ringfort.transport.messages import Send, discard
 
 _JOIN = 4096
 """Bytes of payload that are cheaper to copy behind their header than to hand to the kernel as a second buffer."""
@@ -163,10 +163,8 @@ class Outbound:
         self._remove(send)
 
     def _remove(self, send: Send) -> None:
-        queue = self._queues[send.key]
-        queue.remove(send)
-        if not queue:
-            del self._queues[send.key]
+        discard(self._queues, send.key, send)
+        if send.key not in self._queues:
             self._turns.remove(send.key)
 
     # --- the callers' side ----------------------------------------------------------------------------------------
@@ -185,7 +183,7 @@ class Outbound:
 
     def withdraw(self, send: Send) -> None:
         """The caller no longer waits and will use its memory again. The other side forgets what it has got of it."""
-        if send.done or send.key not in self._queues or send not in self._queues[send.key]:
+        if send.done or send not in self._queues.get(send.key, ()):
             return
         if self._send is send:
             self._send = None

@@ -26,7 +26,7 @@ from ringfort.transport.frames import (
     pack,
     parse,
 )
-from ringfort.transport.inbound import Cancelled, Control, Disagreement, Inbound
+from ringfort.transport.inbound import Cancelled, Cleared, Control, Disagreement, Inbound, Reply
 from ringfort.transport.messages import Envelope, Receive, Scratch, Send
 from ringfort.transport.outbound import Outbound
 from ringfort.transport.reducer import Reducer
@@ -35,6 +35,10 @@ from tests.helpers import small
 ADD = Reducer(np.dtype("<u2"), lambda into, span: np.add(into, span, out=into))
 LIMIT = 1 << 20
 KEYS = ((0, 0), (0, 1), (7, 0))
+
+
+def replies_of(inbound: Inbound) -> list[Reply]:
+    return [event for event in inbound.events if isinstance(event, Reply)]
 
 
 class Wire:
@@ -83,9 +87,9 @@ class Wire:
             self._settle()
 
     def _settle(self) -> None:
-        for key, serial in self.inbound.replies:
-            self.outbound.cleared(key, serial)
-        self.inbound.replies.clear()
+        for reply in replies_of(self.inbound):
+            self.inbound.events.remove(reply)
+            self.outbound.cleared(*reply)
 
     def withdraw(self, half: Send | Receive) -> None:
         if half.done or half in self.withdrawn:
@@ -329,7 +333,7 @@ def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
         assert wire.inbound.early(1) == []
         wire.inbound.post(receive)
     assert list(wire.inbound.events) == [Disagreement(receive.envelope, operation, call)]
-    assert wire.inbound.replies == []
+    assert replies_of(wire.inbound) == []
     assert not receive.done
 
 
@@ -343,10 +347,10 @@ def test_a_message_that_wants_a_go_is_answered_when_it_is_received(posted_first:
     inbound.want()[: len(frame)] = frame
     inbound.took(len(frame))
     if not posted_first:
-        assert inbound.replies == []
+        assert replies_of(inbound) == []
         assert inbound.holds_whole((0, 4))
         inbound.post(receive)
-    assert inbound.replies == [((0, 4), 77)]
+    assert replies_of(inbound) == [((0, 4), 77)]
     assert receive.done
 
 
@@ -358,7 +362,7 @@ def test_control_frames_are_passed_on_in_order_however_they_are_cut() -> None:
         wire = Wire()
         wire.feed(frames[:cut])
         wire.feed(frames[cut:])
-        assert wire.inbound.cleared == [((7, 2), 9)]
+        assert wire.inbound.events[0] == Cleared((7, 2), 9)
         kinds = [(event.header.kind, event.payload) for event in wire.inbound.events if isinstance(event, Control)]
         assert kinds == [(ABORT, b"why"), (GOODBYE, b"")]
 
