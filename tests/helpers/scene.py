@@ -67,8 +67,8 @@ class Scene:
         poller = MemoryPoller(self.clock)
         self.peers: dict[int, Peer] = {}
         for rank in range(1, peers + 1):
-            there = Pipe(ring_reader=lambda: None, ring_writer=poller.ring)
-            back = Pipe(ring_reader=poller.ring, ring_writer=lambda: None)
+            there = Pipe(wake_reader=lambda: None, wake_writer=poller.notify)
+            back = Pipe(wake_reader=poller.notify, wake_writer=lambda: None)
             poller.streams[rank] = MemoryStream(incoming=back, outgoing=there)
             self.peers[rank] = Peer(MemoryStream(incoming=there, outgoing=back))
         self.me = MeshBackend(0, peers + 1, CONFIG, dict(poller.streams), poller)

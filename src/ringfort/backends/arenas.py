@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import msgspec
@@ -39,7 +38,6 @@ class Arenas:
         """`is_possible` is the same at every rank; `neighbours` is how many ranks the host has in all."""
         self._group_ref = ref(group)  # which holds this: a cycle would keep its links open when nobody needs them
         self.engine = engine
-        self.trouble = engine.table
         self._is_crowded = neighbours > cores()
         self._is_closed = False
         self._is_tried = False
@@ -87,7 +85,7 @@ class Arenas:
         if segment is None or not is_shared:
             return None
         patience = ONE_PROCESS if is_one_process else CROWDED if self._is_crowded else EAGER
-        return Arena(segment, group.rank, group.world_size, self, patience=patience)
+        return Arena(segment, group.rank, group.members, self.engine, patience=patience)
 
     def _accept(self, envelope: Envelope) -> Segment | None:
         offer = bytearray(_OFFER.size)
@@ -117,23 +115,6 @@ class Arenas:
         for rank in others:
             group.send(_VERDICT.pack(is_shared, is_one_process), rank, tag=envelope)
         return is_shared, is_one_process
-
-    # --- what a arena asks of its group ---------------------------------------------------------------------------
-
-    def check(self, envelope: Envelope) -> None:
-        self.engine.check(envelope)
-
-    def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
-        self.engine.watch(is_ready, self._group.members[peer], envelope)
-
-    def nudge(self, peer: int) -> None:
-        self.engine.nudge(self._group.members[peer])
-
-    def abandon(self) -> None:
-        self.engine.abort("interrupted in the middle of a collective")
-
-    def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
-        self.engine.disagree(self._group.members[peer], operation, call, envelope)
 
 
 def _create(size: int) -> Segment | None:

@@ -115,7 +115,7 @@ def over_arena(backend: Backend, arena: Arena, call: bytes, size: int, shared_re
 def _in_slots(backend: Backend, arena: Arena, call: bytes, size: int, shared_reducer: SharedReducer) -> Run:
     """What `shared_memory.all_reduce` does of a small array. A function with all that it needs in its own scope: as a
     method it took half as long again."""
-    engine, meet, number, holder = arena.sleeper.trouble, arena.meeting(call), backend.numbering(), Holder(backend)
+    engine, meet, number, holder = arena.engine.table, arena.meeting(call), backend.numbering(), Holder(backend)
     turns = [(slots, slots[arena.rank]) for slots in arena.slots(shared_reducer.dtype, size)]
     combine, is_pair = shared_reducer.closing, arena.world_size == 2
     # A partial's own call would cost a tenth of the addition.
@@ -125,7 +125,7 @@ def _in_slots(backend: Backend, arena: Arena, call: bytes, size: int, shared_red
         try:  # what `with arena` does, which would cost as much as a small copy
             operation = number()
             if engine.has_trouble:
-                arena.sleeper.check(holder.backend.envelope_of(operation, call))
+                arena.engine.check(holder.backend.envelope_of(operation, call))
             arena.turn = turn = arena.turn ^ 1
             slots, own = turns[turn]
             own[...] = flat
@@ -139,7 +139,7 @@ def _in_slots(backend: Backend, arena: Arena, call: bytes, size: int, shared_red
         except DistributedError:
             raise
         except BaseException:
-            arena.sleeper.abandon()
+            arena.abandon()
             raise
 
     return run
@@ -153,7 +153,7 @@ class _InBlocks:
     def __init__(self, backend: Backend, arena: Arena, call: bytes, size: int, shared_reducer: SharedReducer) -> None:
         self._holder = Holder(backend)
         self._arena = arena
-        self._engine = arena.sleeper.trouble
+        self._engine = arena.engine.table
         self._call = call
         self._meet = arena.meeting(call)
         is_one = size * shared_reducer.dtype.itemsize <= arena.slot
@@ -167,7 +167,7 @@ class _InBlocks:
         with arena:
             operation = backend.next_operation()
             if self._engine.has_trouble:
-                arena.sleeper.check(backend.envelope_of(operation, call))
+                arena.engine.check(backend.envelope_of(operation, call))
             if self._blocks:
                 self._in_one_block(flat, operation)
             else:

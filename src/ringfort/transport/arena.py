@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringfort.config import KIB, MIB
 from ringfort.errors import DistributedError
+from ringfort.transport.engine import Engine
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 from ringfort.transport.segment import PAGE, Segment
@@ -80,46 +81,8 @@ def digest(call: bytes) -> int:
     return int.from_bytes(blake2b(call, digest_size=7).digest(), "little")
 
 
-class Troubled(Protocol):
-    """What may have failed."""
-
-    @property
-    def has_trouble(self) -> bool:
-        """Something has: a collective must `check` before it begins."""
-        ...
-
-
-class Sleeper(Protocol):
-    """Who can wait for long: the group's backend."""
-
-    def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
-        """Returns when `is_ready()`; raises what ends a collective that waits for `peer`."""
-        ...
-
-    def nudge(self, peer: int) -> None:
-        """Wakes `peer` from `sleep_until`."""
-        ...
-
-    @property
-    def trouble(self) -> Troubled:
-        """What knows whether something has failed."""
-        ...
-
-    def check(self, envelope: Envelope) -> None:
-        """Raises what keeps a collective from beginning."""
-        ...
-
-    def abandon(self) -> None:
-        """This rank stopped in the middle: what the others see of it is no longer whole. Ends its groups."""
-        ...
-
-    def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
-        """`peer` is in another collective than this rank: raises, and tells the group."""
-        ...
-
-
 def arena_bytes(world_size: int) -> int:
-    """Bytes of a segment for a arena. Pages that are never touched take no memory."""
+    """Bytes of a segment for an arena. Pages that are never touched take no memory."""
     return _slots_at(world_size) + world_size * 2 * slot_bytes(world_size)
 
 
@@ -137,10 +100,14 @@ def _slots_at(world_size: int) -> int:
 class Arena:
     """One rank's hands on its group's arena. For one operation at a time."""
 
-    def __init__(self, segment: Segment, rank: int, world_size: int, sleeper: Sleeper, *, patience: Patience) -> None:
-        memory = segment.memory
+    def __init__(
+        self, segment: Segment, rank: int, members: Sequence[int], engine: Engine, *, patience: Patience
+    ) -> None:
+        """`members` are the group's ranks as `engine` numbers them, and `rank` is this one's place among them."""
+        memory, world_size = segment.memory, len(members)
         self._segment = segment
-        self.sleeper = sleeper
+        self._members = members
+        self.engine = engine
         self.rank = rank
         self.world_size = world_size
         self.operations = 0
@@ -165,7 +132,11 @@ class Arena:
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None and not issubclass(kind, DistributedError):  # those have ended the group already
-            self.sleeper.abandon()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """This rank stopped in the middle: what the others see of it is no longer whole. Ends all calls."""
+        self.engine.abort("interrupted in the middle of a collective")
 
     def next_turn(self) -> int:
         """Which slots are to be used now: not those of the last time, which may still be read."""
@@ -195,7 +166,7 @@ class Arena:
         self.step = words[self._own] = self.step + 1
         for flag in self._flags:  # perhaps before the counter is seen: see `_wait_longer`
             if words[flag]:
-                self.sleeper.nudge(flag // (_LINES * _WORDS))
+                self.engine.nudge(self._member(flag))
 
     def meeting(self, call: bytes) -> Callable[[int], bool]:
         """`sign`, `publish` and a look, for operations that are such a `call`: with an operation's number, whether all
@@ -226,7 +197,7 @@ class Arena:
             words[at] = signature = summary + operation
             self.step = words[own] = step = self.step + 1
             if words[flag]:
-                self.sleeper.nudge(1 - self.rank)
+                self.engine.nudge(self._member(other))
             if words[other] < step:
                 for _ in spins:
                     if words[other] >= step:
@@ -265,7 +236,11 @@ class Arena:
             at = other + turn
             if words[at] != words[self._own + turn]:
                 call = _CALL.pack(words[at + 1], words[at + 2])
-                self.sleeper.disagree(other // (_LINES * _WORDS), words[at] - digest(call), call, envelope)
+                self.engine.disagree(self._member(other), words[at] - digest(call), call, envelope)
+
+    def _member(self, word: int) -> int:
+        """The rank, as the engine numbers it, on whose lines `word` is."""
+        return self._members[word // (_LINES * _WORDS)]
 
     def _wait_longer(self, at: int, envelope: Envelope) -> None:
         words, step = self._words, self.step
@@ -284,7 +259,7 @@ class Arena:
             for _ in _MOMENT:
                 if words[at] >= step:
                     return
-            self.sleeper.sleep_until(lambda: words[at] >= step, at // (_LINES * _WORDS), envelope)
+            self.engine.watch(lambda: words[at] >= step, self._member(at), envelope)
         finally:
             words[flag] = 0
 

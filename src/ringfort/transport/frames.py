@@ -16,7 +16,7 @@ A message goes out as one or more DATA frames. The other kinds steer:
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringfort.config import KIB, MIB
 from ringfort.errors import ProtocolError
@@ -58,33 +58,22 @@ Key = tuple[int, int]
 
 
 class Header(NamedTuple):
-    """A parsed header."""
+    """What a header says."""
 
     kind: int
-    flags: int
-    length: int
-    epoch: int
-    comm_id: int
-    tag: int
-    operation: int
-    total: int
-    call: bytes
+    flags: int = 0
+    length: int = 0
+    epoch: int = 0
+    comm_id: int = 0
+    tag: int = 0
+    operation: int = 0
+    total: int = 0
+    call: bytes = NO_CALL
 
 
-def pack(
-    kind: int,
-    *,
-    flags: int = 0,
-    length: int = 0,
-    epoch: int = 0,
-    comm_id: int = 0,
-    tag: int = 0,
-    operation: int = 0,
-    total: int = 0,
-    call: bytes = NO_CALL,
-) -> bytes:
-    """The bytes of a header."""
-    return HEADER.pack(kind, flags, length, epoch, comm_id, tag, operation, total, call)
+def pack(kind: int, **fields: Any) -> bytes:
+    """The bytes of a header; `fields` are those of `Header`."""
+    return HEADER.pack(*Header(kind, **fields))
 
 
 def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:

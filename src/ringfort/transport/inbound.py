@@ -269,22 +269,16 @@ class Inbound:
         if receive in self._posted.get(receive.key, ()):
             discard(self._posted, receive.key, receive)
             return
-        sink = self._sink_of(receive)
-        if isinstance(sink, Discard):
-            sink.refused = None
-        elif sink is not None:
-            nowhere = Discard(receive.total, receive.seen)
-            if receive.key in self._open:
-                self._open[receive.key] = nowhere
-            if self._sink is receive:
-                self._sink = nowhere
-
-    def _sink_of(self, receive: Receive) -> Sink | None:
-        """Where the message that `receive` was matched to goes, while it is arriving."""
         for sink in (self._open.get(receive.key), self._sink):
-            if sink is receive or (isinstance(sink, Discard) and sink.refused is receive):
-                return sink
-        return None
+            if isinstance(sink, Discard) and sink.refused is receive:
+                sink.refused = None
+            elif sink is receive:
+                nowhere = Discard(receive.total, receive.seen)
+                if receive.key in self._open:
+                    self._open[receive.key] = nowhere
+                if self._sink is receive:
+                    self._sink = nowhere
+                return
 
     def holds(self, key: Key) -> bool:
         """Whether a message of `key` that nobody has asked for is here, or has begun to come."""

@@ -212,10 +212,6 @@ class Outbound:
         if send.sent == send.size and self._send is not send:
             self._finish(send)
 
-    def sends(self) -> list[Send]:
-        """Every message that has not gone out whole."""
-        return [send for queue in self._queues.values() for send in queue]
-
 
 def _waits(send: Send) -> bool:
     if send.source is not None and send.ready == send.sent < send.size:

@@ -30,13 +30,13 @@ class Carrier(Protocol):
 
 
 class Pumps:
-    """Two threads and the stream that they feed. `ring` tells who polls the stream that it can move."""
+    """Two threads and the stream that they feed. `notify` tells the poller of the stream that it can move."""
 
-    def __init__(self, name: str, carrier: Carrier, ring: Callable[[], None]) -> None:
+    def __init__(self, name: str, carrier: Carrier, notify: Callable[[], None]) -> None:
         self._carrier = carrier
         self._to_send, self._has_room = Event(), Event()
-        self._outgoing = Pipe(ring_reader=self._to_send.set, ring_writer=ring)
-        self._incoming = Pipe(ring_reader=ring, ring_writer=self._has_room.set)
+        self._outgoing = Pipe(wake_reader=self._to_send.set, wake_writer=notify)
+        self._incoming = Pipe(wake_reader=notify, wake_writer=self._has_room.set)
         self.stream = MemoryStream(incoming=self._incoming, outgoing=self._outgoing)
         self._threads = [
             Thread(work, name=f"{name}-{what}") for work, what in ((self._send, "out"), (self._receive, "in"))

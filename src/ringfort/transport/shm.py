@@ -21,7 +21,7 @@ from struct import Struct
 from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.segment import Segment
-from ringfort.transport.stream import Ready
+from ringfort.transport.stream import Ready, ready_streams
 from ringfort.transport.tcp import SocketPoller
 
 RING = 1024 * KIB
@@ -241,24 +241,14 @@ class LocalPoller(SocketPoller):
             else:
                 self._poll.register(self._fds[peer], select.POLLIN | (select.POLLOUT if stream.owes else 0))
         found = super().wait(0.0 if self._ready() else deadline)
-        found = [ready for ready in found if not self._rang(ready.peer)]
+        for ready in found:
+            if ready.peer in self._local:
+                self._local[ready.peer].listen()
         for peer in self._wants:
             self._local[peer].sleep(read=False, write=False)
-        return [*found, *self._ready()]
-
-    def _rang(self, peer: int) -> bool:
-        stream = self._local.get(peer)
-        if stream is not None:
-            stream.listen()
-        return stream is not None
+        return [ready for ready in found if ready.peer not in self._local] + self._ready()
 
     def _ready(self) -> list[Ready]:
-        found: list[Ready] = []
-        for peer, (read, write) in self._wants.items():
-            stream = self._local[peer]
-            # An end is told even to those who do not want to read.
-            readable = stream.is_over or (read and stream.is_readable)
-            writable = write and stream.is_writable
-            if readable or writable:
-                found.append(Ready(peer, readable, writable))
-        return found
+        # An end is told even to those who do not want to read.
+        wants = {peer: (read or self._local[peer].is_over, write) for peer, (read, write) in self._wants.items()}
+        return ready_streams(wants, self._local)

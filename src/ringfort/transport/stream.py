@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 
@@ -39,6 +39,24 @@ class Ready(NamedTuple):
     peer: int
     readable: bool
     writable: bool
+
+
+class Movable(Protocol):
+    """A stream that can be asked without a system call."""
+
+    @property
+    def is_readable(self) -> bool: ...
+    @property
+    def is_writable(self) -> bool: ...
+
+
+def ready_streams(watched: Mapping[int, tuple[bool, bool]], streams: Mapping[int, Movable]) -> list[Ready]:
+    """Those of `streams` that can move as `watched` asks: by peer, whether reading and whether writing."""
+    found = (
+        Ready(peer, read and streams[peer].is_readable, write and streams[peer].is_writable)
+        for peer, (read, write) in watched.items()
+    )
+    return [ready for ready in found if ready.readable or ready.writable]
 
 
 class Poller(Protocol):

@@ -110,7 +110,7 @@ def test_a_small_message_that_wants_a_go_is_done_when_it_comes() -> None:
     assert not send.done
     outbound.cleared(send.key, send.serial)
     assert send.done
-    assert outbound.sends() == []
+    assert outbound.is_idle
 
 
 def test_a_go_before_the_message_has_begun_is_not_for_it() -> None:
@@ -255,7 +255,7 @@ def test_the_stream_is_always_whole_frames_and_every_message_begins_once(script:
         for send in sends:
             outbound.withdraw(send)
         found = frames(out + written(outbound))
-    assert outbound.sends() == []
+    assert outbound.is_idle
     assert not outbound.is_active
     begun = {header.operation for header, _ in found if header.kind == DATA}
     assert len(begun) == outbound.messages

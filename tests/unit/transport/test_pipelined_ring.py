@@ -86,7 +86,7 @@ def test_a_peer_that_is_lost_in_the_middle_ends_the_whole_pipelined_ring(scene: 
         call.result()
     assert caught.value.peer == BEFORE
     assert not scene.me._engine.table.jobs
-    assert all(not link.outbound.sends() for link in scene.me._engine.links.values())
+    assert all(not link.outbound._queues for link in scene.me._engine.links.values())
 
 
 def test_a_sender_that_gives_up_ends_the_pipelined_ring_and_nothing_unfinished_is_passed_on(scene: Scene) -> None:
