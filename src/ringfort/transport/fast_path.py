@@ -61,7 +61,7 @@ class FastPath:
                 self._table.failed(out, exc)
                 return False
             if not send.done:
-                self._table.post_rest(job)  # the rest of the message is with the link: so the job must be too
+                self._table.post(job)  # the rest of the message is with the link: so the job must be too
                 return False
             job.send = job.send_link = None
         receive, link = job.receive, job.receive_link
@@ -113,7 +113,7 @@ class FastPath:
                     outbound.went(left.send, head, sent)
                 if have < total:
                     left.receive, left.receive_link = Receive(into, envelope, None), link
-                self._table.post_rest(left)  # first, so that what has come finds its place
+                self._table.post(left)  # first, so that what has come finds its place
                 if 0 < have < total:
                     inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
         except OSError as exc:

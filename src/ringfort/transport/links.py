@@ -87,21 +87,12 @@ class LinkTable:
             return
         for half, link in job.halves():
             if isinstance(half, Send):
-                link.outbound.post(half)
+                if not half.begun:  # else the fast path has begun it
+                    link.outbound.post(half)
             elif type(half) is Receive:
-                self._post_receive(half, link)
-
-    def post_rest(self, job: Job) -> None:
-        """`post` for a job whose message to send, if any, is with its link already."""
-        self.jobs.append(job)
-        job.is_posted = True
-        if job.receive is not None and job.receive_link is not None:
-            self._post_receive(job.receive, job.receive_link)
-
-    def _post_receive(self, receive: Receive, link: Link) -> None:
-        link.inbound.post(receive)
-        if link.inbound.events:
-            self._settle(link)
+                link.inbound.post(half)
+                if link.inbound.events:
+                    self._settle(link)
 
     def _obstacle(self, job: Job) -> MakeError | None:
         """Why `job` cannot succeed any more, or None."""

@@ -92,21 +92,6 @@ class Scratch:
 class Send:
     """A message to be sent. Done when its memory may be used again and, if it wants a clear-to-send, that has come."""
 
-    __slots__ = (
-        "begun",
-        "data",
-        "done",
-        "envelope",
-        "error",
-        "is_clear",
-        "is_rendezvous",
-        "key",
-        "sent",
-        "serial",
-        "size",
-        "source",
-    )
-
     def __init__(
         self, data: memoryview, envelope: Envelope, *, is_rendezvous: bool, source: Receive | None = None
     ) -> None:

@@ -44,8 +44,7 @@ class Outbound:
         self.owes_clear = False
         """A clear-to-send, for which somebody on the other side waits, has not gone out."""
         self._control: deque[bytes] = deque()
-        self._queues: dict[Key, deque[Send]] = {}
-        self._turns: deque[Key] = deque()  # keys of _queues; the first is next
+        self._queues: dict[Key, deque[Send]] = {}  # in the order of their turns
         self._send: Send | None = None  # whose frame is being written; None for a control frame or an orphan
         self._head = _NOTHING  # what is left of the frame's header (and, joined to it, of a short payload)
         self._body = _NOTHING  # what is left of its payload
@@ -140,11 +139,9 @@ class Outbound:
 
     def _choose(self) -> Send | None:
         """The message whose frame is next: the first in turn that need not wait for its clear-to-send."""
-        for _ in range(len(self._turns)):
-            send = self._queues[self._turns[0]][0]
-            if not _waits(send):
-                return send
-            self._turns.rotate(-1)
+        for queue in self._queues.values():
+            if not _waits(queue[0]):
+                return queue[0]
         return None
 
     def _frame_ended(self) -> None:
@@ -155,17 +152,12 @@ class Outbound:
             return
         if send.sent == send.size and send.is_clear:
             self._finish(send)
-        elif len(self._turns) > 1:
-            self._turns.rotate(-1)
+        if len(self._queues) > 1 and send.key in self._queues:
+            self._queues[send.key] = self._queues.pop(send.key)  # it was this one's turn: now it is the last
 
     def _finish(self, send: Send) -> None:
         send.done = True
-        self._remove(send)
-
-    def _remove(self, send: Send) -> None:
         discard(self._queues, send.key, send)
-        if send.key not in self._queues:
-            self._turns.remove(send.key)
 
     # --- the callers' side ----------------------------------------------------------------------------------------
 
@@ -174,12 +166,7 @@ class Outbound:
         if send.envelope.call == NO_CALL:
             self._serial += 1
             send.serial = self._serial
-        queue = self._queues.get(send.key)
-        if queue is None:
-            self._queues[send.key] = deque((send,))
-            self._turns.append(send.key)
-        else:
-            queue.append(send)
+        self._queues.setdefault(send.key, deque()).append(send)
 
     def withdraw(self, send: Send) -> None:
         """The caller no longer waits and will use its memory again. The other side forgets what it has got of it."""
@@ -188,7 +175,7 @@ class Outbound:
         if self._send is send:
             self._send = None
             self._body = memoryview(bytes(self._body))
-        self._remove(send)
+        discard(self._queues, send.key, send)
         if send.begun and send.sent < send.size:
             self.control(pack(CANCEL, epoch=self._epoch, comm_id=send.key[0], tag=send.key[1]))
 

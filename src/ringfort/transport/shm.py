@@ -22,7 +22,7 @@ from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.segment import Segment
 from ringfort.transport.stream import Ready, ready_streams
-from ringfort.transport.tcp import SocketPoller
+from ringfort.transport.tcp import SocketEnd, SocketPoller
 
 RING = 1024 * KIB
 """Bytes a direction, a power of two: four reads' worth, so that writer and reader seldom wait for each other."""
@@ -52,7 +52,7 @@ class _Ring:
         self.data = memory[_HEAD : _HEAD + RING]
 
 
-class ShmStream:
+class ShmStream(SocketEnd):
     """A `Stream` to a process of this machine. Data stay inside the machine, in memory that only this user can open:
     they are not sealed."""
 
@@ -63,7 +63,7 @@ class ShmStream:
         """`is_first` at one side and not at the other; `is_ordered` the same at both."""
         half = _HEAD + RING
         rings = [_Ring(segment.memory[:half]), _Ring(segment.memory[half : 2 * half])]
-        self._sock = sock
+        super().__init__(sock)
         self._segment = segment
         self._out, self._in = rings if is_first else reversed(rings)
         self._is_told = not is_ordered
@@ -123,12 +123,8 @@ class ShmStream:
         self._publish(self._out, _WRITTEN, self._sent, _READER_SLEEPS)
         return total
 
-    def shut_down(self) -> None:
-        with suppress(OSError):  # the peer has gone already
-            self._sock.shutdown(socket.SHUT_WR)
-
     def close(self) -> None:
-        self._sock.close()
+        super().close()
         self.is_over = True
         for ring in (self._in, self._out):
             ring.words.release()
