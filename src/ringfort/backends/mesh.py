@@ -132,7 +132,7 @@ class MeshBackend(Backend):
             len(as_bytes(ring_step.out, "out", writable=False)) <= fast_path.LARGEST for ring_step in ring_steps
         )
         if is_small or not isinstance(tag, Envelope) or tag.members is None:
-            # The short way of small messages is shorter; and only in a collective are all sizes known to be right.
+            # The fast path is faster for small messages; and only in a collective are all sizes known to be right.
             super().pipelined_ring(ring_steps, dst, src, tag=tag, timeout=timeout)
             return
         self.check_peer(dst, "dst")

@@ -17,12 +17,12 @@ from ringfort.transport.frames import MAX_CONTROL
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """A peer went away without a word."""
+    """A peer went away without a goodbye."""
 
     peer: int
     reason: str
     by: int | None = None
-    """Who has found out."""
+    """The rank that found out."""
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -91,7 +91,7 @@ def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
     """The error that `abort_reason` is at rank `me`. A new object each time: a raised exception keeps its traceback."""
     match abort_reason:
         case Lost(peer=peer, reason=reason, by=int() as other) if peer == me:  # to us, the other one is out of reach
-            return PeerLostError(other, f"it has lost this rank: {reason}")
+            return PeerLostError(other, f"it reported that its connection to this rank failed: {reason}")
         case Lost(peer=peer, reason=reason):
             return PeerLostError(peer, reason)
         case Left(peer=peer):

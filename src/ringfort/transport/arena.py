@@ -1,14 +1,13 @@
-"""`Arena`: memory that all ranks of a group on one machine write to and read from, and the counters that say what is
-there.
+"""`Arena`: memory that all ranks of a group on one machine write to and read from, and counters that say what is there.
 
 Every rank has a **counter**, on a cache line of its own, and two **slots** of data. A collective is a fixed number of
-steps: a rank puts data into its slot, `publish`es that it has come so far, and `wait`s until the others have. The law
-of this file: **in every operation every rank waits for every other**. So nobody is ever more than one operation ahead,
-and two slots that take turns are enough.
+steps: a rank puts data into its slot, calls `publish` to say so, and waits until the others have. The law of this
+file: **in every operation every rank waits for every other**. So no rank is ever more than one operation ahead, and two
+slots that take turns are enough.
 
-The order in which one processor's writes are seen by another can be relied on from Python only on x86: elsewhere there
-is no arena. Who waits first spins, then gives the processor away, and then sleeps as a job of the engine, which also
-watches for peers that die, aborts, timeouts and ranks that called something else.
+Python can rely on the order in which one processor sees another's writes only on x86: elsewhere there is no arena. A
+rank that waits first spins, then yields the processor, and then sleeps as a job of the engine, which also watches for
+peers that die, aborts, timeouts and ranks that called something else.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ringfort.transport.spin import LONGEST
 _SLOTS = 4 * MIB
 """Bytes of the slots that are in use at a time, of all ranks: what one rank writes is still in the cache when others
 read it. Few ranks have larger ones, for every block is a meeting, which costs where something else wants the cores.
-With 2 MiB a slot in place of 0.5 a training step of 2 ranks was 1.1 times as quick; 16 MiB of 4 ranks were 1.3 times
+With 2 MiB a slot in place of 0.5 a training step of 2 ranks was 1.1 times as fast; 16 MiB of 4 ranks were 1.3 times
 slower."""
 _LARGEST_SLOT, _SMALLEST_SLOT = 2 * MIB, 256 * KIB
 _LINE = 128
@@ -68,7 +67,7 @@ that computes, it is better to sleep and be woken."""
 CROWDED = Patience(0, 200)
 """Ranks share processors: looking only keeps away the one that is waited for, and giving away is for that one."""
 ONE_PROCESS = Patience(0, 0)
-"""Ranks are threads of one process: only who sleeps lets go of the interpreter."""
+"""Ranks are threads of one process: only sleeping releases the interpreter lock."""
 
 
 _CALL = Struct("<QQ")
@@ -98,7 +97,7 @@ def _slots_at(world_size: int) -> int:
 
 
 class Arena:
-    """One rank's hands on its group's arena. For one operation at a time."""
+    """One rank's access to its group's arena. For one operation at a time."""
 
     def __init__(
         self, segment: Segment, rank: int, members: Sequence[int], engine: Engine, *, patience: Patience
@@ -254,8 +253,9 @@ class Arena:
         flag = self._own + _ASLEEP
         words[flag] = 1
         try:
-            # Who publishes now may have looked at the flag before it was set, and before its counter is seen: a write
-            # takes a moment to leave the processor, and nothing here waits for that. So the last look is later.
+            # A rank that publishes now may have looked at the flag before it was set, and before its counter is seen:
+            # a write takes a moment to leave the processor, and nothing here waits for that. So we look once more,
+            # after that moment.
             for _ in _MOMENT:
                 if words[at] >= step:
                     return
@@ -264,7 +264,7 @@ class Arena:
             words[flag] = 0
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Release the memory."""
         self._slots = np.empty((0, 2, 0), np.uint8)
         self._words.release()
         self._segment.close()

@@ -6,7 +6,7 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | --- | --- | --- |
 | DATA | a piece of a message | the piece |
 | CLEAR_TO_SEND | the receiver is there: send the rest of the message that asked for it | none |
-| CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
+| CANCEL | the sender gave up in the middle of a message; drop what came of it | none |
 | ABORT | a communicator failed, and why | an abort reason, see abort_reasons.py |
 | GOODBYE | this side closes on purpose, or its program ends without having closed; nothing follows | none |
 | WAITING | this side has waited for a message of this collective for a while | none |
@@ -30,7 +30,8 @@ RENDEZVOUS = 1
 done."""
 
 HAS_ENDED = 2
-"""Flag of a GOODBYE: the program is over and has not closed. Who needs it no more goes on; to the others it is lost."""
+"""Flag of a GOODBYE: the program has ended without closing. Peers that still need it raise `PeerLostError`; the others
+continue."""
 
 HEADER = Struct("<BB2xIIxxxxQQQQ16s")
 """kind, flags, payload length, epoch, communicator, tag, operation number, whole message's length, call."""

@@ -2,7 +2,7 @@
 
 The law of this file: **every header that arrives finds a place for its payload**, whatever the callers do meanwhile, so
 that the stream never gets out of step. The place is the receive that waits for it, the inbox, or nowhere (`Discard`);
-it may be exchanged for another between two reads, never lost.
+it may be replaced by another between two reads, but is never missing.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Inbound:
         return self._sink.space(self._left, self._scratch)
 
     def took(self, count: int) -> None:
-        """`count` bytes were put into what `want` gave. Raises `ProtocolError` when they make no sense."""
+        """`count` bytes were put into what `want` gave. Raises `ProtocolError` when they are invalid."""
         sink = self._sink
         if sink is None:
             self._fill += count
@@ -164,13 +164,13 @@ class Inbound:
         return not (self._fill or self._sink or key in self._inbox or key in self._posted or key in self._open)
 
     def count(self, size: int) -> None:
-        """A whole message was read into the buffer by one who knew what to expect."""
+        """The fast path has read a whole message."""
         self.messages += 1
         self.bytes += size
 
     def leave(self, count: int, beyond: memoryview = _NOTHING) -> None:
-        """`count` bytes were read into the buffer, and behind them those of `beyond`, by one who will not read on.
-        Raises as `took` does."""
+        """The fast path has read `count` bytes into the buffer, and behind them those of `beyond`; the ordinary path
+        continues. Raises as `took` does."""
         self._fill = count
         self._parse()
         while beyond:

@@ -15,7 +15,7 @@ from ringfort.transport.sealed import SealedStream
 from ringfort.transport.stream import Stream
 
 MakeError = Callable[[], DistributedError]
-"""Makes an error anew for everyone it ends: a raised exception keeps the traceback of who raised it."""
+"""Makes a new error for each call that it ends: a raised exception keeps its traceback."""
 
 
 class Link:
@@ -26,12 +26,12 @@ class Link:
     def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
         self.peer = peer
         self.stream = stream
-        # Of a record most tries move a part, or nothing: that needs no place for what is in it.
+        # Most tries move only a part of a record: that needs no place for its content.
         self._sealed = stream if isinstance(stream, SealedStream) else None
         self.inbound = Inbound(peer, scratch, inbox_bytes, epoch)
         self.outbound = Outbound(epoch)
         self.error: MakeError | None = None
-        """Set when the stream is of no more use: why."""
+        """Why the stream cannot be used any more; None while it can."""
         self.goodbye: AbortReason | None = None
         """The peer said goodbye: the abort reason for collectives that still need it."""
         self.waits_in: dict[int, tuple[int, bytes]] = {}
@@ -44,7 +44,7 @@ class Link:
         return self.error is None
 
     def write(self) -> bool:
-        """Raises `OSError` when the way is gone."""
+        """Write once; whether bytes moved. Raises `OSError` when the connection is gone."""
         try:
             if self._sealed is not None and self._sealed.is_sending:
                 count = self._sealed.push()
@@ -66,7 +66,8 @@ class Link:
         return True
 
     def read(self) -> bool:
-        """Raises `OSError` when the way is gone, `EOFError` at its end, `ProtocolError` if what came makes no sense."""
+        """Read once; whether bytes moved. Raises `OSError` when the connection is gone, `EOFError` at its end and
+        `ProtocolError` if what came is invalid."""
         inbound = self.inbound
         try:
             if self._sealed is not None and not self._sealed.pull():

@@ -29,7 +29,7 @@ from ringfort.transport.stream import Poller, Stream
 
 _LINGER = 0.3
 """Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
-_WITHOUT_GOODBYE = "its process died or closed the connection without a word"
+_WITHOUT_GOODBYE = "its process died or closed the connection without a goodbye"
 _WITHOUT_CLOSING = "its program ended, or dropped the group, while it was still needed"
 _MOST_WAITS = 1024
 """Communicators for which a link remembers where its peer waits; torch's callbacks make many that end soon."""

@@ -36,8 +36,8 @@ def is_mine(lock: Any) -> bool:
 
 
 class Signal:
-    """One thread waits for it, any thread sends it, also from a finaliser or a signal handler: sending takes no lock.
-    A signal that nobody waits for is kept."""
+    """Wakes one thread. Any thread may send it, also from a finaliser or a signal handler, because sending takes no
+    lock. A signal that nobody waits for is kept."""
 
     __slots__ = ("_sent",)
 
@@ -97,7 +97,7 @@ class Thread(threading.Thread):
 
 
 class Future(futures.Future[T]):
-    """A `concurrent.futures.Future` that an interrupt of who waits for it cannot lock for ever."""
+    """A `concurrent.futures.Future` that an interrupt of a waiting thread cannot leave locked."""
 
     def __init__(self) -> None:
         super().__init__()

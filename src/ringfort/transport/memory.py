@@ -1,4 +1,4 @@
-"""Streams inside one process: bounded byte pipes, with every way to fail that a socket has, and a clock to inject."""
+"""Streams inside one process: bounded pipes of bytes that can fail as sockets do, and a poller with any clock."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Pipe:
         self.end()
 
     def cut(self, *, is_cut: bool = True) -> None:
-        """Bytes stay in the pipe and nobody learns of it, as on a cable that was pulled; or the cable is mended."""
+        """Hold back the bytes without telling anybody, as a cable does that was pulled; or let them pass again."""
         with self._lock:
             self._is_cut = is_cut
         self._wake_reader()

@@ -1,5 +1,5 @@
-"""A message on its way: its `Envelope`, the `Send` and `Receive` that callers wait on, and the other places where what
-arrives can go. Pure: memory in, memory out."""
+"""A message on its way: its `Envelope`, the `Send` and `Receive` that callers wait for, and the other places where
+arriving bytes can go. Pure: memory in, memory out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Envelope(NamedTuple):
     members: frozenset[int] | None = None
     """For a collective: all its ranks, so that the loss of any of them ends it."""
     sync: bool = False
-    """The send ends only when the receiver has taken it up: for ranks that would else never hear from the others."""
+    """The send ends only when the receiver has begun to receive it: for ranks that would otherwise never hear from the
+    others."""
     timeout: float = 0.0
     deadline: float | None = None
     """For a collective: seconds that all its messages together may take, and until when."""
@@ -90,7 +91,8 @@ class Scratch:
 
 
 class Send:
-    """A message to be sent. Done when its memory may be used again and, if it wants a clear-to-send, that has come."""
+    """A message to be sent. Done when its memory may be used again and, in the rendezvous protocol, the clear-to-send
+    has come."""
 
     def __init__(
         self, data: memoryview, envelope: Envelope, *, is_rendezvous: bool, source: Receive | None = None
@@ -106,7 +108,7 @@ class Send:
         self.sent = 0
         self.is_clear = not is_rendezvous
         self.source = source
-        """What is still receiving into this memory: only what it has done with may go out."""
+        """The receive that still writes into this memory: only bytes that it has finished may be sent."""
         self.done = False
         self.error: DistributedError | None = None
 
@@ -151,8 +153,8 @@ class Sink:
 
 
 class Discard(Sink):
-    """For a message that nobody wants, or that is not what `refused` expected: that one ends when all of it has come,
-    since its sender may still take it back."""
+    """For a message that nobody wants, or that has another size than `refused` expected. `refused` fails when the whole
+    message has come, because the sender may still cancel it."""
 
     __slots__ = ("refused",)
 
@@ -180,7 +182,7 @@ class Stored(Sink):
 
 
 class Receive(Sink):
-    """A receive somebody waits on. Bytes go straight into `into`, or through the scratch and the reduce."""
+    """A receive that a caller waits for. Bytes go straight into `into`, or through the scratch and the reduction."""
 
     __slots__ = ("array", "carry", "done", "envelope", "error", "into", "key", "reduced", "reducer")
 
@@ -210,7 +212,7 @@ class Receive(Sink):
             self.reducer.apply(self.array, np.frombuffer(data, self.reducer.dtype))
 
     def restart(self) -> None:
-        """Forgets a message that its sender gave up on. Only without a reduce: that cannot be undone."""
+        """Forgets a message that its sender cancelled. Only without a reduction: that cannot be undone."""
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
@@ -239,7 +241,7 @@ class Receive(Sink):
 
 
 class Watch(Receive):
-    """Somebody waits for a peer, but not for a message of it: done when `is_ready()` says so."""
+    """A caller waits for a peer, but not for a message: done when `is_ready()` says so."""
 
     __slots__ = ("_is_over", "_is_ready")
 

@@ -1,8 +1,8 @@
 """The sending half of a link: messages in, bytes out. Pure: it offers memory to be written and is told how much went.
 
-The law of this file: **a frame that has begun goes out whole.** Whoever gives up in the middle of one leaves a copy of
-its rest behind, so that the next frame starts where the other side expects it. Messages of different keys take turns
-frame by frame; messages of one key keep their order.
+The law of this file: **a frame that has begun goes out whole.** A caller that gives up in the middle of one leaves a
+copy of its rest behind, so that the next frame starts where the other side expects it. Messages of different keys take
+turns frame by frame; messages of one key keep their order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outbound:
         self._serial = 0
         self._epoch = epoch
         self.owes_clear = False
-        """A clear-to-send, for which somebody on the other side waits, has not gone out."""
+        """A clear-to-send that the peer waits for has not gone out."""
         self._control: deque[bytes] = deque()
         self._queues: dict[Key, deque[Send]] = {}  # in the order of their turns
         self._send: Send | None = None  # whose frame is being written; None for a control frame or an orphan
@@ -202,5 +202,5 @@ class Outbound:
 
 def _waits(send: Send) -> bool:
     if send.source is not None and send.ready == send.sent < send.size:
-        return True  # for what it passes on
+        return True  # for the bytes that it passes on
     return not send.is_clear and send.begun and (send.sent == send.size or send.sent >= WINDOW)

@@ -45,7 +45,7 @@ class SealedStream(SocketEnd):
         self._lacks: int = 0  # bytes that the record at _in_at lacks, if its length is known; else 0
         self._spill = memoryview(b"")  # opened, but there was no room for it
         self.has_pending = False
-        """A whole record has been read and waits to be opened: the poller knows nothing of it."""
+        """A whole record has been read and waits to be opened: the poller does not know of it."""
         self.is_sending = False
         """A record has been sealed and is not with the kernel yet, or not all of it."""
 

@@ -2,11 +2,11 @@
 
 Each direction is a ring of bytes with one writer and one reader: the writer counts what it has **written**, the reader
 what it has **read**, each on a cache line of its own. The socket over which the two met stays: its end says that the
-peer is gone, and a byte on it wakes a peer that has said, in the memory, that it sleeps.
+peer is gone, and a byte on it wakes a peer that has set a flag in the memory to say that it sleeps.
 
-That is right where one processor's writes are seen by another in their order, as on x86. Elsewhere the counters go over
-the socket, every time: the kernel orders memory between a send and the receive of what was sent. Then nobody looks at
-the counters in the memory.
+That works where one processor sees the writes of another in their order, as on x86. Elsewhere the counters always go
+over the socket, because the kernel orders memory between a send and its receive. Then nobody looks at the counters in
+the memory.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class ShmStream(SocketEnd):
         self._fence = threading.Lock()
         self._sent = 0  # bytes written to the ring, ever
         self._taken = 0  # bytes read from the other, ever
-        self._told_written = self._told_read = 0  # what the peer has said of its counters
-        self._heard = b""  # a piece of what it said
-        self._owed = b""  # what is left to say
+        self._told_written = self._told_read = 0  # the peer's counters, as it told them
+        self._heard = b""  # the beginning of a counter that has not come whole
+        self._owed = b""  # counters that the socket would not take yet
         self.is_over = False
         """The peer has ended its side; what is in the ring can still be read."""
 
@@ -145,26 +145,26 @@ class ShmStream(SocketEnd):
             self.flush()
             return
         ring.words[counter] = value
-        # A full barrier, as a lock's instructions are: who falls asleep sees the counter, or we see that it sleeps.
+        # A full barrier, as a lock's instructions are: a peer that falls asleep sees the counter, or we see its flag.
         with self._fence:
             pass
         if ring.words[sleeper]:
-            with suppress(OSError):  # full: it has bells enough to wake it; gone: the poller finds out
+            with suppress(OSError):  # full: enough wake-ups are on their way; gone: the poller finds out
                 self._sock.send(b"\0")
 
     def flush(self) -> None:
-        """Says what is left to say."""
+        """Sends what the socket would not take before."""
         if self._owed:
             with suppress(OSError):
                 self._owed = self._owed[self._sock.send(self._owed) :]
 
     @property
     def owes(self) -> bool:
-        """Something could not be said."""
+        """The socket would not take everything."""
         return bool(self._owed)
 
     def listen(self) -> None:
-        """Takes what has come over the socket: bells, counters, the end."""
+        """Takes what has come over the socket: wake-ups, counters, the end."""
         while not self.is_over:
             try:
                 data = self._sock.recv(4096)
@@ -191,7 +191,7 @@ class ShmStream(SocketEnd):
     # --- sleeping -------------------------------------------------------------------------------------------------
 
     def sleep(self, *, read: bool, write: bool) -> None:
-        """Asks the peer to ring when there is something to read, or room to write."""
+        """Asks the peer for a wake-up when there is something to read, or room to write."""
         if not self._is_told:
             self._in.words[_READER_SLEEPS] = read
             self._out.words[_WRITER_SLEEPS] = write
@@ -208,7 +208,7 @@ class ShmStream(SocketEnd):
 
 
 class LocalPoller(SocketPoller):
-    """Sleeps on sockets, some of which only ring for streams through memory."""
+    """Sleeps on sockets, some of which only carry wake-ups for streams through memory."""
 
     def __init__(
         self, sockets: dict[int, socket.socket], local: dict[int, ShmStream], patience: float = DEFAULT_PATIENCE

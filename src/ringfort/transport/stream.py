@@ -1,4 +1,4 @@
-"""What the engine needs of the world: a `Stream` to each peer, a `Poller` to sleep on, and a clock."""
+"""What the engine needs from outside: a `Stream` to each peer, and a `Poller` with a clock to sleep on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 class Stream(Protocol):
     """Two-way, ordered bytes that never block: the part of a non-blocking socket that is used.
 
-    Each raises `BlockingIOError` when nothing can move and another `OSError` when the way is gone; `recv_into` returns
-    0 at the end.
+    Each raises `BlockingIOError` when nothing can move and another `OSError` when the connection is gone; `recv_into`
+    returns 0 at the end.
     """
 
     @property
@@ -20,7 +20,7 @@ class Stream(Protocol):
 
     @property
     def has_pending(self) -> bool:
-        """There is something to receive that the poller knows nothing of."""
+        """There is something to receive that the poller does not know of."""
         ...
 
     def recv_into(self, buffer: memoryview, /) -> int: ...

@@ -33,7 +33,7 @@ LOOKS = 8
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
 PEER_ENDED = "the connection that there was has ended"
-"""Why no further one is made."""
+"""Why no further connection is made."""
 _READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
 """An error or a hang-up shows when it is read: that is where it gets its name."""
 
@@ -74,8 +74,8 @@ def tune(sock: socket.socket) -> socket.socket:
 
 
 def keep_alive(sock: socket.socket, patience: float) -> None:
-    """Has the kernel ask the other one whether it is still there while nothing is under way, so that a machine that
-    answers nothing for `patience` seconds breaks the connection. `silence` is for what is under way."""
+    """Make the kernel probe the peer while nothing is under way, so that a machine that does not answer for `patience`
+    seconds breaks the connection. While data are under way, `silence` tells."""
     interval = max(1, round(patience / 5))
     count = max(1, ceil(patience / interval) - 1)
     options = {"TCP_KEEPIDLE": interval, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": count}
@@ -226,14 +226,14 @@ def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.so
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the other side has gone, or this one has shut it down, even if something it has said is still unread."""
+    """Whether the other side has ended, or this side has shut it down, even if something is still unread."""
     poll = select.poll()
     poll.register(sock, _HANG_UP)
     return bool(poll.poll(0))
 
 
 def is_ended(sock: socket.socket) -> bool:
-    """Whether the other side of a non-blocking socket has gone. What it has said stays unread."""
+    """Whether the other side of a non-blocking socket has ended and everything was read. Reads nothing."""
     try:
         return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

@@ -319,7 +319,7 @@ def of_collective(operation: int, call: bytes) -> Envelope:
 
 @pytest.mark.parametrize(("operation", "call"), [(5, CALL_B), (6, CALL_A), (4, CALL_A)])
 @pytest.mark.parametrize("posted_first", [True, False])
-def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
+def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_clear_to_send(
     operation: int, call: bytes, posted_first: bool
 ) -> None:
     wire = Wire()
@@ -338,7 +338,7 @@ def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
 
 
 @pytest.mark.parametrize("posted_first", [True, False])
-def test_a_message_that_wants_a_go_is_answered_when_it_is_received(posted_first: bool) -> None:
+def test_a_message_that_wants_a_clear_to_send_is_answered_when_it_is_received(posted_first: bool) -> None:
     inbound = Inbound(3, Scratch(), LIMIT)
     receive = Receive(memoryview(bytearray(2)), Envelope(0, 4), None)
     if posted_first:
