@@ -124,12 +124,10 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_everywhere() -> socket.socket:
     """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
     if socket.has_dualstack_ipv6():
-        try:
+        with suppress(OSError):  # switched off for this network
             sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-        except OSError:  # switched off for this network
-            return listen("", 0)
-        sock.setblocking(False)
-        return sock
+            sock.setblocking(False)
+            return keep_from_children(sock)
     return listen("", 0)
 
 

@@ -8,6 +8,7 @@ function raises is raised there. So each scenario is run once to count its event
 from __future__ import annotations
 
 import gc
+import signal
 import socket
 import sys
 import threading
@@ -242,3 +243,39 @@ def test_what_an_interrupted_thread_waited_for_is_not_left_locked() -> None:
                 wait(what)
             lock = what._condition if isinstance(what, Future) else getattr(what, "_cond", what)
             assert isinstance(lock, Signal) or not is_mine(lock), f"{make.__name__}, event {at}"
+
+
+def test_no_signal_is_handled_between_plain_assignments() -> None:
+    """What the engine's flags rest on: see transport/locks.py."""
+
+    class Flags:
+        is_led = is_interrupted = False
+
+    def lead(flags: Flags) -> bool:
+        leads = False
+        try:
+            while True:
+                nothing()
+                flags.is_led = leads = True
+                nothing()
+                flags.is_led = leads = False
+        except KeyboardInterrupt:
+            if leads:
+                flags.is_interrupted = True
+        return leads
+
+    def nothing() -> None: ...
+
+    before = signal.signal(signal.SIGALRM, lambda *_: interrupt())
+    try:
+        seen: set[tuple[bool, bool, bool]] = set()
+        for turn in range(300):
+            flags, leads = Flags(), False
+            with suppress(KeyboardInterrupt):  # it may come before `lead` has begun
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + turn * 1e-6)
+                leads = lead(flags)
+            seen.add((leads, flags.is_led, flags.is_interrupted))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen == {(True, True, True), (False, False, False)}
