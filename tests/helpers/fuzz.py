@@ -78,8 +78,7 @@ def in_pieces(rng: random.Random, data: bytes) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-# --- handshakes and handshakes
-# ------------------------------------------------------------------------------------------
+# --- handshakes -------------------------------------------------------------------------------------------------------
 
 
 def _strange_start(rng: random.Random) -> bytes:
@@ -105,7 +104,7 @@ def _check_side(side: Side) -> None:
     assert side.error is None or isinstance(side.error, TransportError)
 
 
-def random_opening(rng: random.Random) -> None:
+def random_handshake(rng: random.Random) -> None:
     """A stranger's words, to either side, with encryption on or off."""
     credentials = rng.choice((ALICE, ALICE, None))
     side = Side(Handshake(credentials, rng.choice((PURPOSE, None))))
@@ -115,7 +114,7 @@ def random_opening(rng: random.Random) -> None:
     _check_side(side)
 
 
-def mutated_opening(rng: random.Random) -> None:
+def mutated_handshake(rng: random.Random) -> None:
     """Two members, and somebody between them who changes what passes in one direction."""
     spoilt, when = rng.randrange(2), rng.randrange(3)
     seen = 0
@@ -175,9 +174,9 @@ def proof(rng: random.Random) -> None:
 _PROOF = make_proof(ALICE.identity, KEY, initiator=True, binding=KEY)
 
 
-# --- hellos, notices -----------------------------------------------------------------------------------------------
+# --- hellos, abort reasons -----------------------------------------------------------------------------------------
 
-_GREETINGS = [
+_HELLOS = [
     hello.encode(said)
     for said in (
         PURPOSE,
@@ -188,15 +187,15 @@ _GREETINGS = [
         Refused("group", "because"),
     )
 ]
-_NOTICES = [
+_ABORT_REASONS = [
     abort_reasons.encode(abort_reason)
     for abort_reason in (abort_reasons.Aborted(1, "why"), abort_reasons.Left(2), abort_reasons.Lost(1, "x"))
 ]
 
 
-def greeting_or_notice(rng: random.Random) -> None:
+def hello_or_abort_reason(rng: random.Random) -> None:
     """A member's words inside a record."""
-    decode, valid = rng.choice(((hello.decode, _GREETINGS), (abort_reasons.decode, _NOTICES)))
+    decode, valid = rng.choice(((hello.decode, _HELLOS), (abort_reasons.decode, _ABORT_REASONS)))
     data = rng.randbytes(rng.randrange(60)) if rng.randrange(4) == 0 else mutated(rng, rng.choice(valid))
     with suppress(ProtocolError):
         decode(data)
@@ -315,11 +314,11 @@ def _feed(inbound: Inbound, data: bytes) -> None:
 
 
 TARGETS: dict[Target, int] = {
-    random_opening: 200,
-    mutated_opening: 50,
+    random_handshake: 200,
+    mutated_handshake: 50,
     noise_message: 150,
     proof: 50,
-    greeting_or_notice: 150,
+    hello_or_abort_reason: 150,
     records: 200,
     frames: 200,
 }

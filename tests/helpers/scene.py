@@ -7,9 +7,13 @@ from contextlib import contextmanager
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.config import MIB, DistributedConfig
+from ringfort.errors import DistributedError
 from ringfort.testing import VirtualClock
-from ringfort.transport.frames import DATA, HEADER_BYTES, RENDEZVOUS, Header, pack, parse
+from ringfort.transport.frames import DATA, HEADER_BYTES, NO_CALL, RENDEZVOUS, Header, pack, parse
+from ringfort.transport.link import Job
+from ringfort.transport.links import LinkTable
 from ringfort.transport.memory import MemoryPoller, MemoryStream, Pipe
+from ringfort.transport.messages import Envelope, Receive
 from tests.helpers.background import Background
 
 CONFIG = DistributedConfig(inbox_bytes=MIB)
@@ -59,18 +63,24 @@ class Peer:
         self._stream.close()
 
 
+def linked(clock: VirtualClock, peers: int) -> tuple[MemoryPoller, dict[int, Peer]]:
+    """A poller with a stream to each of the ranks 1 to `peers`, and the other ends."""
+    poller = MemoryPoller(clock)
+    found: dict[int, Peer] = {}
+    for rank in range(1, peers + 1):
+        there = Pipe(wake_reader=lambda: None, wake_writer=poller.notify)
+        back = Pipe(wake_reader=poller.notify, wake_writer=lambda: None)
+        poller.streams[rank] = MemoryStream(incoming=back, outgoing=there)
+        found[rank] = Peer(MemoryStream(incoming=there, outgoing=back))
+    return poller, found
+
+
 class Scene:
     """Rank 0 with an engine, and scripted peers from rank 1 on."""
 
     def __init__(self, peers: int) -> None:
         self.clock = VirtualClock()
-        poller = MemoryPoller(self.clock)
-        self.peers: dict[int, Peer] = {}
-        for rank in range(1, peers + 1):
-            there = Pipe(ring_reader=lambda: None, ring_writer=poller.ring)
-            back = Pipe(ring_reader=poller.ring, ring_writer=lambda: None)
-            poller.streams[rank] = MemoryStream(incoming=back, outgoing=there)
-            self.peers[rank] = Peer(MemoryStream(incoming=there, outgoing=back))
+        poller, self.peers = linked(self.clock, peers)
         self.me = MeshBackend(0, peers + 1, CONFIG, dict(poller.streams), poller)
 
     def recv(
@@ -106,3 +116,36 @@ def scene_with(peers: int) -> Generator[Scene, None, None]:
         yield scene
     finally:
         scene.close()
+
+
+class TableScene:
+    """A table of links without an engine: the test is the leader."""
+
+    def __init__(self, peers: int) -> None:
+        self.clock = VirtualClock()
+        poller, self.peers = linked(self.clock, peers)
+        self.table = LinkTable(0, dict(poller.streams), poller, inbox_bytes=MIB)
+
+    def receive(
+        self,
+        src: int,
+        size: int = 1,
+        *,
+        comm_id: int = 0,
+        operation: int = 1,
+        call: bytes = NO_CALL,
+        timeout: float = 5,
+    ) -> Job:
+        """A posted job that receives from `src`; with a `call`, as part of a collective of all ranks."""
+        members = None if call == NO_CALL else frozenset((0, *self.peers))
+        envelope = Envelope(comm_id, 0, operation, call, members)
+        job = Job("recv", timeout, self.clock.now() + timeout)
+        job.receive, job.receive_link = Receive(memoryview(bytearray(size)), envelope, None), self.table.links[src]
+        self.table.post(job)
+        return job
+
+
+def error_of(job: Job) -> DistributedError | None:
+    """What the message that `job` receives has failed with."""
+    assert job.receive is not None
+    return job.receive.error

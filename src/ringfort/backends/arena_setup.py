@@ -42,7 +42,7 @@ def make_arena(group: Group, envelope: Envelope) -> Arena | None:
     if segment is None or not is_shared:
         return None
     patience = ONE_PROCESS if is_one_process else CROWDED if group.ranks_on_host > cores() else EAGER
-    return Arena(segment, group.rank, group.world_size, group, patience=patience)
+    return Arena(segment, group.rank, group.members, group.engine, patience=patience)
 
 
 def _accept(group: Group, envelope: Envelope) -> Segment | None:

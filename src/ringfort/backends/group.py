@@ -17,7 +17,7 @@ from hashlib import blake2b
 from itertools import count
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ringfort.backends.arena_setup import make_arena
 from ringfort.config import DistributedConfig, check_timeout
@@ -32,13 +32,14 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import fast_path
 from ringfort.transport.arena import Arena
+from ringfort.transport.engine import Engine
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.link import Job, Link
 from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Receive, Send
-from ringfort.transport.parallel import ParallelEngine, end_all
+from ringfort.transport.parallel import end_all
 from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Group:
         self,
         rank: int,
         config: DistributedConfig,
-        engines: Sequence[ParallelEngine],
+        engines: Sequence[Engine],
         machines: Mapping[int, Machine],
         *,
         ring: tuple[int, ...] = (),
@@ -128,7 +129,7 @@ class Group:
         self._life = _Life()
         self._begin(engines)
 
-    def _begin(self, engines: Sequence[ParallelEngine]) -> None:
+    def _begin(self, engines: Sequence[Engine]) -> None:
         self.engine = engines[0]
         self.now = self.engine.now
         """Seconds on the clock that timeouts are measured by."""
@@ -153,7 +154,7 @@ class Group:
         They may be used from different threads at once, for parts of one collective."""
         self._life.groups.add(self)
 
-    def _over_others(self, engines: Sequence[ParallelEngine]) -> Iterable[Group]:
+    def _over_others(self, engines: Sequence[Engine]) -> Iterable[Group]:
         for number, engine in enumerate(engines, start=1):
             other = copy(self)
             other.engine, other.connections = engine, (other,)
@@ -376,7 +377,7 @@ class Group:
         for connection in self.connections:
             connection.engine.lose(peer, reason)
 
-    def _on_all(self, end: Callable[[ParallelEngine], None]) -> None:
+    def _on_all(self, end: Callable[[Engine], None]) -> None:
         """End all engines at the same time: each may wait a moment for last words to be taken."""
         others = [connection.engine for connection in self.connections[1:]]
         threads = [Thread(end, (engine,), name="ringfort-end") for engine in others]
@@ -389,7 +390,7 @@ class Group:
     def describe_calls(self, describe: Callable[[bytes], str]) -> None:
         """Say how to put the signature of a call into words, for errors about ranks that called different things."""
         for connection in self.connections:
-            connection.engine.describe = describe
+            connection.engine.table.describe = describe
 
     def share_failure(self, failed: Envelope, envelope: Envelope) -> None:
         """What ended the messages of `failed`, if anything has, ends the collective of `envelope` at all ranks."""
@@ -418,22 +419,6 @@ class Group:
             if self._life.error is None:
                 self._arena = arena
         return self._arena
-
-    def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
-        """Return when `is_ready()`; raise what ends a collective that waits for `peer`."""
-        self.engine.watch(is_ready, self.members[peer], envelope)
-
-    def nudge(self, peer: int) -> None:
-        """Wake `peer` from `sleep_until`."""
-        self.engine.nudge(self.members[peer])
-
-    def abandon(self) -> None:
-        """This rank stopped in the middle of a collective in shared memory: end its groups."""
-        self.engine.abort("interrupted in the middle of a collective")
-
-    def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
-        """`peer` is in another collective than this rank: raise, and tell the group."""
-        self.engine.disagree(self.members[peer], operation, call, envelope)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 

@@ -13,14 +13,14 @@ from typing import Final
 from ringfort.backends.base import Backend
 from ringfort.backends.group import Group, Routes
 from ringfort.config import DistributedConfig
+from ringfort.transport.engine import Engine
 from ringfort.transport.finalisers import when_gone
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.machine import Machine
-from ringfort.transport.parallel import ParallelEngine
 from ringfort.transport.stream import Poller, Stream
 from ringfort.transport.tcp import SocketPoller
 
-_engines: Final[WeakGroup[ParallelEngine]] = WeakGroup()
+_engines: Final[WeakGroup[Engine]] = WeakGroup()
 """The engines of groups over sockets."""
 _numbers: Final = count()
 os.register_at_fork(after_in_child=_engines.clear)  # the links are the parent's: a child has nothing to say on them
@@ -60,7 +60,7 @@ class MeshBackend(Backend):
         to each. The others are what `Group` says of them."""
         self.config = config
         engines = [
-            ParallelEngine(rank, *each, inbox_bytes=config.inbox_bytes, epoch=epoch)
+            Engine(rank, *each, inbox_bytes=config.inbox_bytes, epoch=epoch)
             for each in ((streams, poller), *connections)
         ]
         self._group = Group(

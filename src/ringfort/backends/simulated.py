@@ -89,7 +89,7 @@ def _mesh(world_size: int, clock: Clock) -> list[MemoryPoller]:
     """The pollers of all ranks, with a stream between every two."""
     pollers = [MemoryPoller(clock) for _ in range(world_size)]
     pipes = {
-        (a, b): Pipe(ring_reader=pollers[b].ring, ring_writer=pollers[a].ring)
+        (a, b): Pipe(wake_reader=pollers[b].notify, wake_writer=pollers[a].notify)
         for a in range(world_size)
         for b in range(world_size)
         if a != b

@@ -39,7 +39,7 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.telemetry.steps import own_steps
-from ringfort.transport.finalisers import Farewell, when_gone
+from ringfort.transport.finalisers import Finaliser, when_gone
 from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
 
@@ -102,7 +102,7 @@ class ClusterNode:
         self._work = [0]
         """In a list, which outlives the node: the client tells the service, and must not keep the node alive."""
         self._steps_done = steps_done or _own_steps
-        self._farewell: Farewell | None = None
+        self._farewell: Finaliser | None = None
         self._is_over = False
         self._lost: ControlLostError | None = None
 

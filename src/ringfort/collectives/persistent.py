@@ -66,7 +66,7 @@ def over_arena(group: Group, arena: Arena, call: bytes, size: int, reducer: Shar
 def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
     """Small arrays: every rank puts its own into its slot, and reduces all of them in the order of the ranks. A
     function with all that it needs in its own scope: as a method it took half as long again."""
-    engine, meet, number = group.engine, arena.meeting(call), group.next_operation
+    engine, table, meet, number = arena.engine, arena.engine.table, arena.meeting(call), group.next_operation
     turns = [(slots, slots[arena.rank]) for slots in arena.slots(reducer.dtype, size)]
     combine, is_pair = reducer.closing, arena.world_size == 2
     # A partial's own call would cost a tenth of the addition.
@@ -75,7 +75,7 @@ def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: Share
     def run(flat: Array, timeout: float | None = None) -> None:
         try:  # what `with arena` does, which would cost as much as a small copy
             operation = number()
-            if engine.has_trouble:
+            if table.has_trouble:
                 engine.check(group.envelope_of(operation, call, timeout))
             arena.turn = turn = arena.turn ^ 1
             slots, own = turns[turn]
@@ -90,7 +90,7 @@ def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: Share
         except DistributedError:
             raise
         except BaseException:
-            group.abandon()
+            arena.abandon()
             raise
 
     return run
@@ -115,8 +115,8 @@ class _InBlocks:
             if not self._blocks:
                 shared_memory.all_reduce(arena, flat, self._reducer, group.envelope_of(operation, call, timeout))
                 return
-            if group.engine.has_trouble:
-                group.engine.check(group.envelope_of(operation, call, timeout))
+            if arena.engine.has_trouble:
+                arena.engine.check(group.envelope_of(operation, call, timeout))
             rank, block = arena.rank, self._blocks[arena.next_turn()]
             start, end = block.before.size, flat.size - block.after.size
             own = flat[start:end]

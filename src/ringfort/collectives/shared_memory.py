@@ -63,7 +63,7 @@ class SharedReducer(NamedTuple):
 
 def all_reduce(arena: Arena, flat: Array, shared_reducer: SharedReducer, envelope: Envelope) -> None:
     """Every rank's `flat` becomes the reduction of all, in place."""
-    arena.sleeper.engine.check(envelope)
+    arena.engine.check(envelope)
     arena.sign(envelope)
     if flat.nbytes > SMALL_BYTES:
         _all_reduce_blocks(arena, flat, shared_reducer, envelope)
@@ -135,7 +135,7 @@ def reduce_slice(shared_reducer: SharedReducer, parts: Sequence[Array], rank: in
 
 def broadcast(arena: Arena, flat: Array, root: int, envelope: Envelope) -> None:
     """Every rank's `flat` becomes the root's, in place."""
-    arena.sleeper.engine.check(envelope)
+    arena.engine.check(envelope)
     arena.sign(envelope)
     turns = arena.slots(flat.dtype, arena.slot // flat.itemsize)
     for start, part in _blocks(arena, flat):
@@ -150,7 +150,7 @@ def broadcast(arena: Arena, flat: Array, root: int, envelope: Envelope) -> None:
 
 def all_gather(arena: Arena, flat: Array, parts: Sequence[Array], envelope: Envelope) -> None:
     """`parts[r]` becomes rank r's `flat`."""
-    arena.sleeper.engine.check(envelope)
+    arena.engine.check(envelope)
     arena.sign(envelope)
     turns = arena.slots(flat.dtype, arena.slot // flat.itemsize)
     for start, own in _blocks(arena, flat):

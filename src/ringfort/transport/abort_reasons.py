@@ -17,12 +17,12 @@ from ringfort.transport.frames import MAX_CONTROL
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """A peer went away without a word."""
+    """A peer went away without a goodbye."""
 
     peer: int
     reason: str
     by: int | None = None
-    """Who has found out."""
+    """The rank that found out."""
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
@@ -80,34 +80,26 @@ def encode(abort_reason: AbortReason) -> bytes:
 
 
 def decode(payload: bytes) -> AbortReason:
-    """The notice; raises `ProtocolError` for anything else."""
+    """The abort reason; raises `ProtocolError` for anything else."""
     try:
         return _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"an ABORT frame holds no notice: {exc}") from exc
+        raise ProtocolError(f"an ABORT frame holds no abort reason: {exc}") from exc
 
 
 def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
     """The error that `abort_reason` is at rank `me`. A new object each time: a raised exception keeps its traceback."""
     match abort_reason:
         case Lost(peer=peer, reason=reason, by=int() as other) if peer == me:  # to us, the other one is out of reach
-            return PeerLostError(other, f"it has lost this rank: {reason}")
+            return PeerLostError(other, f"it reported that its connection to this rank failed: {reason}")
         case Lost(peer=peer, reason=reason):
             return PeerLostError(peer, reason)
         case Left(peer=peer):
             return ChannelClosedError(f"rank {peer} has closed its backend", peer=peer)
-        case Mismatch(peer=peer) if peer == me:  # found by the other side: to us, that is the one who differs
-            return CollectiveMismatchError(
-                me, abort_reason.theirs, abort_reason.rank, abort_reason.ours, operation=abort_reason.operation
-            )
-        case Mismatch():
-            return CollectiveMismatchError(
-                abort_reason.rank,
-                abort_reason.ours,
-                abort_reason.peer,
-                abort_reason.theirs,
-                operation=abort_reason.operation,
-            )
+        case Mismatch(rank=rank, ours=ours, peer=peer, theirs=theirs):
+            # If the peer that found it names us, it is the one that differs from us.
+            sides = (me, theirs, rank, ours) if peer == me else (rank, ours, peer, theirs)
+            return CollectiveMismatchError(*sides, operation=abort_reason.operation)
         case TimedOut(rank=rank) if rank == me:
             return OperationTimeoutError(abort_reason.what, abort_reason.timeout, peer=abort_reason.peer)
         case TimedOut():

@@ -1,31 +1,31 @@
-"""`Arena`: memory that all ranks of a group on one machine write to and read from, and the counters that say what is
-there.
+"""`Arena`: memory that all ranks of a group on one machine write to and read from, and counters that say what is there.
 
 Every rank has a **counter**, on a cache line of its own, and two **slots** of data. A collective is a fixed number of
-steps: a rank puts data into its slot, `publish`es that it has come so far, and `wait`s until the others have. The law
-of this file: **in every operation every rank waits for every other**. So nobody is ever more than one operation ahead,
-and two slots that take turns are enough.
+steps: a rank puts data into its slot, calls `publish` to say so, and waits until the others have. The law of this
+file: **in every operation every rank waits for every other**. So no rank is ever more than one operation ahead, and two
+slots that take turns are enough.
 
-The order in which one processor's writes are seen by another can be relied on from Python only on x86: elsewhere there
-is no arena. Who waits first spins, then gives the processor away, and then sleeps as a job of the engine, which also
-watches for peers that die, aborts, timeouts and ranks that called something else.
+Python can rely on the order in which one processor sees another's writes only on x86: elsewhere there is no arena. A
+rank that waits first spins, then yields the processor, and then sleeps as a job of the engine, which also watches for
+peers that die, aborts, timeouts and ranks that called something else.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringfort.config import KIB, MIB
 from ringfort.errors import DistributedError
+from ringfort.transport.engine import Engine
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 from ringfort.transport.segment import PAGE, Segment
@@ -34,7 +34,7 @@ from ringfort.transport.spin import LONGEST
 _SLOTS = 4 * MIB
 """Bytes of the slots that are in use at a time, of all ranks: what one rank writes is still in the cache when others
 read it. Few ranks have larger ones, for every block is a meeting, which costs where something else wants the cores.
-With 2 MiB a slot in place of 0.5 a training step of 2 ranks was 1.1 times as quick; 16 MiB of 4 ranks were 1.3 times
+With 2 MiB a slot in place of 0.5 a training step of 2 ranks was 1.1 times as fast; 16 MiB of 4 ranks were 1.3 times
 slower."""
 _LARGEST_SLOT, _SMALLEST_SLOT = 2 * MIB, 256 * KIB
 _LINE = 128
@@ -67,7 +67,7 @@ that computes, it is better to sleep and be woken."""
 CROWDED = Patience(0, 200)
 """Ranks share processors: looking only keeps away the one that is waited for, and giving away is for that one."""
 ONE_PROCESS = Patience(0, 0)
-"""Ranks are threads of one process: only who sleeps lets go of the interpreter."""
+"""Ranks are threads of one process: only sleeping releases the interpreter lock."""
 
 
 _CALL = Struct("<QQ")
@@ -80,44 +80,8 @@ def digest(call: bytes) -> int:
     return int.from_bytes(blake2b(call, digest_size=7).digest(), "little")
 
 
-class Troubled(Protocol):
-    """What may have failed."""
-
-    has_trouble: bool
-    """Something has: a collective must `check` before it begins."""
-
-    def check(self, envelope: Envelope) -> None:
-        """Raises what keeps a collective from beginning."""
-        ...
-
-
-class Sleeper(Protocol):
-    """Who can wait for long: the group."""
-
-    def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
-        """Returns when `is_ready()`; raises what ends a collective that waits for `peer`."""
-        ...
-
-    def nudge(self, peer: int) -> None:
-        """Wakes `peer` from `sleep_until`."""
-        ...
-
-    @property
-    def engine(self) -> Troubled:
-        """Who knows whether something has failed."""
-        ...
-
-    def abandon(self) -> None:
-        """This rank stopped in the middle: what the others see of it is no longer whole. Ends its groups."""
-        ...
-
-    def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
-        """`peer` is in another collective than this rank: raises, and tells the group."""
-        ...
-
-
 def arena_bytes(world_size: int) -> int:
-    """Bytes of a segment for a arena. Pages that are never touched take no memory."""
+    """Bytes of a segment for an arena. Pages that are never touched take no memory."""
     return _slots_at(world_size) + world_size * 2 * slot_bytes(world_size)
 
 
@@ -133,12 +97,16 @@ def _slots_at(world_size: int) -> int:
 
 
 class Arena:
-    """One rank's hands on its group's arena. For one operation at a time."""
+    """One rank's access to its group's arena. For one operation at a time."""
 
-    def __init__(self, segment: Segment, rank: int, world_size: int, sleeper: Sleeper, *, patience: Patience) -> None:
-        memory = segment.memory
+    def __init__(
+        self, segment: Segment, rank: int, members: Sequence[int], engine: Engine, *, patience: Patience
+    ) -> None:
+        """`members` are the group's ranks as `engine` numbers them, and `rank` is this one's place among them."""
+        memory, world_size = segment.memory, len(members)
         self._segment = segment
-        self.sleeper = sleeper
+        self._members = members
+        self.engine = engine
         self.rank = rank
         self.world_size = world_size
         self.operations = 0
@@ -163,7 +131,11 @@ class Arena:
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None and not issubclass(kind, DistributedError):  # those have ended the group already
-            self.sleeper.abandon()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """This rank stopped in the middle: what the others see of it is no longer whole. Ends all calls."""
+        self.engine.abort("interrupted in the middle of a collective")
 
     def next_turn(self) -> int:
         """Which slots are to be used now: not those of the last time, which may still be read."""
@@ -193,7 +165,7 @@ class Arena:
         self.step = words[self._own] = self.step + 1
         for flag in self._flags:  # perhaps before the counter is seen: see `_wait_longer`
             if words[flag]:
-                self.sleeper.nudge(flag // (_LINES * _WORDS))
+                self.engine.nudge(self._member(flag))
 
     def meeting(self, call: bytes) -> Callable[[int], bool]:
         """`sign`, `publish` and a look, for operations that are such a `call`: with an operation's number, whether all
@@ -224,7 +196,7 @@ class Arena:
             words[at] = signature = summary + operation
             self.step = words[own] = step = self.step + 1
             if words[flag]:
-                self.sleeper.nudge(1 - self.rank)
+                self.engine.nudge(self._member(other))
             if words[other] < step:
                 for _ in spins:
                     if words[other] >= step:
@@ -263,7 +235,11 @@ class Arena:
             at = other + turn
             if words[at] != words[self._own + turn]:
                 call = _CALL.pack(words[at + 1], words[at + 2])
-                self.sleeper.disagree(other // (_LINES * _WORDS), words[at] - digest(call), call, envelope)
+                self.engine.disagree(self._member(other), words[at] - digest(call), call, envelope)
+
+    def _member(self, word: int) -> int:
+        """The rank, as the engine numbers it, on whose lines `word` is."""
+        return self._members[word // (_LINES * _WORDS)]
 
     def _wait_longer(self, at: int, envelope: Envelope) -> None:
         words, step = self._words, self.step
@@ -277,17 +253,18 @@ class Arena:
         flag = self._own + _ASLEEP
         words[flag] = 1
         try:
-            # Who publishes now may have looked at the flag before it was set, and before its counter is seen: a write
-            # takes a moment to leave the processor, and nothing here waits for that. So the last look is later.
+            # A rank that publishes now may have looked at the flag before it was set, and before its counter is seen:
+            # a write takes a moment to leave the processor, and nothing here waits for that. So we look once more,
+            # after that moment.
             for _ in _MOMENT:
                 if words[at] >= step:
                     return
-            self.sleeper.sleep_until(lambda: words[at] >= step, at // (_LINES * _WORDS), envelope)
+            self.engine.watch(lambda: words[at] >= step, self._member(at), envelope)
         finally:
             words[flag] = 0
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Release the memory."""
         self._slots = np.empty((0, 2, 0), np.uint8)
         self._words.release()
         self._segment.close()

@@ -4,7 +4,7 @@ AES-256-GCM is what every side can do. AEGIS (draft-irtf-cfrg-aegis-aead) is mad
 processor without GCM's multiplications. AEGIS-128L (in libsodium) made 13 GB/s a core where AES-256-GCM made 3.5 (AMD
 Zen 3); AEGIS-128X2 and -128X4 (in libaegis), two or four of it side by side in wide registers, 28 and 35 where it made
 16 (AMD Zen 4, 1 MiB at a time).
-Both sides of a link must be able to do it; they agree inside the handshake (opening.py).
+Both sides of a link must be able to do it; they agree inside the handshake (handshake.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringfort.config import KIB
 from ringfort.identity.noise import TAG_BYTES, nonce_bytes
 
 # The packages' own functions return new bytes objects or take twice as long over a small record; the ones below them
-# write to where we want it, as AESGCM's do. Where one is missing, or of another make, the next best cipher does.
+# write to where we want it, as AESGCM's do. Where one is missing, the next best cipher is used.
 try:
     from nacl import _sodium as _nacl  # pyright: ignore[reportMissingTypeStubs,reportAttributeAccessIssue,reportUnknownVariableType]
     from nacl.bindings import sodium_init
@@ -48,12 +48,12 @@ class Cipher(Protocol):
 
     def __init__(self, key: bytes) -> None: ...
     def seal(self, count: int, data: memoryview | bytes, record: memoryview, head: int) -> None:
-        """Writes `data` sealed, and the tag, behind the first `head` bytes of `record`, which are vouched for as well:
-        they and it are all of `record`."""
+        """Writes `data` sealed, and the tag, behind the first `head` bytes of `record`, and fills it. Those first bytes
+        are authenticated too."""
         ...
 
     def open(self, count: int, record: memoryview | bytes, head: int, into: memoryview) -> None:
-        """The reverse. Raises `InvalidTag`; what is in `into` then is nobody's."""
+        """The reverse. Raises `InvalidTag`; what is in `into` is then not authenticated."""
         ...
 
 
@@ -74,7 +74,7 @@ class AesGcm:
 
 
 def _aegis_key(name: str, key: bytes) -> bytes:
-    """The key of another cipher than the link began with: another cipher, another key."""
+    """The key for another cipher than the one that the link began with."""
     return HKDFExpand(SHA256(), 16, b"ringfort records " + name.encode()).derive(key)
 
 
@@ -133,15 +133,15 @@ class Aegis128X4(Aegis128X2):
 
 
 CIPHERS: Final[dict[int, type[Cipher]]] = {1: AesGcm, 2: Aegis128L, 3: Aegis128X2, 4: Aegis128X4}
-"""By the number that the wire has for each."""
+"""By their numbers on the wire."""
 LARGEST_TAG: Final = 32
 
 
 @cache
 def preferred() -> tuple[int, ...]:
-    """The numbers of the ciphers that this machine can do, the one it likes best first."""
+    """The numbers of the ciphers that this machine has, the fastest first."""
     # libsodium offers AES-GCM only where the processor has AES rounds. AEGIS without them would be slow, and its time
-    # would tell of the key.
+    # would depend on the key.
     if _sodium is None or not _sodium.lib.crypto_aead_aes256gcm_is_available():
         return (1,)
     return (*sorted((2,) if _libaegis is None else (2, 3, 4), key=_seconds), 1)
@@ -161,7 +161,7 @@ def _seconds(number: int) -> float:
 
 
 def agree(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
-    """The cipher of a link: of those that both sides can do, the one that they like best on the whole; else the one
-    that every side can do."""
+    """The cipher of a link: of those that both sides have, the one with the best places in both lists; else the one
+    that every side has."""
     both = [number for number in ours if number in theirs]
     return min(both, key=lambda number: (ours.index(number) + theirs.index(number), -number), default=1)

@@ -1,8 +1,10 @@
-"""The short way of a message of a collective that is one frame: one system call to send it, if the kernel takes it, and
-of what comes the header is compared as a whole with what must come. What is out of the ordinary, in any way, is left to
-the engine's ordinary way, from where it stands.
+"""`FastPath`: messages of a collective that fit one frame, without the machinery that large ones need.
 
-The ordinary way makes some fifty Python calls for a message, 20 of the 35 microseconds that a small one takes.
+One system call sends the message, if the kernel takes it whole. Of what arrives, the header is compared as a whole with
+the one that must come. Anything else (a late peer, another frame, an error) is left to the ordinary path, which
+continues from where this one stopped.
+
+The ordinary path makes some fifty Python calls for a message: 20 of the 35 microseconds that a small one takes.
 """
 
 from __future__ import annotations
@@ -11,23 +13,23 @@ import os
 import time
 
 from ringfort.config import KIB
-from ringfort.errors import ProtocolError, TamperedError
 from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
 from ringfort.transport.link import Job, Link
+from ringfort.transport.links import LinkTable
 from ringfort.transport.messages import Envelope, Receive, Send
 from ringfort.transport.spin import LONGEST, Spin
-from ringfort.transport.watchdog import Watchdog
 
 LARGEST = 64 * KIB
-"""Bytes of a message that goes this way as part of any collective: header and all, it fits one read of the receiving
+"""Bytes of a message that takes the fast path in any collective: with its header it fits one read of the receiving
 half's buffer. A `swap` moves as much as a frame may have."""
 _TOGETHER = 32 * KIB
-"""Bytes of what a swap brings that are read together with their header and then copied to their place. Beyond, a second
+"""Bytes of a swapped message that are read together with their header and then copied to their place. Beyond, a second
 read is cheaper than the copy."""
 
 
 def is_small(job: Job) -> bool:
-    """Whether `job` may go the short way: all of it small, and of a collective, whose headers are known beforehand."""
+    """Whether `job` may take the fast path: all of it small, and of a collective, whose headers are known
+    beforehand."""
     send, receive = job.send, job.receive
     if job.before:
         return False
@@ -38,110 +40,161 @@ def is_small(job: Job) -> bool:
     return type(receive) is Receive and receive.total <= LARGEST and receive.envelope.call != NO_CALL
 
 
-def send(job: Job, link: Link, epoch: int) -> bool:
-    """Sends `job.send`, which is no part of the job then. Raises `OSError`."""
-    send = job.send
-    assert send is not None
-    head = _head(send.envelope, send.size, epoch)
-    link.outbound.went(send, head, _push(link, head + send.data))
-    if send.done:
-        job.send = job.send_link = None
-    return send.done
+class FastPath:
+    """Moves small messages over the links of a table. Only the leader calls it, when no job is posted."""
 
+    def __init__(self, table: LinkTable, spin: Spin) -> None:
+        self._table = table
+        self._epoch = table.epoch
+        self._spin = spin
 
-def receive(job: Job, link: Link, epoch: int, spin: Spin) -> bool:
-    """Receives `job.receive`. If it did not come whole, what came is with the ordinary way. Raises `OSError`."""
-    receive, inbound = job.receive, link.inbound
-    if receive is None or not inbound.is_idle_for(receive.key):
-        return False
-    data = _pull(link, _head(receive.envelope, receive.total, epoch), receive.total, spin)
-    if data is None:
-        return False
-    inbound.count(receive.total)
-    receive.take(data)
-    receive.done = True
-    return True
-
-
-def swap(
-    link: Link,
-    data: bytes | memoryview,
-    into: memoryview,
-    envelope: Envelope,
-    epoch: int,
-    spin: Spin,
-) -> tuple[Job | None, int]:
-    """Sends `data` on an idle link and fills `into`, each a message of one frame. Returns what is left to do for the
-    ordinary way, and how many bytes of the frame that it waits for have come: as `_trade` does. Raises `OSError`."""
-    outbound, inbound = link.outbound, link.inbound
-    head = _head(envelope, len(data), epoch)
-    awaited = head if len(into) == len(data) else _head(envelope, len(into), epoch)
-    whole, total = HEADER_BYTES + len(data), HEADER_BYTES + len(into)
-    # Behind its header, where it is little: else the kernel gathers the two.
-    sent = _push(link, head + data) if isinstance(data, bytes) else _push(link, head, data)
-    if sent == whole and len(into) <= _TOGETHER:
-        found = _pull(link, awaited, len(into), spin)
-        if found is not None:
-            into[:] = found
-        have = 0 if found is None else total  # what came in place of it is with the receiving half already
-    else:
-        sent, have = _trade(link, head, memoryview(data), sent, awaited, into, spin)
-    if sent == whole:
-        outbound.count(len(data))
-    if have == total:
-        inbound.count(len(into))
-    if sent == whole and have == total:
-        return None, have
-    left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
-    if sent < whole:
-        left.send, left.send_link = Send(memoryview(data), envelope, is_rendezvous=False), link
-        outbound.went(left.send, head, sent)
-    if have < total:
-        left.receive, left.receive_link = Receive(into, envelope, None), link
-    return left, have
-
-
-def _trade(
-    link: Link, head: bytes, data: memoryview, sent: int, awaited: bytes, into: memoryview, spin: Spin
-) -> tuple[int, int]:
-    """Goes on sending a frame of which `sent` bytes are out, and receives the one that begins with `awaited`: in turns,
-    for neither side may wait until the other has read all. Returns how much went and how much came in the end: a header
-    into the receiving half's buffer, and what follows it into `into`."""
-    stream, buffer = link.stream, link.inbound.buffer
-    whole, total, have = HEADER_BYTES + len(data), HEADER_BYTES + len(into), 0
-    tries, until = spin.budget, 0.0
-    while sent < whole or have < total:
-        moved = 0
-        if sent < whole:
-            moved = _push(link, head[sent:], data) if sent < HEADER_BYTES else _push(link, data[sent - HEADER_BYTES :])
-            sent += moved
-        if have < total:
+    def run(self, job: Job) -> bool:
+        """Does `job`, which is small, and returns True; or returns False, and the ordinary path must do the rest."""
+        send, out = job.send, job.send_link
+        if send is not None and out is not None:
+            if not out.outbound.is_idle:
+                return False
+            head = self._head(send.envelope, send.size)
             try:
-                count = stream.recv_into(
-                    buffer[have:HEADER_BYTES] if have < HEADER_BYTES else into[have - HEADER_BYTES :]
-                )
-            except BlockingIOError:
-                pass
+                out.outbound.went(send, head, _push(out, head + send.data))
+            except OSError as exc:
+                self._table.failed(out, exc)
+                return False
+            if not send.done:
+                self._table.post(job)  # the rest of the message is with the link: so the job must be too
+                return False
+            job.send = job.send_link = None
+        receive, link = job.receive, job.receive_link
+        return receive is None or link is None or self._receive(receive, link)
+
+    def _receive(self, receive: Receive, link: Link) -> bool:
+        """Receives a message, or leaves what came of it to the ordinary path."""
+        inbound = link.inbound
+        if not inbound.is_idle_for(receive.key):
+            return False
+        try:
+            data = self._pull(link, self._head(receive.envelope, receive.total), receive.total)
+            if data is not None:
+                inbound.count(receive.total)
+                receive.take(data)
+                receive.done = True
+        except OSError as exc:
+            self._table.failed(link, exc)
+            return False
+        self._table.after_read(link)
+        return receive.done
+
+    def swap(self, link: Link, data: bytes | memoryview, into: memoryview, envelope: Envelope) -> Job | None:
+        """Sends `data` on an idle link and fills `into`, each a message of one frame. Returns what is left for the
+        ordinary path, or None."""
+        outbound, inbound = link.outbound, link.inbound
+        head = self._head(envelope, len(data))
+        awaited = head if len(into) == len(data) else self._head(envelope, len(into))
+        whole, total = HEADER_BYTES + len(data), HEADER_BYTES + len(into)
+        left: Job | None = None
+        try:
+            # Small data are copied behind their header; the kernel gathers the two where they are large.
+            sent = _push(link, head + data) if isinstance(data, bytes) else _push(link, head, data)
+            if sent == whole and len(into) <= _TOGETHER:
+                found = self._pull(link, awaited, len(into))
+                if found is not None:
+                    into[:] = found
+                have = 0 if found is None else total  # what came instead is with the receiving half already
             else:
-                if not count:
-                    break  # the end: the ordinary way gives it its name
-                moved, is_new = moved + count, have < HEADER_BYTES
-                have += count
-                if is_new and have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != awaited:
+                sent, have = self._trade(link, head, memoryview(data), sent, awaited, into)
+            if sent == whole:
+                outbound.count(len(data))
+            if have == total:
+                inbound.count(len(into))
+            if sent < whole or have < total:
+                left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+                if sent < whole:
+                    left.send, left.send_link = Send(memoryview(data), envelope, is_rendezvous=False), link
+                    outbound.went(left.send, head, sent)
+                if have < total:
+                    left.receive, left.receive_link = Receive(into, envelope, None), link
+                self._table.post(left)  # first, so that what has come finds its place
+                if 0 < have < total:
+                    inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
+        except OSError as exc:
+            self._table.failed(link, exc)
+            if left is None:  # posting it will find out why it cannot be done
+                left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
+                left.receive, left.receive_link = Receive(into, envelope, None), link
+            return left
+        self._table.after_read(link)
+        return left
+
+    def _trade(
+        self, link: Link, head: bytes, data: memoryview, sent: int, awaited: bytes, into: memoryview
+    ) -> tuple[int, int]:
+        """Continues to send a frame of which `sent` bytes are out, and receives the one that begins with `awaited`: in
+        turns, because neither side may wait until the other has read everything. Returns how many bytes went and came:
+        a header into the receiving half's buffer, and what follows it into `into`."""
+        stream, buffer, spin = link.stream, link.inbound.buffer, self._spin
+        whole, total, have = HEADER_BYTES + len(data), HEADER_BYTES + len(into), 0
+        tries, until = spin.budget, 0.0
+        while sent < whole or have < total:
+            moved = 0
+            if sent < whole:
+                is_begun = sent >= HEADER_BYTES
+                moved = _push(link, data[sent - HEADER_BYTES :]) if is_begun else _push(link, head[sent:], data)
+                sent += moved
+            if have < total:
+                is_new = have < HEADER_BYTES
+                try:
+                    count = stream.recv_into(buffer[have:HEADER_BYTES] if is_new else into[have - HEADER_BYTES :])
+                except BlockingIOError:
+                    pass
+                else:
+                    if not count:
+                        break  # the end of the stream: the ordinary path finds out why
+                    moved += count
+                    have += count
+                    if is_new and have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != awaited:
+                        break
+            if moved:
+                tries = spin.budget
+                continue
+            now = time.monotonic()
+            if tries == spin.budget:
+                until = now + LONGEST
+            tries -= 1
+            if tries < 0 or now > until:
+                tries = -1
+                break
+            os.sched_yield()
+        spin.tell(paid=tries >= 0)
+        return sent, have
+
+    def _pull(self, link: Link, head: bytes, size: int) -> memoryview | None:
+        """The message that begins with `head`; None if it does not come soon, or something else does."""
+        inbound, spin = link.inbound, self._spin
+        buffer, total = inbound.buffer, HEADER_BYTES + size
+        recv_into, tries, have = link.stream.recv_into, spin.budget, 0
+        until = time.monotonic() + LONGEST
+        while have < total:
+            try:
+                count = recv_into(buffer[have:total])
+            except BlockingIOError:
+                tries -= 1
+                if tries < 0 or time.monotonic() > until:
+                    tries = -1
                     break
-        if moved:
-            tries = spin.budget
-            continue
-        now = time.monotonic()
-        if tries == spin.budget:
-            until = now + LONGEST
-        tries -= 1
-        if tries < 0 or now > until:
-            tries = -1
-            break
-        os.sched_yield()
-    spin.tell(paid=tries >= 0)
-    return sent, have
+                os.sched_yield()
+                continue
+            have += count
+            if not count or (have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != head):
+                break  # the end of the stream, or something else: the ordinary path finds out what
+        spin.tell(paid=tries >= 0)
+        if have == total and bytes(buffer[:HEADER_BYTES]) == head:
+            return buffer[HEADER_BYTES:total]
+        inbound.leave(have)
+        return None
+
+    def _head(self, envelope: Envelope, size: int) -> bytes:
+        comm_id, tag, operation, call = envelope[:4]
+        return HEADER.pack(DATA, 0, size, self._epoch, comm_id, tag, operation, size, call)
 
 
 def _push(link: Link, frame: bytes | memoryview, body: memoryview | None = None) -> int:
@@ -151,88 +204,3 @@ def _push(link: Link, frame: bytes | memoryview, body: memoryview | None = None)
         return link.stream.sendmsg((memoryview(frame), body))
     except BlockingIOError:
         return 0
-
-
-def _pull(link: Link, head: bytes, size: int, spin: Spin) -> memoryview | None:
-    """The message that begins with `head`; None if it does not come soon, or something else does."""
-    inbound = link.inbound
-    buffer, total = inbound.buffer, HEADER_BYTES + size
-    recv_into, tries, have = link.stream.recv_into, spin.budget, 0
-    until = time.monotonic() + LONGEST
-    while have < total:
-        try:
-            count = recv_into(buffer[have:total])
-        except BlockingIOError:
-            tries -= 1
-            if tries < 0 or time.monotonic() > until:
-                tries = -1
-                break
-            os.sched_yield()
-            continue
-        have += count
-        if not count or (have >= HEADER_BYTES and bytes(buffer[:HEADER_BYTES]) != head):
-            break  # the end, or something else: the ordinary way gives it its name
-    spin.tell(paid=tries >= 0)
-    if have == total and bytes(buffer[:HEADER_BYTES]) == head:
-        return buffer[HEADER_BYTES:total]
-    inbound.leave(have)
-    return None
-
-
-def _head(envelope: Envelope, size: int, epoch: int) -> bytes:
-    return HEADER.pack(DATA, 0, size, epoch, envelope.comm_id, envelope.tag, envelope.operation, size, envelope.call)
-
-
-class FastPath(Watchdog):
-    """Links on which a message may take the short way, if the one who leads sees that nothing is in its way."""
-
-    _spin: Spin  # the engine's: the long way spins too
-
-    def _fast_send(self, job: Job, out: Link) -> bool:
-        try:
-            if send(job, out, self._epoch):
-                return True
-        except OSError as exc:
-            self._broken(out, exc)
-            return False
-        self._take_up(job)  # the rest of it is with the link: so the job must be too
-        return False
-
-    def _take_up(self, job: Job) -> None:
-        """Posts a job of which only the receiving half, if any, is not posted yet."""
-        self._jobs.append(job)
-        job.is_posted = True
-        if job.receive is not None and job.receive_link is not None:
-            self._post_receive(job.receive, job.receive_link)
-
-    def _fast_receive(self, job: Job, into: Link) -> bool:
-        try:
-            is_done = receive(job, into, self._epoch, self._spin)
-        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
-            self._garbled(into, exc)
-            return False
-        except OSError as exc:
-            self._broken(into, exc)
-            return False
-        self._after_read(into)
-        return is_done
-
-    def _fast_swap(self, link: Link, data: bytes | memoryview, into: memoryview, envelope: Envelope) -> Job | None:
-        left: Job | None = None
-        try:
-            left, have = swap(link, data, into, envelope, self._epoch, self._spin)
-            if left is not None:
-                self._take_up(left)  # first, so that what has come finds its place
-                if left.receive is not None and have:
-                    link.inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
-        except (ProtocolError, TamperedError) as exc:  # before OSError, which they are too
-            self._garbled(link, exc)
-        except OSError as exc:
-            self._broken(link, exc)
-        else:
-            self._after_read(link)
-            return left
-        if left is None:
-            left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
-            left.receive, left.receive_link = Receive(into, envelope, None), link
-        return left  # if it is not posted, that finds out why it cannot be

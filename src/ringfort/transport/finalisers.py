@@ -20,21 +20,21 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Farewell(ref[Any]):
-    """A weak reference that has something done when its object is gone, unless it is called off before."""
+class Finaliser(ref[Any]):
+    """A weak reference that starts an action when its object is gone, unless it is called off before."""
 
     __slots__ = ("start",)
 
     start: Callable[[], object]
 
     def call_off(self) -> None:
-        """Nothing is done. May be called twice."""
+        """Do nothing when the object is gone. May be called twice."""
         _waiting.discard(self)
         self.start = bool  # what was to be done is not kept any longer
 
 
-_waiting: Final[set[Farewell]] = set()
-"""They must live until their objects are gone."""
+_waiting: Final[set[Finaliser]] = set()
+"""Finalisers must live until their objects are gone."""
 os.register_at_fork(after_in_child=_waiting.clear)  # what they would do is the parent's business
 
 _start: Final = methodcaller("start")
@@ -44,12 +44,12 @@ _start: Final = methodcaller("start")
 def _call_off_all() -> None:
     """Cancel all actions when the program ends. Registered first, so it runs after every other atexit handler; Python
     3.12 and later cannot start threads afterwards."""
-    for farewell in tuple(_waiting):
-        farewell.call_off()
+    for finaliser in tuple(_waiting):
+        finaliser.call_off()
 
 
 class WeakKeys(Generic[K, V]):
-    """What `weakref.WeakKeyDictionary` does, without Python code when a key is gone."""
+    """A `weakref.WeakKeyDictionary` that runs no Python code when a key is gone."""
 
     def __init__(self) -> None:
         self._values: dict[ref[K], V] = {}
@@ -84,12 +84,12 @@ def weakly(method: Callable[[V], object]) -> Callable[[V], None]:
     return call
 
 
-def when_gone(item: object, action: Callable[[], object]) -> Farewell:
-    """Has `action`, which must not hold `item`, run in a thread of its own once `item` is gone."""
-    farewell = Farewell(item, _start)
-    farewell.start = partial(_thread.start_new_thread, _act, (farewell.call_off, action))
-    _waiting.add(farewell)
-    return farewell
+def when_gone(item: object, action: Callable[[], object]) -> Finaliser:
+    """Run `action`, which must not hold `item`, in a thread of its own once `item` is gone."""
+    finaliser = Finaliser(item, _start)
+    finaliser.start = partial(_thread.start_new_thread, _act, (finaliser.call_off, action))
+    _waiting.add(finaliser)
+    return finaliser
 
 
 def _act(forget: Callable[[], None], action: Callable[[], object]) -> None:

@@ -1,9 +1,9 @@
-"""What a process holds and a forked child must not: connections above all.
+"""What a process holds and a forked child must not keep: connections above all.
 
-A child of `os.fork` (DataLoader workers, pools, `multiprocessing`) inherits every descriptor. Were it to keep the
+A child of `os.fork` (DataLoader workers, pools, `multiprocessing`) inherits every descriptor. If it kept the
 sockets, the kernel would not close the connections when the parent dies, and the peers would wait for the whole
 timeout. So each socket is registered here when it is made, and the child closes its copies before anything else runs.
-Objects that use them are registered too, so that the child gets an error that says why.
+Objects that use them are registered too, so that using them in the child raises an error that says why.
 
 Nothing here takes a lock: in the child, it may be held by a thread that does not exist there.
 """
@@ -26,31 +26,31 @@ FORKED = (
 
 
 class Inherited(Protocol):
-    """What a child has of its parent's but cannot use."""
+    """An object of the parent that a child inherits but cannot use."""
 
     def abandon(self) -> None:
-        """In the child, whose only thread this is: makes every later call raise an error that says `FORKED`. Sends
-        nothing and takes no lock that was made before the fork."""
+        """In the child, whose only thread this is: make every later call raise an error that says `FORKED`. Must send
+        nothing and take no lock that was made before the fork."""
         ...
 
 
 class WeakGroup(Generic[T]):
-    """Objects that are alive. Unlike `weakref.WeakSet` it runs no Python code when one dies: Python swallows what is
-    raised there, and so would swallow a Ctrl-C."""
+    """The objects of a set that are alive. Unlike `weakref.WeakSet` it runs no Python code when one dies: Python
+    swallows what is raised there, and so would swallow a Ctrl-C."""
 
     def __init__(self) -> None:
         self._refs: set[ref[T]] = set()
 
     def add(self, item: T) -> None:
-        """Remembers `item` while it lives."""
+        """Remember `item` while it lives."""
         self._refs.add(ref(item, self._refs.discard))
 
     def alive(self) -> list[T]:
-        """Those that live, in no order."""
+        """Return the objects that live, in no order."""
         return [item for item in (reference() for reference in tuple(self._refs)) if item is not None]
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forget all."""
         self._refs.clear()
 
 
@@ -60,14 +60,14 @@ S = TypeVar("S", bound="socket.socket | Inherited")
 
 
 def keep_from_children(held: S) -> S:
-    """Has forked children close their copy of a socket, or `abandon` an object. Returns it."""
+    """Make forked children close their copy of a socket, or `abandon` an object. Return it."""
     _held.add(held)
     return held
 
 
 def _abandon_all() -> None:
     for held in _held.alive():
-        with suppress(Exception):  # whatever it is: the rest must be given up too
+        with suppress(Exception):  # the rest must be given up whatever this one raises
             held.close() if isinstance(held, socket.socket) else cast("Inherited", held).abandon()
     _held.clear()
 

@@ -5,32 +5,33 @@ A message goes out as one or more DATA frames. The other kinds steer:
 | kind | says | payload |
 | --- | --- | --- |
 | DATA | a piece of a message | the piece |
-| clear-to-send | the receiver is there: send the rest of the message that asked for it | none |
-| CANCEL | the sender gave up in the middle of a message; forget its beginning | none |
-| ABORT | a group failed, and why | a notice, see notices.py |
+| CLEAR_TO_SEND | the receiver is there: send the rest of the message that asked for it | none |
+| CANCEL | the sender gave up in the middle of a message; drop what came of it | none |
+| ABORT | a communicator failed, and why | an abort reason, see abort_reasons.py |
 | GOODBYE | this side closes on purpose, or its program ends without having closed; nothing follows | none |
 | WAITING | this side has waited for a message of this collective for a while | none |
-| BELL | look at the memory that we share: something you sleep for is there | none |
+| WAKE_UP | look at the shared memory: what you sleep for is there | none |
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringfort.config import KIB, MIB
 from ringfort.errors import ProtocolError
 
 PROTOCOL_VERSION = 2
 
-DATA, CLEAR_TO_SEND, CANCEL, ABORT, GOODBYE, WAITING, BELL = range(1, 8)
+DATA, CLEAR_TO_SEND, CANCEL, ABORT, GOODBYE, WAITING, WAKE_UP = range(1, 8)
 
 RENDEZVOUS = 1
 """Flag of a DATA frame: the sender waits for clear-to-send before it sends more than the window, and before it is
 done."""
 
 HAS_ENDED = 2
-"""Flag of a GOODBYE: the program is over and has not closed. Who needs it no more goes on; to the others it is lost."""
+"""Flag of a GOODBYE: the program has ended without closing. Peers that still need it raise `PeerLostError`; the others
+continue."""
 
 HEADER = Struct("<BB2xIIxxxxQQQQ16s")
 """kind, flags, payload length, epoch, communicator, tag, operation number, whole message's length, call."""
@@ -46,7 +47,7 @@ direction, which can only go out between two frames, is on its way before the ot
 WINDOW = MIB
 """Bytes of a message that may be sent before its receiver is known to be there: what a receiver may have to store."""
 MAX_CONTROL = 4 * KIB
-"""Bytes of payload in a frame that is not DATA: a notice in words fits."""
+"""Bytes of payload in a frame that is not DATA: an abort reason in words fits."""
 MAX_MESSAGE = 1 << 48
 """Bytes in one message. Only a check that the length is not noise: no memory is taken for it."""
 
@@ -54,37 +55,26 @@ NO_CALL = bytes(16)
 """The call of a message that belongs to no collective."""
 
 Key = tuple[int, int]
-"""Channel and tag: what keeps conversations apart on one link."""
+"""Communicator id and tag: what keeps conversations apart on one link."""
 
 
 class Header(NamedTuple):
-    """A parsed header."""
+    """What a header says."""
 
     kind: int
-    flags: int
-    length: int
-    epoch: int
-    comm_id: int
-    tag: int
-    operation: int
-    total: int
-    call: bytes
+    flags: int = 0
+    length: int = 0
+    epoch: int = 0
+    comm_id: int = 0
+    tag: int = 0
+    operation: int = 0
+    total: int = 0
+    call: bytes = NO_CALL
 
 
-def pack(
-    kind: int,
-    *,
-    flags: int = 0,
-    length: int = 0,
-    epoch: int = 0,
-    comm_id: int = 0,
-    tag: int = 0,
-    operation: int = 0,
-    total: int = 0,
-    call: bytes = NO_CALL,
-) -> bytes:
-    """The bytes of a header."""
-    return HEADER.pack(kind, flags, length, epoch, comm_id, tag, operation, total, call)
+def pack(kind: int, **fields: Any) -> bytes:
+    """The bytes of a header; `fields` are those of `Header`."""
+    return HEADER.pack(*Header(kind, **fields))
 
 
 def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
@@ -96,7 +86,7 @@ def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
                 f"a frame claims {header.length} bytes of a message of {header.total}; "
                 f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
             )
-    elif not CLEAR_TO_SEND <= header.kind <= BELL:
+    elif not CLEAR_TO_SEND <= header.kind <= WAKE_UP:
         raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
     elif header.length > MAX_CONTROL:
         raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")

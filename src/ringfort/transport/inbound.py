@@ -2,7 +2,7 @@
 
 The law of this file: **every header that arrives finds a place for its payload**, whatever the callers do meanwhile, so
 that the stream never gets out of step. The place is the receive that waits for it, the inbox, or nowhere (`Discard`);
-it may be exchanged for another between two reads, never lost.
+it may be replaced by another between two reads, but is never missing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ringfort.transport.frames import (
     Key,
     parse,
 )
-from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sink, Stored
+from ringfort.transport.messages import Discard, Envelope, Receive, Scratch, Sink, Stored, discard, take_first
 
 _READ_AHEAD = 2 * (HEADER_BYTES + MAX_CONTROL)
 """Bytes asked for while a header is expected: a small message comes with its header in one system call."""
 _BUFFER = max(_READ_AHEAD, 64 * KIB + HEADER_BYTES)
-"""Bytes of the buffer itself: a message that is received the short way (quick.py) fits with its header."""
+"""Bytes of the buffer itself: a message of the fast path fits with its header."""
 
 
 _NOTHING = memoryview(b"")
@@ -46,33 +46,45 @@ class Disagreement(NamedTuple):
 
 
 class Control(NamedTuple):
-    """An ABORT, GOODBYE or WAITING frame, for the engine."""
+    """An ABORT, GOODBYE, WAITING or WAKE_UP frame."""
 
     header: Header
     payload: bytes
 
 
-class GivenUp(NamedTuple):
-    """The sender of what `receive` was reducing took it back. An event, and no error at once: behind the frame that
-    told the reason, and in the same read, comes this one."""
+class Reply(NamedTuple):
+    """A message is being received that must be answered with a clear-to-send."""
+
+    key: Key
+    serial: int
+
+
+class Cleared(NamedTuple):
+    """A clear-to-send came for the message with this serial."""
+
+    key: Key
+    serial: int
+
+
+class Cancelled(NamedTuple):
+    """The sender of what `receive` was reducing took it back. An event, and no error at once: the frame that tells the
+    reason is handled before it."""
 
     receive: Receive
+
+
+Event = Disagreement | Control | Reply | Cleared | Cancelled
 
 
 class Inbound:
     """One link's incoming messages.
 
-    The owner asks `want()` for memory, reads into it and tells `took(n)`. Afterwards it looks at `events`, and at
-    `replies` and `granted`, which are for the outbound half.
+    The owner asks `want()` for memory, reads into it and tells `took(n)`. Afterwards it carries out the `events`.
     """
 
     def __init__(self, peer: int, scratch: Scratch, limit: int, epoch: int = 0) -> None:
         self.peer = peer
-        self.events: deque[Disagreement | Control | GivenUp] = deque()
-        self.replies: list[tuple[Key, int]] = []
-        """Key and serial of messages to be answered with a clear-to-send."""
-        self.granted: list[tuple[Key, int]] = []
-        """The same of messages for which a clear-to-send came."""
+        self.events: deque[Event] = deque()
         self.stored_bytes = 0
         self.messages = 0
         self.bytes = 0
@@ -98,7 +110,7 @@ class Inbound:
         return self._sink.space(self._left, self._scratch)
 
     def took(self, count: int) -> None:
-        """`count` bytes were put into what `want` gave. Raises `ProtocolError` when they make no sense."""
+        """`count` bytes were put into what `want` gave. Raises `ProtocolError` when they are invalid."""
         sink = self._sink
         if sink is None:
             self._fill += count
@@ -141,7 +153,7 @@ class Inbound:
     def _control(self, header: Header, payload: bytes) -> None:
         key = (header.comm_id, header.tag)
         if header.kind == CLEAR_TO_SEND:
-            self.granted.append((key, header.operation))
+            self.events.append(Cleared(key, header.operation))
         elif header.kind == CANCEL:
             self._cancelled(key)
         else:
@@ -152,13 +164,13 @@ class Inbound:
         return not (self._fill or self._sink or key in self._inbox or key in self._posted or key in self._open)
 
     def count(self, size: int) -> None:
-        """A whole message was read into the buffer by one who knew what to expect."""
+        """The fast path has read a whole message."""
         self.messages += 1
         self.bytes += size
 
     def leave(self, count: int, beyond: memoryview = _NOTHING) -> None:
-        """`count` bytes were read into the buffer, and behind them those of `beyond`, by one who will not read on.
-        Raises as `took` does."""
+        """The fast path has read `count` bytes into the buffer, and behind them those of `beyond`; the ordinary path
+        continues. Raises as `took` does."""
         self._fill = count
         self._parse()
         while beyond:
@@ -183,37 +195,24 @@ class Inbound:
         self.messages += 1
         self.bytes += header.total
         is_rendezvous = bool(header.flags & RENDEZVOUS)
-        receive = self._next_posted(key)
+        receive = take_first(self._posted, key)
         if receive is None:
             sink = Stored(header.total, header.operation, header.call, is_rendezvous=is_rendezvous)
             self._inbox.setdefault(key, deque()).append(sink)
         else:
-            sink = self._match(receive, header.operation, header.call, header.total)
-            if is_rendezvous and not self._disagrees(receive, header.operation, header.call):
-                self.replies.append((key, header.operation))
+            sink = self._match(receive, header.operation, header.call, header.total, is_rendezvous)
         if header.length < header.total:
             self._open[key] = sink
         return sink
 
-    def _next_posted(self, key: Key) -> Receive | None:
-        queue = self._posted.get(key)
-        if not queue:
-            return None
-        receive = queue.popleft()
-        if not queue:
-            del self._posted[key]
-        return receive
-
-    @staticmethod
-    def _disagrees(receive: Receive, operation: int, call: bytes) -> bool:
-        envelope = receive.envelope
-        return call != envelope.call or (operation != envelope.operation and call != NO_CALL)
-
-    def _match(self, receive: Receive, operation: int, call: bytes, total: int) -> Sink:
+    def _match(self, receive: Receive, operation: int, call: bytes, total: int, is_rendezvous: bool) -> Sink:
         """`receive` itself if the message is for it, else a sink that drops the message, with the reason told."""
-        if self._disagrees(receive, operation, call):
-            self.events.append(Disagreement(receive.envelope, operation, call))
+        envelope = receive.envelope
+        if call != envelope.call or (operation != envelope.operation and call != NO_CALL):
+            self.events.append(Disagreement(envelope, operation, call))
             return Discard(total)
+        if is_rendezvous:
+            self.events.append(Reply(receive.key, operation))
         if total != receive.total:
             return Discard(total, refused=receive)
         return receive
@@ -235,9 +234,7 @@ class Inbound:
     def _cancelled(self, key: Key) -> None:
         sink = self._open.pop(key, None)
         if isinstance(sink, Stored):
-            self._inbox[key].remove(sink)
-            if not self._inbox[key]:
-                del self._inbox[key]
+            discard(self._inbox, key, sink)
             self.stored_bytes -= len(sink.data)
         elif isinstance(sink, Discard) and sink.refused is not None:
             self._posted.setdefault(key, deque()).appendleft(sink.refused)
@@ -246,24 +243,19 @@ class Inbound:
                 sink.restart()
                 self._posted.setdefault(key, deque()).appendleft(sink)
             else:
-                self.events.append(GivenUp(sink))
+                self.events.append(Cancelled(sink))
 
     # --- the callers' side ----------------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
         """A caller waits for the next message of `receive.key`. It may be done on return."""
         key = receive.key
-        queue = self._inbox.get(key)
-        if queue is None:
+        stored = take_first(self._inbox, key) if self._inbox else None
+        if stored is None:
             self._posted.setdefault(key, deque()).append(receive)
             return
-        stored = queue.popleft()
-        if not queue:
-            del self._inbox[key]
         self.stored_bytes -= len(stored.data)
-        sink = self._match(receive, stored.operation, stored.call, stored.total)
-        if stored.is_rendezvous and not self._disagrees(receive, stored.operation, stored.call):
-            self.replies.append((key, stored.operation))
+        sink = self._match(receive, stored.operation, stored.call, stored.total, stored.is_rendezvous)
         sink.absorb(memoryview(stored.data), self._scratch)
         if stored.seen == stored.total:
             self._message_ended(sink)
@@ -274,28 +266,19 @@ class Inbound:
 
     def withdraw(self, receive: Receive) -> None:
         """The caller no longer waits. What has begun to arrive is read to its end and dropped."""
-        queue = self._posted.get(receive.key)
-        if queue and receive in queue:
-            queue.remove(receive)
-            if not queue:
-                del self._posted[receive.key]
+        if receive in self._posted.get(receive.key, ()):
+            discard(self._posted, receive.key, receive)
             return
-        sink = self._sink_of(receive)
-        if isinstance(sink, Discard):
-            sink.refused = None
-        elif sink is not None:
-            nowhere = Discard(receive.total, receive.seen)
-            if receive.key in self._open:
-                self._open[receive.key] = nowhere
-            if self._sink is receive:
-                self._sink = nowhere
-
-    def _sink_of(self, receive: Receive) -> Sink | None:
-        """Where the message that `receive` was matched to goes, while it is arriving."""
         for sink in (self._open.get(receive.key), self._sink):
-            if sink is receive or (isinstance(sink, Discard) and sink.refused is receive):
-                return sink
-        return None
+            if isinstance(sink, Discard) and sink.refused is receive:
+                sink.refused = None
+            elif sink is receive:
+                nowhere = Discard(receive.total, receive.seen)
+                if receive.key in self._open:
+                    self._open[receive.key] = nowhere
+                if self._sink is receive:
+                    self._sink = nowhere
+                return
 
     def holds(self, key: Key) -> bool:
         """Whether a message of `key` that nobody has asked for is here, or has begun to come."""
@@ -306,27 +289,13 @@ class Inbound:
         queue = self._inbox.get(key)
         return queue is not None and queue[0].seen == queue[0].total
 
-    def early(self, comm_id: int) -> list[Stored]:
-        """The stored messages of collectives on `comm_id`: what the peer is doing while we wait for something else."""
-        return [
-            stored
-            for key, queue in self._inbox.items()
-            if key[0] == comm_id
-            for stored in queue
-            if stored.call != NO_CALL
-        ]
-
-    @property
-    def has_early(self) -> bool:
-        """Something waits in the inbox."""
-        return bool(self._inbox)
+    def early(self, comm_id: int) -> list[tuple[int, bytes]]:
+        """Operation and call of the stored messages of collectives on `comm_id`: what the peer is doing while we wait
+        for something else."""
+        inbox = [stored for key, queue in self._inbox.items() if key[0] == comm_id for stored in queue]
+        return [(stored.operation, stored.call) for stored in inbox if stored.call != NO_CALL]
 
     @property
     def is_full(self) -> bool:
         """The peer has sent all that may wait here; nothing more is read until some of it is received."""
         return self.stored_bytes >= self._limit
-
-    @property
-    def has_news(self) -> bool:
-        """`events`, `replies` or `granted` hold something."""
-        return bool(self.events) or bool(self.replies) or bool(self.granted)

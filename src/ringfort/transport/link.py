@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ringfort.errors import DistributedError
 from ringfort.transport.abort_reasons import AbortReason
@@ -14,25 +15,25 @@ from ringfort.transport.sealed import SealedStream
 from ringfort.transport.stream import Stream
 
 MakeError = Callable[[], DistributedError]
-"""Makes an error anew for everyone it ends: a raised exception keeps the traceback of who raised it."""
+"""Makes a new error for each call that it ends: a raised exception keeps its traceback."""
 
 
 class Link:
     """One peer. Reading and writing are one system call each and say whether bytes moved."""
 
-    __slots__ = ("_sealed", "error", "farewell", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
+    __slots__ = ("_sealed", "error", "goodbye", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
 
     def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
         self.peer = peer
         self.stream = stream
-        # Of a record most tries move a part, or nothing: that needs no place for what is in it.
+        # Most tries move only a part of a record: that needs no place for its content.
         self._sealed = stream if isinstance(stream, SealedStream) else None
         self.inbound = Inbound(peer, scratch, inbox_bytes, epoch)
         self.outbound = Outbound(epoch)
         self.error: MakeError | None = None
-        """Set when the stream is of no more use: why."""
-        self.farewell: AbortReason | None = None
-        """The peer said goodbye: what that is to those who still need it."""
+        """Why the stream cannot be used any more; None while it can."""
+        self.goodbye: AbortReason | None = None
+        """The peer said goodbye: the abort reason for collectives that still need it."""
         self.waits_in: dict[int, tuple[int, bytes]] = {}
         """By communicator: the collective in which the peer said that it waits for us, as its number and call."""
         self.watch: tuple[bool, bool] = (True, False)
@@ -43,7 +44,7 @@ class Link:
         return self.error is None
 
     def write(self) -> bool:
-        """Raises `OSError` when the way is gone."""
+        """Write once; whether bytes moved. Raises `OSError` when the connection is gone."""
         try:
             if self._sealed is not None and self._sealed.is_sending:
                 count = self._sealed.push()
@@ -65,7 +66,8 @@ class Link:
         return True
 
     def read(self) -> bool:
-        """Raises `OSError` when the way is gone, `EOFError` at its end, `ProtocolError` if what came makes no sense."""
+        """Read once; whether bytes moved. Raises `OSError` when the connection is gone, `EOFError` at its end and
+        `ProtocolError` if what came is invalid."""
         inbound = self.inbound
         try:
             if self._sealed is not None and not self._sealed.pull():
@@ -79,38 +81,24 @@ class Link:
         return True
 
 
+@dataclass(eq=False, slots=True)
 class Job:
     """What one caller waits for: a message to send, one to receive, or both; and until when."""
 
-    __slots__ = (
-        "before",
-        "deadline",
-        "is_posted",
-        "receive",
-        "receive_link",
-        "say_at",
-        "send",
-        "send_link",
-        "timeout",
-        "turn",
-        "what",
-    )
-
-    def __init__(self, what: str, timeout: float, deadline: float) -> None:
-        self.what = what
-        self.timeout = timeout
-        self.deadline = deadline
-        self.send: Send | None = None
-        self.send_link: Link | None = None
-        self.receive: Receive | None = None
-        self.receive_link: Link | None = None
-        self.before: tuple[tuple[Send | Receive, Link], ...] = ()
-        """Of a pipelined ring: the messages before these two, on the same links, which so are done before them."""
-        self.is_posted = False
-        self.say_at: float | None = None
-        """When to tell the peer that we wait for it; never again after that."""
-        self.turn: Signal | None = None
-        """Of a caller that sleeps: sent when its job is done, or when it is to lead."""
+    what: str
+    timeout: float
+    deadline: float
+    send: Send | None = None
+    send_link: Link | None = None
+    receive: Receive | None = None
+    receive_link: Link | None = None
+    before: tuple[tuple[Send | Receive, Link], ...] = ()
+    """Of a pipelined ring: the messages before these two, on the same links, which so are done before them."""
+    is_posted: bool = False
+    say_at: float | None = None
+    """When to tell the peer that we wait for it; never again after that."""
+    turn: Signal | None = None
+    """Of a caller that sleeps: sent when its job is done, or when the caller should lead."""
 
     @property
     def is_done(self) -> bool:
@@ -123,6 +111,10 @@ class Job:
             yield self.send, self.send_link
         if self.receive is not None and self.receive_link is not None:
             yield self.receive, self.receive_link
+
+    def waits_on(self, link: Link) -> list[Send | Receive]:
+        """The messages on `link` that are not done."""
+        return [half for half, other in self.halves() if other is link and not half.done]
 
     def is_on(self, comm_id: int) -> bool:
         """Whether this is part of a collective on `comm_id`."""

@@ -25,7 +25,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     id: bytes = b""
     shares: bool = False
-    """It is willing to move data through shared memory."""
+    """Whether it moves data through shared memory."""
     is_ordered: bool = False
     """Its processors show writes to each other in the order in which they were made, without being asked to: x86 does.
     Python has no way to ask."""

@@ -1,4 +1,4 @@
-"""Streams inside one process: bounded byte pipes, with every way to fail that a socket has, and a clock to inject."""
+"""Streams inside one process: bounded pipes of bytes that can fail as sockets do, and a poller with any clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from ringfort.config import KIB
 from ringfort.transport.locks import Condition
 from ringfort.transport.messages import CHUNK
-from ringfort.transport.stream import Ready
+from ringfort.transport.stream import Ready, ready_streams
 
 _CAPACITY = 512 * KIB
 """Bytes a pipe holds: like a socket's buffer, small enough that back-pressure is met in tests."""
@@ -24,8 +24,8 @@ class Clock(Protocol):
         """Seconds; never goes back."""
         ...
 
-    def wait(self, bell: threading.Condition, deadline: float) -> None:
-        """Sleeps on `bell`, which is held, until it rings or `now()` reaches `deadline`."""
+    def wait(self, condition: threading.Condition, deadline: float) -> None:
+        """Sleeps on `condition`, which is held, until it is notified or `now()` reaches `deadline`."""
         ...
 
 
@@ -34,34 +34,38 @@ class RealClock:
 
     now = staticmethod(time.monotonic)
 
-    def wait(self, bell: threading.Condition, deadline: float) -> None:
-        bell.wait(max(0.0, min(deadline - time.monotonic(), 3600.0)))  # a lock cannot wait for months
+    def wait(self, condition: threading.Condition, deadline: float) -> None:
+        condition.wait(max(0.0, min(deadline - time.monotonic(), 3600.0)))  # a lock cannot wait for months
 
 
 class Pipe:
-    """One direction. `ring_reader` and `ring_writer` wake the two ends."""
+    """One direction. `wake_reader` and `wake_writer` wake the two ends."""
 
-    def __init__(self, ring_reader: Callable[[], None], ring_writer: Callable[[], None]) -> None:
+    def __init__(self, wake_reader: Callable[[], None], wake_writer: Callable[[], None]) -> None:
         self._lock = threading.RLock()  # a finaliser may end the pipe in a thread that is moving bytes
         self._pieces: deque[memoryview] = deque()
         self._held = 0
         self._is_ended = False
         self._is_cut = False
-        self._ring_reader = ring_reader
-        self._ring_writer = ring_writer
+        self._wake_reader = wake_reader
+        self._wake_writer = wake_writer
 
-    def write(self, data: memoryview) -> int:
+    def write(self, *buffers: memoryview) -> int:
         """Takes what fits. Raises as a socket does."""
         with self._lock:
             if self._is_ended:
                 raise BrokenPipeError("the other end is closed")
-            count = min(len(data), _CAPACITY - self._held)
-            if count == 0:
+            room = left = _CAPACITY - self._held
+            if not room:
                 raise BlockingIOError
-            self._pieces.append(memoryview(bytes(data[:count])))
-            self._held += count
-        self._ring_reader()
-        return count
+            for data in buffers:
+                piece = memoryview(bytes(data[:left]))
+                left -= len(piece)
+                if piece:
+                    self._pieces.append(piece)
+            self._held += room - left
+        self._wake_reader()
+        return room - left
 
     def read(self, buffer: memoryview) -> int:
         """Gives what is there. Raises as a socket does."""
@@ -79,29 +83,28 @@ class Pipe:
                 else:
                     self._pieces[0] = piece[count:]
             self._held -= done
-        self._ring_writer()
+        self._wake_writer()
         return done
 
     def end(self) -> None:
         """No more bytes will come."""
         with self._lock:
             self._is_ended = True
-        self._ring_reader()
-        self._ring_writer()
+        self._wake_reader()
+        self._wake_writer()
 
     def abandon(self) -> None:
         """Nobody reads any more: what is in the pipe is dropped, and writing fails."""
         with self._lock:
-            self._pieces.clear()
             self._is_ended = True
-        self._ring_reader()
-        self._ring_writer()
+            self._pieces.clear()
+        self.end()
 
     def cut(self, *, is_cut: bool = True) -> None:
-        """Bytes stay in the pipe and nobody learns of it, as on a cable that was pulled; or the cable is mended."""
+        """Hold back the bytes without telling anybody, as a cable does that was pulled; or let them pass again."""
         with self._lock:
             self._is_cut = is_cut
-        self._ring_reader()
+        self._wake_reader()
 
     @property
     def is_readable(self) -> bool:
@@ -131,18 +134,15 @@ class MemoryStream:
         return self.outgoing.write(data)
 
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
-        total = 0
-        for data in buffers:
-            try:
-                count = self.outgoing.write(data)
-            except BlockingIOError:
-                if total:
-                    break
-                raise
-            total += count
-            if count < len(data):
-                break
-        return total
+        return self.outgoing.write(*buffers)
+
+    @property
+    def is_readable(self) -> bool:
+        return self.incoming.is_readable
+
+    @property
+    def is_writable(self) -> bool:
+        return self.outgoing.is_writable
 
     def shut_down(self) -> None:
         self.outgoing.end()
@@ -157,23 +157,23 @@ class MemoryPoller:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._bell = Condition()
-        self._rung = False
+        self._condition = Condition()
+        self._has_moved = False
         self._woken = False
         self._watched: dict[int, tuple[bool, bool]] = {}
         self.streams: dict[int, MemoryStream] = {}
         self.now = clock.now
 
-    def ring(self) -> None:
-        """A pipe moved: look again."""
-        with self._bell:
-            self._rung = True
-            self._bell.notify_all()
+    def notify(self) -> None:
+        """A pipe has moved: look again."""
+        with self._condition:
+            self._has_moved = True
+            self._condition.notify_all()
 
     def wake(self) -> None:
-        with self._bell:
-            self._woken = self._rung = True
-            self._bell.notify_all()
+        with self._condition:
+            self._woken = self._has_moved = True
+            self._condition.notify_all()
 
     def watch(self, peer: int, *, read: bool, write: bool) -> None:
         self._watched[peer] = (read, write)
@@ -186,24 +186,14 @@ class MemoryPoller:
 
     def wait(self, deadline: float) -> list[Ready]:
         while True:
-            with self._bell:
-                woken, self._woken, self._rung = self._woken, False, False
-            ready = self._ready()
+            with self._condition:
+                woken, self._woken, self._has_moved = self._woken, False, False
+            ready = ready_streams(self._watched, self.streams)
             if ready or woken or self._clock.now() >= deadline:
                 return ready
-            with self._bell:
-                if not self._rung:  # else a pipe moved after it was looked at
-                    self._clock.wait(self._bell, deadline)
-
-    def _ready(self) -> list[Ready]:
-        found: list[Ready] = []
-        for peer, (read, write) in self._watched.items():
-            stream = self.streams[peer]
-            readable = read and stream.incoming.is_readable
-            writable = write and stream.outgoing.is_writable
-            if readable or writable:
-                found.append(Ready(peer, readable, writable))
-        return found
+            with self._condition:
+                if not self._has_moved:  # else a pipe moved after it was looked at
+                    self._clock.wait(self._condition, deadline)
 
     def close(self) -> None:
         self.wake()

@@ -1,10 +1,11 @@
-"""A message on its way: its `Envelope`, the `Send` and `Receive` that callers wait on, and the other places where what
-arrives can go. Pure: memory in, memory out."""
+"""A message on its way: its `Envelope`, the `Send` and `Receive` that callers wait for, and the other places where
+arriving bytes can go. Pure: memory in, memory out."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,28 @@ _SLACK = 16
 _NO_ARRAY: Array = np.empty(0)
 
 
+T = TypeVar("T")
+
+
+def take_first(queues: dict[Key, deque[T]], key: Key) -> T | None:
+    """Take the first item off the queue of `key`; None if there is none."""
+    queue = queues.get(key)
+    if queue is None:
+        return None
+    item = queue.popleft()
+    if not queue:
+        del queues[key]
+    return item
+
+
+def discard(queues: dict[Key, deque[T]], key: Key, item: T) -> None:
+    """Take `item` out of the queue of `key`."""
+    queue = queues[key]
+    queue.remove(item)
+    if not queue:
+        del queues[key]
+
+
 class Envelope(NamedTuple):
     """Which conversation a message belongs to.
 
@@ -42,7 +65,8 @@ class Envelope(NamedTuple):
     members: frozenset[int] | None = None
     """For a collective: all its ranks, so that the loss of any of them ends it."""
     sync: bool = False
-    """The send ends only when the receiver has taken it up: for ranks that would else never hear from the others."""
+    """The send ends only when the receiver has begun to receive it: for ranks that would otherwise never hear from the
+    others."""
     timeout: float = 0.0
     deadline: float | None = None
     """For a collective: seconds that all its messages together may take, and until when."""
@@ -67,22 +91,8 @@ class Scratch:
 
 
 class Send:
-    """A message to be sent. Done when its memory may be used again and, if it wants a clear-to-send, that has come."""
-
-    __slots__ = (
-        "begun",
-        "data",
-        "done",
-        "envelope",
-        "error",
-        "is_clear",
-        "is_rendezvous",
-        "key",
-        "sent",
-        "serial",
-        "size",
-        "source",
-    )
+    """A message to be sent. Done when its memory may be used again and, in the rendezvous protocol, the clear-to-send
+    has come."""
 
     def __init__(
         self, data: memoryview, envelope: Envelope, *, is_rendezvous: bool, source: Receive | None = None
@@ -98,7 +108,7 @@ class Send:
         self.sent = 0
         self.is_clear = not is_rendezvous
         self.source = source
-        """What is still receiving into this memory: only what it has done with may go out."""
+        """The receive that still writes into this memory: only bytes that it has finished may be sent."""
         self.done = False
         self.error: DistributedError | None = None
 
@@ -143,8 +153,8 @@ class Sink:
 
 
 class Discard(Sink):
-    """For a message that nobody wants, or that is not what `refused` expected: that one ends when all of it has come,
-    since its sender may still take it back."""
+    """For a message that nobody wants, or that has another size than `refused` expected. `refused` fails when the whole
+    message has come, because the sender may still cancel it."""
 
     __slots__ = ("refused",)
 
@@ -172,7 +182,7 @@ class Stored(Sink):
 
 
 class Receive(Sink):
-    """A receive somebody waits on. Bytes go straight into `into`, or through the scratch and the reduce."""
+    """A receive that a caller waits for. Bytes go straight into `into`, or through the scratch and the reduction."""
 
     __slots__ = ("array", "carry", "done", "envelope", "error", "into", "key", "reduced", "reducer")
 
@@ -202,7 +212,7 @@ class Receive(Sink):
             self.reducer.apply(self.array, np.frombuffer(data, self.reducer.dtype))
 
     def restart(self) -> None:
-        """Forgets a message that its sender gave up on. Only without a reduce: that cannot be undone."""
+        """Forgets a message that its sender cancelled. Only without a reduction: that cannot be undone."""
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
@@ -231,7 +241,7 @@ class Receive(Sink):
 
 
 class Watch(Receive):
-    """Somebody waits for a peer, but not for a message of it: done when `is_ready()` says so."""
+    """A caller waits for a peer, but not for a message: done when `is_ready()` says so."""
 
     __slots__ = ("_is_over", "_is_ready")
 

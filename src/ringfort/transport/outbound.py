@@ -1,8 +1,8 @@
 """The sending half of a link: messages in, bytes out. Pure: it offers memory to be written and is told how much went.
 
-The law of this file: **a frame that has begun goes out whole.** Whoever gives up in the middle of one leaves a copy of
-its rest behind, so that the next frame starts where the other side expects it. Messages of different keys take turns
-frame by frame; messages of one key keep their order.
+The law of this file: **a frame that has begun goes out whole.** A caller that gives up in the middle of one leaves a
+copy of its rest behind, so that the next frame starts where the other side expects it. Messages of different keys take
+turns frame by frame; messages of one key keep their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringfort.transport.frames import (
     Key,
     pack,
 )
-from ringfort.transport.messages import Send
+from ringfort.transport.messages import Send, discard
 
 _JOIN = 4096
 """Bytes of payload that are cheaper to copy behind their header than to hand to the kernel as a second buffer."""
@@ -41,11 +41,10 @@ class Outbound:
         self.bytes = 0
         self._serial = 0
         self._epoch = epoch
-        self.owes_go = False
-        """A clear-to-send, for which somebody on the other side waits, has not gone out."""
+        self.owes_clear = False
+        """A clear-to-send that the peer waits for has not gone out."""
         self._control: deque[bytes] = deque()
-        self._queues: dict[Key, deque[Send]] = {}
-        self._turns: deque[Key] = deque()  # keys of _queues; the first is next
+        self._queues: dict[Key, deque[Send]] = {}  # in the order of their turns
         self._send: Send | None = None  # whose frame is being written; None for a control frame or an orphan
         self._head = _NOTHING  # what is left of the frame's header (and, joined to it, of a short payload)
         self._body = _NOTHING  # what is left of its payload
@@ -140,34 +139,25 @@ class Outbound:
 
     def _choose(self) -> Send | None:
         """The message whose frame is next: the first in turn that need not wait for its clear-to-send."""
-        for _ in range(len(self._turns)):
-            send = self._queues[self._turns[0]][0]
-            if not _waits(send):
-                return send
-            self._turns.rotate(-1)
+        for queue in self._queues.values():
+            if not _waits(queue[0]):
+                return queue[0]
         return None
 
     def _frame_ended(self) -> None:
         send, self._send = self._send, None
         if send is None:
             if not self._control:
-                self.owes_go = False
+                self.owes_clear = False
             return
         if send.sent == send.size and send.is_clear:
             self._finish(send)
-        elif len(self._turns) > 1:
-            self._turns.rotate(-1)
+        if len(self._queues) > 1 and send.key in self._queues:
+            self._queues[send.key] = self._queues.pop(send.key)  # it was this one's turn: now it is the last
 
     def _finish(self, send: Send) -> None:
         send.done = True
-        self._remove(send)
-
-    def _remove(self, send: Send) -> None:
-        queue = self._queues[send.key]
-        queue.remove(send)
-        if not queue:
-            del self._queues[send.key]
-            self._turns.remove(send.key)
+        discard(self._queues, send.key, send)
 
     # --- the callers' side ----------------------------------------------------------------------------------------
 
@@ -176,21 +166,16 @@ class Outbound:
         if send.envelope.call == NO_CALL:
             self._serial += 1
             send.serial = self._serial
-        queue = self._queues.get(send.key)
-        if queue is None:
-            self._queues[send.key] = deque((send,))
-            self._turns.append(send.key)
-        else:
-            queue.append(send)
+        self._queues.setdefault(send.key, deque()).append(send)
 
     def withdraw(self, send: Send) -> None:
         """The caller no longer waits and will use its memory again. The other side forgets what it has got of it."""
-        if send.done or send.key not in self._queues or send not in self._queues[send.key]:
+        if send.done or send not in self._queues.get(send.key, ()):
             return
         if self._send is send:
             self._send = None
             self._body = memoryview(bytes(self._body))
-        self._remove(send)
+        discard(self._queues, send.key, send)
         if send.begun and send.sent < send.size:
             self.control(pack(CANCEL, epoch=self._epoch, comm_id=send.key[0], tag=send.key[1]))
 
@@ -198,12 +183,12 @@ class Outbound:
         """Queues a control frame; it goes out before any further DATA frame."""
         self._control.append(frame)
 
-    def reply_go(self, key: Key, serial: int) -> None:
+    def reply_clear(self, key: Key, serial: int) -> None:
         """Tells the other side that its message is being received."""
-        self.owes_go = True
+        self.owes_clear = True
         self.control(pack(CLEAR_TO_SEND, epoch=self._epoch, comm_id=key[0], tag=key[1], operation=serial))
 
-    def granted(self, key: Key, serial: int) -> None:
+    def cleared(self, key: Key, serial: int) -> None:
         """A clear-to-send came. One for a message that was withdrawn meanwhile is no error: the serial tells them
         apart."""
         queue = self._queues.get(key)
@@ -214,12 +199,8 @@ class Outbound:
         if send.sent == send.size and self._send is not send:
             self._finish(send)
 
-    def sends(self) -> list[Send]:
-        """Every message that has not gone out whole."""
-        return [send for queue in self._queues.values() for send in queue]
-
 
 def _waits(send: Send) -> bool:
     if send.source is not None and send.ready == send.sent < send.size:
-        return True  # for what it passes on
+        return True  # for the bytes that it passes on
     return not send.is_clear and send.begun and (send.sent == send.size or send.sent >= WINDOW)

@@ -1,5 +1,5 @@
-"""A link over an engine that can only send and receive and wait: a thread for each direction carries the bytes between
-the engine's calls and a `Stream` through memory."""
+"""`Pumps`: a `Stream` over an engine of others whose calls only block. A thread for each direction carries the bytes
+between those calls and a stream through memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WATCH = 1.0
 
 
 class Carrier(Protocol):
-    """Moves packets to and from one peer. Both calls block, and raise anything when the way is gone."""
+    """Moves packets to and from one peer. Both calls block, and raise anything when the connection is gone."""
 
     def send(self, packet: memoryview) -> None: ...
     def recv(self, packet: memoryview) -> None:
@@ -30,13 +30,13 @@ class Carrier(Protocol):
 
 
 class Pumps:
-    """Two threads and the stream that they feed. `ring` tells who polls the stream that it can move."""
+    """Two threads and the stream that they feed. `notify` tells the poller of the stream that it can move."""
 
-    def __init__(self, name: str, carrier: Carrier, ring: Callable[[], None]) -> None:
+    def __init__(self, name: str, carrier: Carrier, notify: Callable[[], None]) -> None:
         self._carrier = carrier
         self._to_send, self._has_room = Event(), Event()
-        self._outgoing = Pipe(ring_reader=self._to_send.set, ring_writer=ring)
-        self._incoming = Pipe(ring_reader=ring, ring_writer=self._has_room.set)
+        self._outgoing = Pipe(wake_reader=self._to_send.set, wake_writer=notify)
+        self._incoming = Pipe(wake_reader=notify, wake_writer=self._has_room.set)
         self.stream = MemoryStream(incoming=self._incoming, outgoing=self._outgoing)
         self._threads = [
             Thread(work, name=f"{name}-{what}") for work, what in ((self._send, "out"), (self._receive, "in"))
@@ -67,7 +67,7 @@ class Pumps:
                 if not count:
                     return  # the end, which the other side was just told
         except Exception:
-            self._outgoing.abandon()  # who writes next finds the way broken
+            self._outgoing.abandon()  # the next write finds the connection broken
             self._incoming.end()
 
     def _receive(self) -> None:
@@ -86,5 +86,5 @@ class Pumps:
                     except BlockingIOError:
                         self._has_room.wait(_WATCH)
         except Exception:
-            pass  # what broke the way is told as its end
+            pass  # what broke the connection is told as its end
         self._incoming.end()

@@ -36,7 +36,7 @@ ROLL_OVER = 1 << 18
 
 
 class RecordState(msgspec.Struct, frozen=True):
-    """One direction of a connection, for another process of this machine that goes on with it. Holds a key."""
+    """One direction of a connection, for another process of this machine that takes it over. Holds a key."""
 
     cipher: str
     key: bytes
@@ -66,12 +66,12 @@ class _Half:
 
     @property
     def state(self) -> RecordState:
-        """What another process needs to go on from here; this one must not then."""
+        """What another process needs to continue from here. This one must not continue then."""
         return RecordState(self.cipher.name, self._key, self._count)
 
     @classmethod
     def resume(cls, state: RecordState) -> Self:
-        """Goes on where `state` was taken."""
+        """Continue where `state` was taken."""
         half = cls(state.key, next(cipher for cipher in CIPHERS.values() if cipher.name == state.cipher))
         half._count = state.count
         return half
@@ -113,5 +113,5 @@ class Opener(_Half):
         try:
             self._cipher.open(count, record, LENGTH.size, into)
         except InvalidTag as exc:
-            into[:] = bytes(len(into))  # the cipher has written there what nobody vouches for
+            into[:] = bytes(len(into))  # the cipher has written there what is not authenticated
             raise TamperedError("a record was changed, left out, repeated or moved on its way") from exc

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 
 import numpy as np
 
 from ringfort.errors import TamperedError
 from ringfort.transport.frames import HEADER_BYTES
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD, MAX_PLAIN, MAX_RECORD, Opener, Sealer
+from ringfort.transport.tcp import SocketEnd
 
 _SPLIT = 4096
 """A frame's header gets a record of its own unless all that goes with it is this small: so the payload's records end
@@ -20,7 +20,7 @@ _PEEK = HEADER_BYTES + MAX_OVERHEAD + LENGTH.size
 """Bytes read beyond a record: the next frame's header and the length of what follows it, to save a system call."""
 
 
-class SealedStream:
+class SealedStream(SocketEnd):
     """A `Stream` over records.
 
     `send` seals once and then reports nothing as taken until the whole record is with the kernel; it must be called
@@ -30,7 +30,7 @@ class SealedStream:
     chunk = MAX_PLAIN
 
     def __init__(self, sock: socket.socket, sealer: Sealer, opener: Opener) -> None:
-        self._sock = sock
+        super().__init__(sock)
         self._sealer = sealer
         self._opener = opener
         # np.empty takes no memory until it is written to: most links of a large group carry little.
@@ -45,7 +45,7 @@ class SealedStream:
         self._lacks: int = 0  # bytes that the record at _in_at lacks, if its length is known; else 0
         self._spill = memoryview(b"")  # opened, but there was no room for it
         self.has_pending = False
-        """A whole record has been read and waits to be opened: the poller knows nothing of it."""
+        """A whole record has been read and waits to be opened: the poller does not know of it."""
         self.is_sending = False
         """A record has been sealed and is not with the kernel yet, or not all of it."""
 
@@ -141,10 +141,3 @@ class SealedStream:
             return False
         self._look()
         return self.has_pending
-
-    def shut_down(self) -> None:
-        with suppress(OSError):  # the peer has gone already
-            self._sock.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self._sock.close()

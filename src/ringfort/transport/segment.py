@@ -1,4 +1,4 @@
-"""`Segment`: memory that several processes of one machine have in common, and that none of them can leave behind."""
+"""`Segment`: memory that several processes of one machine share, and that ends with the last of them."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Segment:
             if _HAS_MEMFD:  # nobody can take the memory away under the others
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _NO_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             segment = cls(fd, Offer(path, size, token), folder)
-        except (OSError, ValueError) as exc:  # mmap says so of a size that cannot be
+        except (OSError, ValueError) as exc:  # mmap raises it for an invalid size
             with suppress(OSError):
                 os.close(fd)
             _remove(folder)
-            raise TransportError(f"there is no shared memory of {size} bytes to be had: {exc}") from exc
+            raise TransportError(f"cannot allocate {size} bytes of shared memory: {exc}") from exc
         segment._map[:TOKEN_BYTES] = token
         return segment
 
@@ -98,7 +98,7 @@ class Segment:
         return segment
 
     def settle(self) -> None:
-        """All who will have opened it: takes away the way to it, so that it ends with the last of them."""
+        """Everybody has opened it: removes its name, so that it ends with the last process that uses it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -115,7 +115,7 @@ class Segment:
 
 def _remove(folder: Path | None) -> None:
     if folder is not None:
-        with suppress(OSError):  # somebody was quicker: a cleaner of old files
+        with suppress(OSError):  # a cleaner of old files has removed it already
             (folder / "segment").unlink(missing_ok=True)
             folder.rmdir()
 

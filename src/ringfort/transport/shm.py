@@ -2,11 +2,11 @@
 
 Each direction is a ring of bytes with one writer and one reader: the writer counts what it has **written**, the reader
 what it has **read**, each on a cache line of its own. The socket over which the two met stays: its end says that the
-peer is gone, and a byte on it wakes a peer that has said, in the memory, that it sleeps.
+peer is gone, and a byte on it wakes a peer that has set a flag in the memory to say that it sleeps.
 
-That is right where one processor's writes are seen by another in their order, as on x86. Elsewhere the counters go over
-the socket, every time: the kernel orders memory between a send and the receive of what was sent. Then nobody looks at
-the counters in the memory.
+That works where one processor sees the writes of another in their order, as on x86. Elsewhere the counters always go
+over the socket, because the kernel orders memory between a send and its receive. Then nobody looks at the counters in
+the memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from struct import Struct
 from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.segment import Segment
-from ringfort.transport.stream import Ready
-from ringfort.transport.tcp import SocketPoller
+from ringfort.transport.stream import Ready, ready_streams
+from ringfort.transport.tcp import SocketEnd, SocketPoller
 
 RING = 1024 * KIB
 """Bytes a direction, a power of two: four reads' worth, so that writer and reader seldom wait for each other."""
@@ -52,7 +52,7 @@ class _Ring:
         self.data = memory[_HEAD : _HEAD + RING]
 
 
-class ShmStream:
+class ShmStream(SocketEnd):
     """A `Stream` to a process of this machine. Data stay inside the machine, in memory that only this user can open:
     they are not sealed."""
 
@@ -63,16 +63,16 @@ class ShmStream:
         """`is_first` at one side and not at the other; `is_ordered` the same at both."""
         half = _HEAD + RING
         rings = [_Ring(segment.memory[:half]), _Ring(segment.memory[half : 2 * half])]
-        self._sock = sock
+        super().__init__(sock)
         self._segment = segment
         self._out, self._in = rings if is_first else reversed(rings)
         self._is_told = not is_ordered
         self._fence = threading.Lock()
         self._sent = 0  # bytes written to the ring, ever
         self._taken = 0  # bytes read from the other, ever
-        self._told_written = self._told_read = 0  # what the peer has said of its counters
-        self._heard = b""  # a piece of what it said
-        self._owed = b""  # what is left to say
+        self._told_written = self._told_read = 0  # the peer's counters, as it told them
+        self._heard = b""  # the beginning of a counter that has not come whole
+        self._owed = b""  # counters that the socket would not take yet
         self.is_over = False
         """The peer has ended its side; what is in the ring can still be read."""
 
@@ -123,12 +123,8 @@ class ShmStream:
         self._publish(self._out, _WRITTEN, self._sent, _READER_SLEEPS)
         return total
 
-    def shut_down(self) -> None:
-        with suppress(OSError):  # the peer has gone already
-            self._sock.shutdown(socket.SHUT_WR)
-
     def close(self) -> None:
-        self._sock.close()
+        super().close()
         self.is_over = True
         for ring in (self._in, self._out):
             ring.words.release()
@@ -149,26 +145,26 @@ class ShmStream:
             self.flush()
             return
         ring.words[counter] = value
-        # A full barrier, as a lock's instructions are: who falls asleep sees the counter, or we see that it sleeps.
+        # A full barrier, as a lock's instructions are: a peer that falls asleep sees the counter, or we see its flag.
         with self._fence:
             pass
         if ring.words[sleeper]:
-            with suppress(OSError):  # full: it has bells enough to wake it; gone: the poller finds out
+            with suppress(OSError):  # full: enough wake-ups are on their way; gone: the poller finds out
                 self._sock.send(b"\0")
 
     def flush(self) -> None:
-        """Says what is left to say."""
+        """Sends what the socket would not take before."""
         if self._owed:
             with suppress(OSError):
                 self._owed = self._owed[self._sock.send(self._owed) :]
 
     @property
     def owes(self) -> bool:
-        """Something could not be said."""
+        """The socket would not take everything."""
         return bool(self._owed)
 
     def listen(self) -> None:
-        """Takes what has come over the socket: bells, counters, the end."""
+        """Takes what has come over the socket: wake-ups, counters, the end."""
         while not self.is_over:
             try:
                 data = self._sock.recv(4096)
@@ -195,7 +191,7 @@ class ShmStream:
     # --- sleeping -------------------------------------------------------------------------------------------------
 
     def sleep(self, *, read: bool, write: bool) -> None:
-        """Asks the peer to ring when there is something to read, or room to write."""
+        """Asks the peer for a wake-up when there is something to read, or room to write."""
         if not self._is_told:
             self._in.words[_READER_SLEEPS] = read
             self._out.words[_WRITER_SLEEPS] = write
@@ -212,7 +208,7 @@ class ShmStream:
 
 
 class LocalPoller(SocketPoller):
-    """Sleeps on sockets, some of which only ring for streams through memory."""
+    """Sleeps on sockets, some of which only carry wake-ups for streams through memory."""
 
     def __init__(
         self, sockets: dict[int, socket.socket], local: dict[int, ShmStream], patience: float = DEFAULT_PATIENCE
@@ -241,24 +237,14 @@ class LocalPoller(SocketPoller):
             else:
                 self._poll.register(self._fds[peer], select.POLLIN | (select.POLLOUT if stream.owes else 0))
         found = super().wait(0.0 if self._ready() else deadline)
-        found = [ready for ready in found if not self._rang(ready.peer)]
+        for ready in found:
+            if ready.peer in self._local:
+                self._local[ready.peer].listen()
         for peer in self._wants:
             self._local[peer].sleep(read=False, write=False)
-        return [*found, *self._ready()]
-
-    def _rang(self, peer: int) -> bool:
-        stream = self._local.get(peer)
-        if stream is not None:
-            stream.listen()
-        return stream is not None
+        return [ready for ready in found if ready.peer not in self._local] + self._ready()
 
     def _ready(self) -> list[Ready]:
-        found: list[Ready] = []
-        for peer, (read, write) in self._wants.items():
-            stream = self._local[peer]
-            # An end is told even to those who do not want to read.
-            readable = stream.is_over or (read and stream.is_readable)
-            writable = write and stream.is_writable
-            if readable or writable:
-                found.append(Ready(peer, readable, writable))
-        return found
+        # An end is told even to those who do not want to read.
+        wants = {peer: (read or self._local[peer].is_over, write) for peer, (read, write) in self._wants.items()}
+        return ready_streams(wants, self._local)

@@ -1,4 +1,4 @@
-"""`Spin`: how long to go on trying before sleeping. Learns from what came of it."""
+"""`Spin`: how often to try again before sleeping. Learns from whether it paid."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ _MOST, _LEAST = 200, 4
 sleeping and being woken costs 50 to 100 on a virtual machine. The most is what two sleeps would cost; the least keeps
 looking whether waiting has become worth it again."""
 LONGEST = 0.0005
-"""Seconds: where others want the processor, giving it away takes a time slice and not a microsecond. Who sleeps is
-woken before those who compute; who only steps aside comes behind them.
+"""Seconds: where others want the processor, giving it away takes a time slice and not a microsecond. A thread
+that sleeps is woken before those that compute; one that only yields comes behind them.
 
-Linux with `sched_autogroup_enabled` lets a process step aside only for those of its own session, and our launcher gives
+Linux with `sched_autogroup_enabled` lets a process yield only to those of its own session, and our launcher gives
 each rank one, as torchrun does. Four ranks on two cores, all in one session, took a tenth less over 64 KiB to 16 MiB of
 TCP, but twice as long over a tiny all-reduce through shared memory. So it stays."""
 

@@ -1,16 +1,16 @@
-"""What the engine needs of the world: a `Stream` to each peer, a `Poller` to sleep on, and a clock."""
+"""What the engine needs from outside: a `Stream` to each peer, and a `Poller` with a clock to sleep on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 
 class Stream(Protocol):
     """Two-way, ordered bytes that never block: the part of a non-blocking socket that is used.
 
-    Each raises `BlockingIOError` when nothing can move and another `OSError` when the way is gone; `recv_into` returns
-    0 at the end.
+    Each raises `BlockingIOError` when nothing can move and another `OSError` when the connection is gone; `recv_into`
+    returns 0 at the end.
     """
 
     @property
@@ -20,7 +20,7 @@ class Stream(Protocol):
 
     @property
     def has_pending(self) -> bool:
-        """There is something to receive that the poller knows nothing of."""
+        """There is something to receive that the poller does not know of."""
         ...
 
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -39,6 +39,24 @@ class Ready(NamedTuple):
     peer: int
     readable: bool
     writable: bool
+
+
+class Movable(Protocol):
+    """A stream that can be asked without a system call."""
+
+    @property
+    def is_readable(self) -> bool: ...
+    @property
+    def is_writable(self) -> bool: ...
+
+
+def ready_streams(watched: Mapping[int, tuple[bool, bool]], streams: Mapping[int, Movable]) -> list[Ready]:
+    """Those of `streams` that can move as `watched` asks: by peer, whether reading and whether writing."""
+    found = (
+        Ready(peer, read and streams[peer].is_readable, write and streams[peer].is_writable)
+        for peer, (read, write) in watched.items()
+    )
+    return [ready for ready in found if ready.readable or ready.writable]
 
 
 class Poller(Protocol):

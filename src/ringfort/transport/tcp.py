@@ -33,7 +33,7 @@ LOOKS = 8
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
 PEER_ENDED = "the connection that there was has ended"
-"""Why no further one is made."""
+"""Why no further connection is made."""
 _READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
 """An error or a hang-up shows when it is read: that is where it gets its name."""
 
@@ -74,8 +74,8 @@ def tune(sock: socket.socket) -> socket.socket:
 
 
 def keep_alive(sock: socket.socket, patience: float) -> None:
-    """Has the kernel ask the other one whether it is still there while nothing is under way, so that a machine that
-    answers nothing for `patience` seconds breaks the connection. `silence` is for what is under way."""
+    """Make the kernel probe the peer while nothing is under way, so that a machine that does not answer for `patience`
+    seconds breaks the connection. While data are under way, `silence` tells."""
     interval = max(1, round(patience / 5))
     count = max(1, ceil(patience / interval) - 1)
     options = {"TCP_KEEPIDLE": interval, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": count}
@@ -124,12 +124,10 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_everywhere() -> socket.socket:
     """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
     if socket.has_dualstack_ipv6():
-        try:
+        with suppress(OSError):  # switched off for this network
             sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-        except OSError:  # switched off for this network
-            return listen("", 0)
-        sock.setblocking(False)
-        return sock
+            sock.setblocking(False)
+            return keep_from_children(sock)
     return listen("", 0)
 
 
@@ -226,14 +224,14 @@ def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.so
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the other side has gone, or this one has shut it down, even if something it has said is still unread."""
+    """Whether the other side has ended, or this side has shut it down, even if something is still unread."""
     poll = select.poll()
     poll.register(sock, _HANG_UP)
     return bool(poll.poll(0))
 
 
 def is_ended(sock: socket.socket) -> bool:
-    """Whether the other side of a non-blocking socket has gone. What it has said stays unread."""
+    """Whether the other side of a non-blocking socket has ended and everything was read. Reads nothing."""
     try:
         return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -242,7 +240,21 @@ def is_ended(sock: socket.socket) -> bool:
         return True
 
 
-class SocketStream:
+class SocketEnd:
+    """How a `Stream` over a socket ends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def shut_down(self) -> None:
+        with suppress(OSError):  # the peer has gone already
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class SocketStream(SocketEnd):
     """A socket as a `Stream`."""
 
     has_pending = False
@@ -251,19 +263,12 @@ class SocketStream:
     would stay in a smaller cache, 16 and 64 MiB of 2 ranks took 1.5 and 1.4 times as long (1 MiB of L2 a core)."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        super().__init__(sock)
         self.recv_into = sock.recv_into
         self.send = sock.send
 
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
         return self._sock.sendmsg(buffers)
-
-    def shut_down(self) -> None:
-        with suppress(OSError):  # the peer has gone already
-            self._sock.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self._sock.close()
 
 
 class SocketPoller:

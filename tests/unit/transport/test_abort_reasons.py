@@ -1,4 +1,4 @@
-"""Notices: what one rank tells the others when a group fails, and the error that it becomes."""
+"""Abort reasons: what one rank tells the others when a group fails, and the error that it becomes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ abort_reasons = st.one_of(
 
 
 @given(abort_reasons)
-def test_a_notice_is_the_same_after_its_journey(abort_reason: AbortReason) -> None:
+def test_an_abort_reason_is_the_same_after_its_journey(abort_reason: AbortReason) -> None:
     assert decode(encode(abort_reason)) == abort_reason
 
 
@@ -60,7 +60,7 @@ def test_a_long_reason_is_cut_to_fit_a_control_frame(letter: str, length: int) -
 @example(msgspec.msgpack.encode({"type": "unknown"}))
 @example(msgspec.msgpack.encode(["aborted", 1, "reason"]))
 @example(b"\x83\xa4type\xa7aborted\xa4rank\x01\xa6reason\xa2\xff\xff")
-def test_what_is_no_notice_is_a_protocol_error(payload: bytes) -> None:
+def test_what_is_no_abort_reason_is_a_protocol_error(payload: bytes) -> None:
     try:
         abort_reason = decode(payload)
     except ProtocolError:
@@ -68,14 +68,14 @@ def test_what_is_no_notice_is_a_protocol_error(payload: bytes) -> None:
     assert decode(encode(abort_reason)) == abort_reason
 
 
-def test_each_notice_becomes_the_error_that_it_is_at_the_one_who_hears_it() -> None:
+def test_each_abort_reason_becomes_the_error_that_it_is_at_the_one_who_hears_it() -> None:
     lost = to_error(Lost(3, "cable pulled"), me=0)
     assert isinstance(lost, PeerLostError)
     assert (lost.peer, lost.reason) == (3, "cable pulled")
 
     told = to_error(Lost(3, "cable pulled", by=1), me=3)
     assert isinstance(told, PeerLostError)
-    assert (told.peer, told.reason) == (1, "it has lost this rank: cable pulled")
+    assert (told.peer, told.reason) == (1, "it reported that its connection to this rank failed: cable pulled")
     assert to_error(Lost(3, "cable pulled", by=1), me=2).peer == 3
 
     left = to_error(Left(3), me=0)
@@ -96,7 +96,7 @@ def test_each_notice_becomes_the_error_that_it_is_at_the_one_who_hears_it() -> N
     assert (aborted.peer, aborted.reason) == (2, "enough")
 
 
-def test_a_rank_that_hears_its_own_notice_blames_nobody() -> None:
+def test_a_rank_that_hears_its_own_abort_reason_blames_nobody() -> None:
     aborted = to_error(Aborted(2, "enough"), me=2)
     assert isinstance(aborted, AbortedError)
     assert aborted.peer is None

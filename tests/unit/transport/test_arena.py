@@ -14,50 +14,46 @@ from ringfort.transport.messages import Envelope
 from ringfort.transport.segment import Segment
 
 CALL = bytes(range(16))
+FIRST = 10
 
 
 class DisagreedError(Exception):
     pass
 
 
-class FakeSleeper:
-    """Says what was asked of it, and does `meanwhile` in place of sleeping."""
-
-    has_trouble = False
+class FakeEngine:
+    """Says what was asked of it, and does `meanwhile` in place of sleeping. It numbers ranks from `FIRST` on."""
 
     def __init__(self) -> None:
-        self.engine = self
         self.nudged: list[int] = []
         self.slept_for: list[int] = []
         self.is_abandoned = False
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def sleep_until(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
+    def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
         assert not is_ready()
-        self.slept_for.append(peer)
+        self.slept_for.append(peer - FIRST)
         self.meanwhile()
         assert is_ready()
 
     def nudge(self, peer: int) -> None:
-        self.nudged.append(peer)
+        self.nudged.append(peer - FIRST)
 
-    def abandon(self) -> None:
+    def abort(self, reason: str) -> None:
         self.is_abandoned = True
 
-    def check(self, envelope: Envelope) -> None:
-        pass
-
     def disagree(self, peer: int, operation: int, call: bytes, envelope: Envelope) -> NoReturn:
-        raise DisagreedError(peer, operation, call)
+        raise DisagreedError(peer - FIRST, operation, call)
 
 
 class Scene:
     def __init__(self, world_size: int, patience: Patience = ONE_PROCESS) -> None:
-        self.sleepers = [FakeSleeper() for _ in range(world_size)]
+        self.engines = [FakeEngine() for _ in range(world_size)]
+        members = range(FIRST, FIRST + world_size)
         first = Segment.create(arena_bytes(world_size))
         segments = [first, *(Segment.open(first.offer, arena_bytes(world_size)) for _ in range(world_size - 1))]
         self.arenas = [
-            Arena(segment, rank, world_size, self.sleepers[rank], patience=patience)
+            Arena(segment, rank, members, self.engines[rank], patience=patience)  # type: ignore[arg-type]
             for rank, segment in enumerate(segments)
         ]
 
@@ -88,18 +84,18 @@ def test_who_comes_last_does_not_sleep(scene: Scene) -> None:
     begin(b)
     a.wait_signed(envelope())
     b.wait_signed(envelope())
-    assert [sleeper.slept_for for sleeper in scene.sleepers] == [[], []]
+    assert [engine.slept_for for engine in scene.engines] == [[], []]
 
 
 def test_who_comes_first_sleeps_and_is_woken_by_the_other(scene: Scene) -> None:
     a, b = scene.arenas
     begin(a)
-    scene.sleepers[0].meanwhile = lambda: begin(b)
+    scene.engines[0].meanwhile = lambda: begin(b)
     a.wait_signed(envelope())
-    assert scene.sleepers[0].slept_for == [1]
-    assert scene.sleepers[1].nudged == [0]
+    assert scene.engines[0].slept_for == [1]
+    assert scene.engines[1].nudged == [0]
     begin(b, 2)
-    assert scene.sleepers[1].nudged == [0], "nobody sleeps any more"
+    assert scene.engines[1].nudged == [0], "nobody sleeps any more"
 
 
 def test_a_sleeper_that_is_interrupted_no_longer_counts_as_asleep(scene: Scene) -> None:
@@ -109,11 +105,11 @@ def test_a_sleeper_that_is_interrupted_no_longer_counts_as_asleep(scene: Scene) 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    scene.sleepers[0].meanwhile = interrupt
+    scene.engines[0].meanwhile = interrupt
     with pytest.raises(KeyboardInterrupt):
         a.wait(envelope())
     begin(b)
-    assert scene.sleepers[1].nudged == []
+    assert scene.engines[1].nudged == []
 
 
 @pytest.mark.parametrize("scene", [4], indirect=True)
@@ -121,10 +117,10 @@ def test_all_ranks_are_waited_for_and_all_sleepers_woken(scene: Scene) -> None:
     first, *others = scene.arenas
     begin(first)
     todo = iter(others)
-    scene.sleepers[0].meanwhile = lambda: begin(next(todo))
+    scene.engines[0].meanwhile = lambda: begin(next(todo))
     first.wait_signed(envelope())
-    assert scene.sleepers[0].slept_for == [1, 2, 3]
-    assert [sleeper.nudged for sleeper in scene.sleepers] == [[], [0], [0], [0]]
+    assert scene.engines[0].slept_for == [1, 2, 3]
+    assert [engine.nudged for engine in scene.engines] == [[], [0], [0], [0]]
 
 
 @pytest.mark.parametrize(
@@ -219,9 +215,9 @@ def test_a_meeting_wakes_who_sleeps(scene: Scene) -> None:
     a, b = scene.arenas
     begin(a)
     meet = b.meeting(CALL)
-    scene.sleepers[0].meanwhile = lambda: meet(1)
+    scene.engines[0].meanwhile = lambda: meet(1)
     a.wait_signed(envelope())
-    assert scene.sleepers[1].nudged == [0]
+    assert scene.engines[1].nudged == [0]
 
 
 def test_a_rank_may_be_one_operation_ahead(scene: Scene) -> None:
@@ -260,9 +256,9 @@ def test_an_eager_rank_spins_before_it_sleeps() -> None:
     scene = Scene(2, EAGER)
     a, b = scene.arenas
     begin(a)
-    scene.sleepers[0].meanwhile = lambda: begin(b)
+    scene.engines[0].meanwhile = lambda: begin(b)
     a.wait_signed(envelope())
-    assert scene.sleepers[0].slept_for == [1]
+    assert scene.engines[0].slept_for == [1]
     scene.close()
 
 
@@ -274,7 +270,7 @@ def test_what_interrupts_an_operation_ends_the_group(
 ) -> None:
     with pytest.raises(exc), scene.arenas[0]:
         raise exc("in the middle")
-    assert scene.sleepers[0].is_abandoned is is_abandoned
+    assert scene.engines[0].is_abandoned is is_abandoned
     with scene.arenas[1]:
         pass
-    assert not scene.sleepers[1].is_abandoned
+    assert not scene.engines[1].is_abandoned

@@ -142,8 +142,7 @@ def test_bytes_that_trickle_do_not_keep_a_call_alive_beyond_its_timeout() -> Non
     assert clock.now() < 200
 
 
-# --- a message that waits for its clear-to-send
-# ----------------------------------------------------------------------------------
+# --- a message that waits for its clear-to-send -----------------------------------------------------------------------
 
 
 class Flood:
@@ -223,14 +222,14 @@ class NeverAsked(MemoryPoller):
         raise AssertionError("slept in place of looking for the clear-to-send")
 
 
-def test_a_rank_that_only_sends_looks_for_its_go_before_it_sleeps() -> None:
+def test_a_rank_that_only_sends_looks_for_its_clear_to_send_before_it_sleeps() -> None:
     granting = Granting(Flood(0), late=2)  # after the last frame of the window, and when there was nothing to write
     me = MeshBackend(0, 2, CONFIG, {1: granting}, NeverAsked(VirtualClock()))
     me.send(bytes(3 * WINDOW), 1)
     assert granting.taken >= 3 * WINDOW
 
 
-def test_a_go_is_read_while_data_flow_on_another_link() -> None:
+def test_a_clear_to_send_is_read_while_data_flow_on_another_link() -> None:
     """As in a ring: what is sent goes to one neighbour and what is received comes from the other, so that nothing else
     makes this rank read the link on which it is told to send on."""
     flood = Flood(1 << 20)

@@ -192,7 +192,7 @@ def test_a_wrong_size_is_still_told_apart_when_the_peer_has_closed(scene: Scene)
         pack(DATA, length=1, total=1, epoch=9) + b"x",
         pack(4, length=3) + b"\xc1\xc1\xc1",
     ],
-    ids=["zeros", "http", "too large", "does not continue", "another epoch", "no notice"],
+    ids=["zeros", "http", "too large", "does not continue", "another epoch", "no abort reason"],
 )
 @pytest.mark.parametrize("is_awaited", [True, False])
 def test_garbage_closes_that_link_with_an_error_that_names_the_peer(
@@ -334,7 +334,7 @@ def test_a_timeout_in_a_collective_is_told_to_all_its_members_and_to_nobody_else
     run_ranks(group, lambda backend: backend.kill())
 
 
-def test_a_go_is_sent_when_a_large_message_is_received(scene: Scene) -> None:
+def test_a_clear_to_send_is_sent_when_a_large_message_is_received(scene: Scene) -> None:
     call = scene.recv(10)
     scene.peers[1].say(bytes(10), is_rendezvous=True)
     assert call.result() == bytes(10)

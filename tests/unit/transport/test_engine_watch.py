@@ -1,4 +1,4 @@
-"""Waiting for what a peer does elsewhere than on its link: woken by bells, ended by all that ends a collective."""
+"""Waiting for what a peer does elsewhere than on its link: woken by WAKE_UP, ended by all that ends a collective."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ringfort.errors import ChannelClosedError, CollectiveMismatchError, OperationTimeoutError, PeerLostError
 from ringfort.transport import abort_reasons
-from ringfort.transport.frames import ABORT, BELL, GOODBYE, WAITING, pack
+from ringfort.transport.frames import ABORT, GOODBYE, WAITING, WAKE_UP, pack
 from ringfort.transport.messages import Envelope
 from tests.helpers.background import Background
 from tests.helpers.scene import Scene, scene_with
@@ -27,14 +27,14 @@ def watch(scene: Scene, ready: list[bool], peer: int = 1, timeout: float = 10) -
     return scene.asleep(Background(scene.me.group.engine.watch, lambda: bool(ready), peer, envelope))
 
 
-def test_a_bell_makes_a_watcher_look(scene: Scene) -> None:
+def test_a_wake_up_makes_a_watcher_look(scene: Scene) -> None:
     ready: list[bool] = []
     call = watch(scene, ready)
-    scene.peers[1].write(pack(BELL))
+    scene.peers[1].write(pack(WAKE_UP))
     scene.clock.wait_for_sleepers(1)
     assert not call.is_over
     ready.append(True)
-    scene.peers[2].write(pack(BELL))  # whoever rings: it looks
+    scene.peers[2].write(pack(WAKE_UP))  # whoever sends it, the watcher looks
     call.result()
 
 
@@ -48,9 +48,9 @@ def test_what_is_there_already_is_not_waited_for_even_if_the_peer_has_left(scene
         Background(scene.me.group.engine.watch, lambda: False, 1, envelope).result()
 
 
-def test_a_nudge_is_a_bell(scene: Scene) -> None:
+def test_a_nudge_is_a_wake_up(scene: Scene) -> None:
     scene.me.group.engine.nudge(1)
-    assert scene.peers[1].kinds() == [BELL]
+    assert scene.peers[1].kinds() == [WAKE_UP]
     assert scene.peers[2].kinds() == []
 
 

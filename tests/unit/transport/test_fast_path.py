@@ -1,4 +1,4 @@
-"""The short way of small messages: taken when all is as it should be, and left without a byte lost when it is not."""
+"""The fast path of small messages: taken when all is as expected, and left without a byte lost when it is not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rank() -> Iterator[Rank]:
 
 @pytest.fixture
 def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[Receive]:
-    """The receives that went the ordinary way."""
+    """The receives that took the ordinary path."""
     found: list[Receive] = []
     post = Inbound.post
 
@@ -77,7 +77,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> list[Receive]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 4096, LARGEST])
-def test_a_small_exchange_goes_the_short_way_with_the_same_bytes_on_the_wire(
+def test_a_small_exchange_takes_the_fast_path_with_the_same_bytes_on_the_wire(
     rank: Rank, ordinary: list[Receive], size: int
 ) -> None:
     theirs, into = bytes(index & 255 for index in range(size)), bytearray(size)
@@ -89,7 +89,7 @@ def test_a_small_exchange_goes_the_short_way_with_the_same_bytes_on_the_wire(
     assert rank.engine.traffic() == (1, size, 1, size)
 
 
-def test_what_is_received_the_short_way_is_reduced(rank: Rank, ordinary: list[Receive]) -> None:
+def test_what_the_fast_path_receives_is_reduced(rank: Rank, ordinary: list[Receive]) -> None:
     into = bytearray(np.arange(4, dtype="<i4").tobytes())
     rank.peer.sendall(rank.frame(np.full(4, 10, "<i4").tobytes()))
     rank.engine.run(rank.exchange(b"1234", into, SUM))
@@ -97,7 +97,7 @@ def test_what_is_received_the_short_way_is_reduced(rank: Rank, ordinary: list[Re
     assert ordinary == []
 
 
-def test_a_message_that_comes_in_pieces_and_late_is_finished_the_ordinary_way(
+def test_a_message_that_comes_in_pieces_and_late_is_finished_on_the_ordinary_path(
     rank: Rank, ordinary: list[Receive]
 ) -> None:
     """The first piece is there, the rest comes when the engine has stopped trying and sleeps."""
@@ -134,7 +134,7 @@ def test_what_comes_behind_the_message_stays_for_the_next(rank: Rank, ordinary: 
 
 
 @pytest.mark.parametrize(("data", "call"), [(b"abc", OTHER), (b"abcd", CALL)])
-def test_another_call_or_size_is_a_disagreement_as_on_the_ordinary_way(rank: Rank, data: bytes, call: bytes) -> None:
+def test_another_call_or_size_is_a_disagreement_as_on_the_ordinary_path(rank: Rank, data: bytes, call: bytes) -> None:
     rank.peer.sendall(rank.frame(data, call=call))
     job = rank.exchange(b"xyz", bytearray(3))
     if call == OTHER:
@@ -231,7 +231,7 @@ def driven(rank: Rank, other: Other, monkeypatch: pytest.MonkeyPatch, *, step: i
 
 
 @pytest.mark.parametrize("step", [50_000, 1 << 20])
-def test_a_swap_of_large_frames_goes_the_short_way_to_its_end(
+def test_a_swap_of_large_frames_takes_the_fast_path_to_its_end(
     rank: Rank, ordinary: list[Receive], monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     rank.operation, into = 1, bytearray(len(THEIRS))
@@ -246,7 +246,7 @@ def test_a_swap_of_large_frames_goes_the_short_way_to_its_end(
     assert rank.engine.traffic() == (1, len(OURS), 1, len(THEIRS))
 
 
-def test_a_small_swap_of_which_a_piece_comes_late_is_finished_the_ordinary_way(
+def test_a_small_swap_of_which_a_piece_comes_late_is_finished_on_the_ordinary_path(
     rank: Rank, ordinary: list[Receive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank.operation, into = 1, bytearray(200)
@@ -262,7 +262,7 @@ def test_a_small_swap_of_which_a_piece_comes_late_is_finished_the_ordinary_way(
 
 
 @pytest.mark.parametrize("stops_at", [10, HEADER_BYTES, HEADER_BYTES + 1, 300_000, HEADER_BYTES + len(THEIRS) - 1])
-def test_a_swap_that_is_held_up_is_finished_the_ordinary_way(
+def test_a_swap_that_is_held_up_is_finished_on_the_ordinary_path(
     rank: Rank, ordinary: list[Receive], monkeypatch: pytest.MonkeyPatch, stops_at: int
 ) -> None:
     rank.operation, into = 1, bytearray(len(THEIRS))
@@ -297,7 +297,7 @@ def test_a_swap_that_gets_what_makes_no_sense_ends_and_leaves_nothing_behind(
     driven(rank, Other(rank, b"\xff" * 1000), monkeypatch, step=1 << 20)
     with pytest.raises(ProtocolError, match="rank 1"):
         rank.engine.swap(memoryview(OURS), memoryview(bytearray(len(THEIRS))), 1, rank.envelope())
-    assert not rank.engine._jobs
+    assert not rank.engine.table.jobs
 
 
 def test_a_swap_with_one_who_goes_in_the_middle_says_so(rank: Rank) -> None:
@@ -321,7 +321,7 @@ def test_a_frame_that_the_kernel_takes_in_part_goes_out_whole(rank: Rank) -> Non
     assert into == b"w" * 20
 
 
-def test_only_small_messages_of_collectives_go_the_short_way(rank: Rank) -> None:
+def test_only_small_messages_of_collectives_take_the_fast_path(rank: Rank) -> None:
     def small(size: int, *, is_rendezvous: bool = False, call: bytes = CALL) -> bool:
         job = Job("send", 1.0, 1.0)
         job.send = Send(memoryview(bytes(size)), rank.envelope(call), is_rendezvous=is_rendezvous)

@@ -9,7 +9,7 @@ from ringfort.errors import ProtocolError
 from ringfort.transport import frames
 from ringfort.transport.frames import DATA, HEADER_BYTES, MAX_CONTROL, MAX_FRAGMENT, MAX_MESSAGE, Header, pack, parse
 
-CONTROL = range(frames.CLEAR_TO_SEND, frames.BELL + 1)
+CONTROL = range(frames.CLEAR_TO_SEND, frames.WAKE_UP + 1)
 
 u64 = st.integers(0, 2**64 - 1)
 
@@ -66,7 +66,7 @@ def test_any_bytes_are_a_header_within_the_limits_or_a_protocol_error(data: byte
         (DATA, 0, MAX_MESSAGE + 1),
         *((kind, MAX_CONTROL + 1, 2**64 - 1) for kind in CONTROL),
         (0, 0, 0),
-        (frames.BELL + 1, 0, 0),
+        (frames.WAKE_UP + 1, 0, 0),
         (255, 0, 0),
     ],
 )

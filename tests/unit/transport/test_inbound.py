@@ -26,7 +26,7 @@ from ringfort.transport.frames import (
     pack,
     parse,
 )
-from ringfort.transport.inbound import Control, Disagreement, GivenUp, Inbound
+from ringfort.transport.inbound import Cancelled, Cleared, Control, Disagreement, Inbound, Reply
 from ringfort.transport.messages import Envelope, Receive, Scratch, Send
 from ringfort.transport.outbound import Outbound
 from ringfort.transport.reducer import Reducer
@@ -35,6 +35,10 @@ from tests.helpers import small
 ADD = Reducer(np.dtype("<u2"), lambda into, span: np.add(into, span, out=into))
 LIMIT = 1 << 20
 KEYS = ((0, 0), (0, 1), (7, 0))
+
+
+def replies_of(inbound: Inbound) -> list[Reply]:
+    return [event for event in inbound.events if isinstance(event, Reply)]
 
 
 class Wire:
@@ -83,9 +87,9 @@ class Wire:
             self._settle()
 
     def _settle(self) -> None:
-        for key, serial in self.inbound.replies:
-            self.outbound.granted(key, serial)
-        self.inbound.replies.clear()
+        for reply in replies_of(self.inbound):
+            self.inbound.events.remove(reply)
+            self.outbound.cleared(*reply)
 
     def withdraw(self, half: Send | Receive) -> None:
         if half.done or half in self.withdrawn:
@@ -149,7 +153,7 @@ def test_what_is_received_was_sent_whole_in_order_and_nothing_else_is_lost(scrip
         for action in script:
             carry_out(wire, action)
         wire.drain()
-    assert not wire.inbound.has_early
+    assert not wire.inbound._inbox
     assert wire.inbound.stored_bytes == 0
     for key in KEYS:
         check_conversation(wire, key)
@@ -315,7 +319,7 @@ def of_collective(operation: int, call: bytes) -> Envelope:
 
 @pytest.mark.parametrize(("operation", "call"), [(5, CALL_B), (6, CALL_A), (4, CALL_A)])
 @pytest.mark.parametrize("posted_first", [True, False])
-def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
+def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_clear_to_send(
     operation: int, call: bytes, posted_first: bool
 ) -> None:
     wire = Wire()
@@ -325,16 +329,16 @@ def test_a_message_of_another_collective_is_a_disagreement_and_gets_no_go(
         wire.inbound.post(receive)
     wire.feed(frame)
     if not posted_first:
-        assert [stored.call for stored in wire.inbound.early(0)] == [call]
+        assert [seen for _, seen in wire.inbound.early(0)] == [call]
         assert wire.inbound.early(1) == []
         wire.inbound.post(receive)
     assert list(wire.inbound.events) == [Disagreement(receive.envelope, operation, call)]
-    assert wire.inbound.replies == []
+    assert replies_of(wire.inbound) == []
     assert not receive.done
 
 
 @pytest.mark.parametrize("posted_first", [True, False])
-def test_a_message_that_wants_a_go_is_answered_when_it_is_received(posted_first: bool) -> None:
+def test_a_message_that_wants_a_clear_to_send_is_answered_when_it_is_received(posted_first: bool) -> None:
     inbound = Inbound(3, Scratch(), LIMIT)
     receive = Receive(memoryview(bytearray(2)), Envelope(0, 4), None)
     if posted_first:
@@ -343,10 +347,10 @@ def test_a_message_that_wants_a_go_is_answered_when_it_is_received(posted_first:
     inbound.want()[: len(frame)] = frame
     inbound.took(len(frame))
     if not posted_first:
-        assert inbound.replies == []
+        assert replies_of(inbound) == []
         assert inbound.holds_whole((0, 4))
         inbound.post(receive)
-    assert inbound.replies == [((0, 4), 77)]
+    assert replies_of(inbound) == [((0, 4), 77)]
     assert receive.done
 
 
@@ -358,7 +362,7 @@ def test_control_frames_are_passed_on_in_order_however_they_are_cut() -> None:
         wire = Wire()
         wire.feed(frames[:cut])
         wire.feed(frames[cut:])
-        assert wire.inbound.granted == [((7, 2), 9)]
+        assert wire.inbound.events[0] == Cleared((7, 2), 9)
         kinds = [(event.header.kind, event.payload) for event in wire.inbound.events if isinstance(event, Control)]
         assert kinds == [(ABORT, b"why"), (GOODBYE, b"")]
 
@@ -379,7 +383,7 @@ def test_a_message_that_is_taken_back_before_its_receive_leaves_nothing_behind()
     wire = Wire()
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
     assert wire.inbound.stored_bytes == 0
-    assert not wire.inbound.has_early
+    assert not wire.inbound._inbox
     wire.feed(pack(DATA, length=2, total=2) + b"ok")
     assert wire.receive((0, 0), 2).into == b"ok"
 
@@ -388,7 +392,7 @@ def test_a_reduce_cannot_begin_again_when_its_message_is_taken_back() -> None:
     wire = Wire()
     receive = wire.receive((0, 0), 10, reducer=True)
     wire.feed(pack(DATA, length=3, total=10) + b"bad" + pack(CANCEL))
-    assert list(wire.inbound.events) == [GivenUp(receive)]
+    assert list(wire.inbound.events) == [Cancelled(receive)]
 
 
 def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
@@ -399,7 +403,7 @@ def test_that_a_message_is_taken_back_comes_behind_the_reason_of_it() -> None:
     assert not receive.done
     reason, given_up = wire.inbound.events
     assert isinstance(reason, Control)
-    assert given_up == GivenUp(receive)
+    assert given_up == Cancelled(receive)
 
 
 @pytest.mark.parametrize("reducer", [True, False])

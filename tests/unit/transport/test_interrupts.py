@@ -8,6 +8,7 @@ function raises is raised there. So each scenario is run once to count its event
 from __future__ import annotations
 
 import gc
+import signal
 import socket
 import sys
 import threading
@@ -23,7 +24,7 @@ from ringfort.backends.mesh import MeshBackend
 from ringfort.backends.simulated import SimulatedBackend
 from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
-from ringfort.errors import DistributedError
+from ringfort.errors import AbortedError, DistributedError
 from ringfort.transport.locks import Condition, Event, Future, Signal, is_mine
 from ringfort.transport.tcp import SocketPoller, SocketStream
 
@@ -33,18 +34,24 @@ BOUND = 10.0
 SMALL, MIDDLE = np.ones(4, np.float32), np.ones(100_000, np.float32)
 
 
-class _Interrupter:
-    """Raises `KeyboardInterrupt` in this thread at the event number `at`; without one, counts events."""
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
-    def __init__(self, at: int | None = None) -> None:
-        self.events, self._at = 0, at
+
+class _Interrupter:
+    """Calls `handler` in this thread at the events with the numbers `at`, as a signal would; without any, counts
+    events."""
+
+    def __init__(self, *at: int, handler: Callable[[], None] = interrupt) -> None:
+        self.events, self._at, self._handler = 0, at, handler
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         if event in ("call", "c_return"):
             self.events += 1
-            if self.events == self._at:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
+            if self.events in self._at:
+                if self.events == max(self._at):
+                    sys.setprofile(None)
+                self._handler()
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -115,12 +122,10 @@ class _Peer:
         assert isinstance(self.error, DistributedError), self.error
 
 
-def once(
-    make: Callable[[], list[DistributedContext]], work: Callable[[DistributedContext], None], at: int | None = None
-) -> int:
-    """Interrupts `work` at one event, and closes; both ranks must end. Returns how many events there were."""
+def once(make: Callable[[], list[DistributedContext]], work: Callable[[DistributedContext], None], *at: int) -> int:
+    """Interrupts `work` at the events `at`, and closes; both ranks must end. Returns how many events there were."""
     ctx, other = make()
-    interrupter = _Interrupter(at)
+    interrupter = _Interrupter(*at)
     peer = _Peer(other, work)
     work(ctx)
     was_interrupted = False
@@ -131,7 +136,7 @@ def once(
         was_interrupted = True
     ctx.close()
     peer.join()
-    assert was_interrupted == (at is not None and interrupter.events >= at), f"swallowed at event {at}"
+    assert was_interrupted == (bool(at) and interrupter.events >= at[0]), f"swallowed at event {at}"
     return interrupter.events
 
 
@@ -154,6 +159,70 @@ def test_an_interrupt_anywhere_reaches_the_caller_and_ends_both_ranks(
         once(make, work, at)
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("gap", [1, 2, 3, 5, 8, 13, 21, 34])
+def test_a_second_interrupt_while_the_first_is_handled_ends_both_ranks_too(gap: int) -> None:
+    """The first leaves the lead held by the thread; the next call of the thread, the close, must find that."""
+    for at in range(1, once(over_sockets, small) + 1):
+        once(over_sockets, small, at, at + gap)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("work", [small, middle, messages])
+def test_a_signal_handler_that_aborts_in_the_middle_of_a_call_ends_both_ranks(
+    work: Callable[[DistributedContext], None],
+) -> None:
+    for at in range(1, once(over_sockets, work) + 1):
+        ctx, other = over_sockets()
+        peer = _Peer(other, work)
+        interrupter = _Interrupter(at, handler=lambda ctx=ctx: ctx.backend.abort("by a handler"))  # type: ignore[misc]
+        with suppress(AbortedError), interrupter.armed():
+            work(ctx)
+            work(ctx)
+        with pytest.raises(AbortedError, match="by a handler"):
+            work(ctx)
+        ctx.close()
+        peer.join()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [over_sockets, in_memory])
+def test_a_signal_handler_that_calls_the_group_is_refused_while_a_call_leads_and_spoils_nothing(
+    make: Callable[[], list[DistributedContext]],
+) -> None:
+    """The handler's message either goes out, before or after the suspended call leads, or is refused with a word."""
+    refused = 0
+    for at in range(1, once(make, messages) + 1):
+        ctx, other = make()
+        said: list[str] = []
+
+        def call(ctx: DistributedContext = ctx, said: list[str] = said) -> None:
+            try:
+                ctx.backend.send(b"x", 1, tag=9, timeout=BOUND)
+                said.append("sent")
+            except AbortedError as exc:
+                said.append(str(exc))
+
+        peer = threading.Thread(target=messages, args=(other,), daemon=True)
+        peer.start()
+        with _Interrupter(at, handler=call).armed():
+            messages(ctx)
+        peer.join(BOUND)
+        assert not peer.is_alive(), f"the other rank waits for ever, event {at}"
+        if said == ["sent"]:
+            into = bytearray(1)
+            other.backend.recv(into, 0, tag=9, timeout=BOUND)
+            assert into == b"x"
+        elif said:  # the last events are those of other threads' work: there may be fewer than in the run before
+            assert "signal handler" in said[0], said
+            refused += 1
+        closing = threading.Thread(target=ctx.close)
+        closing.start()
+        other.close()
+        closing.join()
+    assert refused > 5
+
+
 def test_what_an_interrupted_thread_waited_for_is_not_left_locked() -> None:
     def wait(what: Future[int] | Event | Signal | Condition) -> None:
         if isinstance(what, Condition):
@@ -174,3 +243,39 @@ def test_what_an_interrupted_thread_waited_for_is_not_left_locked() -> None:
                 wait(what)
             lock = what._condition if isinstance(what, Future) else getattr(what, "_cond", what)
             assert isinstance(lock, Signal) or not is_mine(lock), f"{make.__name__}, event {at}"
+
+
+def test_no_signal_is_handled_between_plain_assignments() -> None:
+    """What the engine's flags rest on: see transport/locks.py."""
+
+    class Flags:
+        is_led = is_interrupted = False
+
+    def lead(flags: Flags) -> bool:
+        leads = False
+        try:
+            while True:
+                nothing()
+                flags.is_led = leads = True
+                nothing()
+                flags.is_led = leads = False
+        except KeyboardInterrupt:
+            if leads:
+                flags.is_interrupted = True
+        return leads
+
+    def nothing() -> None: ...
+
+    before = signal.signal(signal.SIGALRM, lambda *_: interrupt())
+    try:
+        seen: set[tuple[bool, bool, bool]] = set()
+        for turn in range(300):
+            flags, leads = Flags(), False
+            with suppress(KeyboardInterrupt):  # it may come before `lead` has begun
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + turn * 1e-6)
+                leads = lead(flags)
+            seen.add((leads, flags.is_led, flags.is_interrupted))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen == {(True, True, True), (False, False, False)}

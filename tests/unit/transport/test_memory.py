@@ -96,7 +96,7 @@ def clock() -> VirtualClock:
 def poller(clock: VirtualClock) -> MemoryPoller:
     """Watches one stream, to peer 5, whose other end is `poller.streams[-1]`."""
     poller = MemoryPoller(clock)
-    there, back = Pipe(poller.ring, nothing), Pipe(nothing, poller.ring)
+    there, back = Pipe(poller.notify, nothing), Pipe(nothing, poller.notify)
     poller.streams[5] = MemoryStream(incoming=there, outgoing=back)
     poller.streams[-1] = MemoryStream(incoming=back, outgoing=there)
     return poller

@@ -92,10 +92,10 @@ def test_a_large_message_stops_at_the_window_until_its_go_comes() -> None:
     assert [len(body) for _, body in first] == [FIRST_FRAGMENT, WINDOW - FIRST_FRAGMENT]
     assert all(header.flags & RENDEZVOUS for header, _ in first)
     assert not outbound.is_active
-    outbound.granted(send.key, send.serial + 1)  # for another message
-    outbound.granted((0, 5), send.serial)  # on another key
+    outbound.cleared(send.key, send.serial + 1)  # for another message
+    outbound.cleared((0, 5), send.serial)  # on another key
     assert not outbound.is_active
-    outbound.granted(send.key, send.serial)
+    outbound.cleared(send.key, send.serial)
     rest = frames(written(outbound))
     assert [len(body) for _, body in rest] == [MAX_FRAGMENT, MAX_FRAGMENT]
     assert b"".join(body for _, body in first + rest) == pattern(1, 3 * WINDOW)
@@ -108,16 +108,16 @@ def test_a_small_message_that_wants_a_go_is_done_when_it_comes() -> None:
     outbound.post(send)
     assert len(frames(written(outbound))) == 1
     assert not send.done
-    outbound.granted(send.key, send.serial)
+    outbound.cleared(send.key, send.serial)
     assert send.done
-    assert outbound.sends() == []
+    assert outbound.is_idle
 
 
 def test_a_go_before_the_message_has_begun_is_not_for_it() -> None:
     outbound = Outbound()
     send = message(b"abc", is_rendezvous=True)
     outbound.post(send)
-    outbound.granted(send.key, send.serial)
+    outbound.cleared(send.key, send.serial)
     written(outbound)
     assert not send.done
 
@@ -163,13 +163,13 @@ def test_control_frames_go_before_any_further_data_but_never_inside_a_frame() ->
 
 def test_a_go_is_owed_until_it_is_out() -> None:
     outbound = Outbound(epoch=2)
-    outbound.reply_go((5, 6), 7)
-    assert outbound.owes_go
+    outbound.reply_clear((5, 6), 7)
+    assert outbound.owes_clear
     out = written(outbound, 10)
-    assert outbound.owes_go
+    assert outbound.owes_clear
     [(header, _)] = frames(out + written(outbound))
     assert (header.kind, header.epoch, header.comm_id, header.tag, header.operation) == (CLEAR_TO_SEND, 2, 5, 6, 7)
-    assert not outbound.owes_go
+    assert not outbound.owes_clear
 
 
 def test_a_message_that_is_withdrawn_before_it_begins_leaves_no_trace() -> None:
@@ -208,7 +208,7 @@ def test_a_message_that_is_withdrawn_in_the_middle_is_cancelled_after_its_frame(
     assert kinds[-2:] == [CANCEL, DATA]
     assert (found[-2][0].epoch, found[-2][0].tag) == (3, 4)
     assert found[-1][1] == b"next"
-    outbound.granted(send.key, send.serial)  # its clear-to-send was on the way
+    outbound.cleared(send.key, send.serial)  # its clear-to-send was on the way
     assert not outbound.is_active
 
 
@@ -249,13 +249,13 @@ def test_the_stream_is_always_whole_frames_and_every_message_begins_once(script:
                     outbound.withdraw(sends[index % len(sends)])
                 case ("grant", int(index)) if sends:
                     send = sends[index % len(sends)]
-                    outbound.granted(send.key, send.serial)
+                    outbound.cleared(send.key, send.serial)
                 case _:
                     pass
         for send in sends:
             outbound.withdraw(send)
         found = frames(out + written(outbound))
-    assert outbound.sends() == []
+    assert outbound.is_idle
     assert not outbound.is_active
     begun = {header.operation for header, _ in found if header.kind == DATA}
     assert len(begun) == outbound.messages

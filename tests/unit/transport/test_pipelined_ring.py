@@ -85,8 +85,8 @@ def test_a_peer_that_is_lost_in_the_middle_ends_the_whole_pipelined_ring(scene: 
     with pytest.raises(PeerLostError) as caught:
         call.result()
     assert caught.value.peer == BEFORE
-    assert not scene.me.group.engine._jobs
-    assert all(not link.outbound.sends() for link in scene.me.group.engine.links.values())
+    assert not scene.me.group.engine.table.jobs
+    assert all(not link.outbound._queues for link in scene.me.group.engine.links.values())
 
 
 def test_a_sender_that_gives_up_ends_the_pipelined_ring_and_nothing_unfinished_is_passed_on(scene: Scene) -> None:

@@ -69,7 +69,7 @@ class GlooBackend(MeshBackend):
                 self._group: Any = make("messages")
             for peer in range(world_size):
                 if peer != rank:
-                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._group, peer), poller.ring)
+                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._group, peer), poller.notify)
                     self._pumps.append(pumps)
                     streams[peer] = poller.streams[peer] = pumps.stream
 

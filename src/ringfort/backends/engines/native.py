@@ -60,7 +60,7 @@ class _Wait:
             return time.monotonic() > self._give_up
         try:
             return self._pending.is_done() or (
-                self._link is not None and self._link.farewell is not None and self._ends_soon()
+                self._link is not None and self._link.goodbye is not None and self._ends_soon()
             )
         except Exception as exc:
             self.failure = exc
