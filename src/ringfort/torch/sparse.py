@@ -7,11 +7,10 @@ from functools import reduce
 from typing import Any
 
 from ringfort.backends.base import Backend
-from ringfort.collectives.operation import Operation
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.errors import InvalidArgumentError, ProtocolError, UnsupportedOpError
 from ringfort.torch.names import torch
-from ringfort.torch.operations import ALL_GATHER, Call
+from ringfort.torch.operations import ALL_GATHER, Call, Operation
 from ringfort.torch.several import check_alike
 
 

@@ -58,8 +58,8 @@ def average_gradients(
     `sum(weight * gradient) / sum(weight)`. A rank with weight 0 contributes nothing, whatever its arrays hold.
 
     With `compression`, such as `"auto"`, `"int8"` or `"topk(0.01)+int4"`, the mean is approximated with fewer bytes,
-    and what is lost in one step is added to the next. (`"auto"` may choose `int4`, which costs Adam some of its progress;
-    `"auto(0.05)"` chooses `int8` at most.) The context has a compressor for each strategy; or pass a
+    and what is lost in one step is added to the next. (`"auto"` may choose `int4`, which costs Adam some of its
+    progress; `"auto(0.05)"` chooses `int8` at most.) The context has a compressor for each strategy; or pass a
     `GradientCompressor`, whose state you can save with a checkpoint. It tells gradients apart by their place in the
     tree.
 
