@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ringfort.cluster.core.events import ClusterEvent, Noted, PeerJoined, PeerLost
-from ringfort.errors import (
-    ChannelClosedError,
-    DistributedError,
-    InvalidArgumentError,
-    OperationTimeoutError,
-    PeerLostError,
-)
+from ringfort.errors import ChannelClosedError, InvalidArgumentError, OperationTimeoutError, PeerLostError
 from ringfort.torch.key_value import Answer, KeyValueStore, Request, Verb
 from ringfort.torch.names import dist
 from ringfort.transport.finalisers import weakly
@@ -186,7 +180,7 @@ class ClusterStore(dist.Store):
         elif isinstance(event, PeerJoined) and event.peer == self._owner:
             self._lost = None
 
-    def _fail_pending(self, error: DistributedError) -> None:
+    def _fail_pending(self, error: Exception) -> None:
         with self._lock:
             pending, self._pending = list(self._pending.values()), {}
         for future in pending:

@@ -208,8 +208,6 @@ def barrier(group: Group, seconds: float) -> Operation:
 
 def in_order(operations: Sequence[Operation]) -> Operation:
     """Run several operations as one."""
-    if len(operations) == 1:
-        return operations[0]
 
     def run() -> None:
         for operation in operations:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from ringfort.backends.group import Group
-from ringfort.collectives.plan import Operation
 from ringfort.context import DistributedContext
 from ringfort.torch import BACKEND, operations, several, sparse
 from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_tensor_of
@@ -25,7 +24,7 @@ from ringfort.torch.devices import BEFORE_2_13, make_engine, named_for, routed
 from ringfort.torch.init_method import forget
 from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
-from ringfort.torch.operations import ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER, Call
+from ringfort.torch.operations import ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER, Call, Operation
 from ringfort.torch.point_to_point import Messages
 from ringfort.torch.steps import count_steps
 from ringfort.torch.tensors import split, to_array, to_moved, to_seconds

@@ -8,10 +8,9 @@ from typing import Any
 
 from ringfort.backends.group import Group
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.collectives.plan import Operation
 from ringfort.errors import InvalidArgumentError, ProtocolError, UnsupportedOpError
 from ringfort.torch.names import torch
-from ringfort.torch.operations import ALL_GATHER, Call
+from ringfort.torch.operations import ALL_GATHER, Call, Operation
 from ringfort.torch.several import check_alike
 
 

@@ -16,11 +16,10 @@ from functools import cache
 from typing import Any, Final
 
 from ringfort.backends.group import Group
-from ringfort.collectives.plan import Operation
 from ringfort.collectives.work import Work
 from ringfort.config import Environment
 from ringfort.context import DistributedContext
-from ringfort.torch.operations import Call, meet
+from ringfort.torch.operations import Call, Operation, meet
 from ringfort.torch.tensors import flatten, is_plain, to_array
 
 _log = logging.getLogger(__name__)
@@ -54,8 +53,8 @@ class Transfer:
         self.reads = [(flats[id(one)], part) for one, part in zip(call.inputs, inputs, strict=False)]
         self.writes = [(flats[id(one)], part) for one, part in zip(call.outputs, outputs, strict=False)]
         """Flat tensors on the device, each with its part of a buffer."""
-        first, _ = (*self.reads, *self.writes)[0]
-        self.dtype, self.count, self._itemsize = first.dtype, first.numel(), first.element_size()
+        self._example, _ = (*self.reads, *self.writes)[0]
+        self.dtype, self.count = self._example.dtype, self._example.numel()
         self._sizes = [flat.numel() for flat, _ in (*self.reads, *self.writes)] if kind.has_any_sizes else None
         """Elements of each part. Ranks do not know each other's, so such a call is a single chunk."""
         copied_back = [
@@ -68,7 +67,7 @@ class Transfer:
         """Return the elements of each chunk, at least one chunk."""
         if self._sizes is not None or not chunk_bytes:
             return [(0, self.count)]
-        length = max(_ALIGNMENT, chunk_bytes // self._parts // _ALIGNMENT * _ALIGNMENT) // self._itemsize
+        length = max(_ALIGNMENT, chunk_bytes // self._parts // _ALIGNMENT * _ALIGNMENT) // self.dtype.itemsize
         return [(start, min(start + length, self.count)) for start in range(0, max(self.count, 1), length)]
 
     def layout(self, span: Span) -> list[Span]:
@@ -76,7 +75,7 @@ class Transfer:
         places: list[Span] = []
         start = 0
         for count in self._sizes or [span[1] - span[0]] * self._parts:
-            stop = start + count * self._itemsize
+            stop = start + count * self.dtype.itemsize
             places.append((start, stop))
             start = -(-stop // _ALIGNMENT) * _ALIGNMENT
         return places
@@ -89,8 +88,7 @@ class Transfer:
 
     def check(self, seconds: float) -> None:
         """Raise what is wrong with the call, before anything moves."""
-        flat, _ = (*self.reads, *self.writes)[0]
-        self.operation([flat.new_empty(0, device="cpu")] * self._parts, seconds)
+        self.operation([self._example.new_empty(0, device="cpu")] * self._parts, seconds)
 
     def meet(self, seconds: float) -> None:
         """Make sure that all ranks are in this call. Chunks alone could make a large tensor pass for two small ones."""
