@@ -19,7 +19,7 @@ import numpy as np
 
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.compression import encoded, lowrank
-from ringfort.compression.floats import count_nonfinite, mend, widen
+from ringfort.compression.floats import count_nonfinite, replace_nonfinite, widen
 from ringfort.compression.noise import mix
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.errors import InvalidArgumentError, NonFiniteError
@@ -182,7 +182,7 @@ class GradientCompressor:
         nonfinite = count_nonfinite(flat)
         if nonfinite and self.on_nonfinite != "raise":
             flat = flat if feedback else flat.copy()
-            mend(flat, self.on_nonfinite)
+            replace_nonfinite(flat, self.on_nonfinite)
         step = 0 if feedback else next(self._drafts)  # without error feedback a tensor has no state
         with self._lock:
             for piece in pieces:

@@ -53,7 +53,7 @@ def count_nonfinite(flat: Array) -> int:
     return sum(int(np.count_nonzero(~np.isfinite(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
 
 
-def mend(flat: Array, how: str) -> None:
+def replace_nonfinite(flat: Array, how: str) -> None:
     """Replace infinities and NaNs by 0; with `clip`, infinities by the largest finite magnitude in the array."""
     bad = ~np.isfinite(flat)
     limit = np.abs(flat[~bad]).max(initial=0.0) if how == "clip" else 0.0

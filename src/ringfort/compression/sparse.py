@@ -100,11 +100,25 @@ def drawn(n: int, k: int, seed: int) -> tuple[Array, Array]:
 # --- encoding ---------------------------------------------------------------------------------------------------------
 
 
-class TopK(Codec):
-    """The `k` largest elements: the number of indices in each block of 65536, the indices, and the values."""
+class _Sparse(Codec):
+    """Sends `k` elements; `values` encodes them."""
 
     def __init__(self, k: int, values: ChunkCodec) -> None:
         self.k, self._values = k, values
+
+    def _decode_at(self, places: Array, data: Array, out: Array, *, add: bool) -> None:
+        """Decode the values into these places of `out`; the other elements are 0."""
+        kept = np.empty(self.k, np.float32)
+        self._values.decode(data, kept)
+        if add:
+            out[places] += kept
+        else:
+            out.fill(0)
+            out[places] = kept
+
+
+class TopK(_Sparse):
+    """The `k` largest elements: the number of indices in each block of 65536, the indices, and the values."""
 
     def nbytes(self, count: int) -> int:
         return 4 * -(-count // BLOCK) + 2 * self.k + self._values.nbytes(self.k)
@@ -128,9 +142,7 @@ class TopK(Codec):
         places += where
         if self.k and places.max() >= out.size:
             raise ProtocolError(f"index {places.max()} is out of range for {out.size} elements")
-        kept = np.empty(self.k, np.float32)
-        self._values.decode(written, kept)
-        _put(out, places, kept, add=add)
+        self._decode_at(places, written, out, add=add)
 
     def _cut(self, data: Array, count: int) -> tuple[Array, Array, Array]:
         first = 4 * -(-count // BLOCK)
@@ -138,14 +150,11 @@ class TopK(Codec):
         return data[:first].view(np.uint32), data[first:second].view(np.uint16), data[second:]
 
 
-class RandomK(Codec):
+class RandomK(_Sparse):
     """`k` random elements: the seed and the values. Without error feedback the values are scaled to be correct on
     average."""
 
     _LOT: Final = Struct("<QQ")
-
-    def __init__(self, k: int, values: ChunkCodec, *, scaled: bool = True) -> None:
-        self.k, self._values, self._scaled = k, values, scaled
 
     def nbytes(self, count: int) -> int:
         return self._LOT.size + self._values.nbytes(self.k)
@@ -153,10 +162,9 @@ class RandomK(Codec):
     def encode(self, values: Array, out: Array, seed: int, *, keep_error: bool = False) -> None:
         places, lengths = drawn(values.size, self.k, seed)
         kept = values[places]
-        scaled = self._scaled and not keep_error
-        if scaled:
+        if not keep_error:
             kept *= lengths.astype(np.float32)
-        self._LOT.pack_into(out.data, 0, seed, int(scaled))
+        self._LOT.pack_into(out.data, 0, seed, not keep_error)
         self._values.encode(kept, out[self._LOT.size :], mix(seed), keep_error=keep_error)
         if keep_error:
             values[places] = kept
@@ -165,14 +173,4 @@ class RandomK(Codec):
         self.check_size(data, out.size)
         seed, _ = self._LOT.unpack_from(data.data)
         places, _ = drawn(out.size, self.k, seed)
-        kept = np.empty(self.k, np.float32)
-        self._values.decode(data[self._LOT.size :], kept)
-        _put(out, places, kept, add=add)
-
-
-def _put(out: Array, places: Array, values: Array, *, add: bool) -> None:
-    if add:
-        out[places] += values
-    else:
-        out.fill(0)
-        out[places] = values
+        self._decode_at(places, data[self._LOT.size :], out, add=add)

@@ -27,11 +27,11 @@ OWNER_FILE: Final = "host"
 FOLDER: Final = "hosts"
 """The folder with one folder for every further machine that uses the same home."""
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_MACHINE_IDS: Final = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
-_SERIALS: Final = (Path("/sys/class/dmi/id/product_uuid"), Path("/proc/device-tree/serial-number"))
+_BOOT_ID: Final = "proc/sys/kernel/random/boot_id"
+_MACHINE_IDS: Final = ("etc/machine-id", "var/lib/dbus/machine-id")
+_SERIALS: Final = ("sys/class/dmi/id/product_uuid", "proc/device-tree/serial-number")
 """Of the mainboard; only root can read the first."""
-_INTERFACES: Final = Path("/sys/class/net")
+_INTERFACES: Final = "sys/class/net"
 
 
 class HostMarks(msgspec.Struct, frozen=True):
@@ -61,11 +61,14 @@ class HostMarks(msgspec.Struct, frozen=True):
 @cache
 def this_host() -> HostMarks:
     """What identifies this machine."""
-    if sys.platform == "darwin":
-        return _of_a_mac()
-    machine = next((text for text in map(_text, _MACHINE_IDS) if text), "")
-    hardware = {*map(_text, _SERIALS), *_adapters()} - {""}
-    return HostMarks(_hashed(machine), tuple(sorted(map(_hashed, hardware))), _hashed(_text(_BOOT_ID)))
+    return _of_a_mac() if sys.platform == "darwin" else of_linux(Path("/"))
+
+
+def of_linux(root: Path) -> HostMarks:
+    """What identifies a Linux machine with the file system `root`."""
+    machine = next((text for text in (_text(root / name) for name in _MACHINE_IDS) if text), "")
+    hardware = {*(_text(root / name) for name in _SERIALS), *_adapters(root / _INTERFACES)} - {""}
+    return HostMarks(_hashed(machine), tuple(sorted(map(_hashed, hardware))), _hashed(_text(root / _BOOT_ID)))
 
 
 def key_folder(home: Path, marks: HostMarks | None = None, *, make: bool = True) -> Path:
@@ -120,11 +123,11 @@ def _of_a_mac() -> HostMarks:
     return HostMarks()
 
 
-def _adapters() -> Iterable[str]:
+def _adapters(interfaces: Path) -> Iterable[str]:
     """The addresses of hardware network adapters. Bridges, tunnels and interfaces of containers have no device, and
     random addresses."""
     with suppress(OSError):
-        for interface in _INTERFACES.iterdir():
+        for interface in interfaces.iterdir():
             if (interface / "device").exists():
                 yield _text(interface / "address")
 

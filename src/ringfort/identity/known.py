@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from ringfort.errors import HandshakeError
@@ -18,15 +19,16 @@ class KnownKeys:
     for as long as the process lives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_KNOWN, id_of: Callable[[bytes], str] = peer_id_of) -> None:
+        self._most, self._id_of = most, id_of
         self._keys: dict[str, bytes] = {}
 
     def name(self, key: bytes) -> str:
         """Return the short id of `key`. Raises `HandshakeError` if another key has shown the same id before."""
-        name = peer_id_of(key)
+        name = self._id_of(key)
         known = self._keys.pop(name, key)
         self._keys[name] = known  # moved to the end: the last to be forgotten
-        if len(self._keys) > MAX_KNOWN:
+        if len(self._keys) > self._most:
             del self._keys[next(iter(self._keys))]
         if known != key:
             raise HandshakeError(f"the peer id {name} belongs to another key, which was seen first")

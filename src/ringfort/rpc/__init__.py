@@ -1,1 +1,1 @@
-"""Calls: functions of one rank that others call by name. `agent.py` is the listener, `messages.py` what is said."""
+"""Calls of functions on other ranks, by name. `agent.py` has the public class and lists the parts."""

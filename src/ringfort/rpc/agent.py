@@ -22,7 +22,7 @@ from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.client import Client
 from ringfort.rpc.functions import Function
 from ringfort.rpc.inbound import Cancelled, Event, Head
-from ringfort.rpc.link import Line
+from ringfort.rpc.link import PeerLink
 from ringfort.rpc.mapping import MapProgress, run_map
 from ringfort.rpc.network import CLOSED, Network
 from ringfort.rpc.protocol import Count, Kind, Message
@@ -258,24 +258,24 @@ class RpcAgent:
 
     # --- what arrives, in the agent's thread or that of a caller that leads ---------------------------------------
 
-    def _admit(self, line: Line, head: Head) -> bool:
+    def _admit(self, link: PeerLink, head: Head) -> bool:
         # From here on this rank holds the references, whether it takes the message or not.
-        references: list[object] = [RRef(self._references, name) for name in head.references]
+        references: list[object] = [RRef(self._references, name) for name in head.references] if head.references else []
         if head.kind is Kind.REQUEST:
-            return self._serving.admit(line, head, references)
-        return self._client.admit(line.peer, head, references)
+            return self._serving.admit(link, head, references)
+        return self._client.admit(link.peer, head, references)
 
-    def _on_event(self, line: Line, event: Event) -> None:
+    def _on_event(self, link: PeerLink, event: Event) -> None:
         if isinstance(event, Message):
-            (self._serving if event.kind is Kind.REQUEST else self._client).take(line.peer, event)
+            (self._serving if event.kind is Kind.REQUEST else self._client).take(link.peer, event)
         elif isinstance(event, Count):
-            wrong = self._references.count(event, line.peer)
+            wrong = self._references.count(event, link.peer)
             if wrong:
-                line.mark_broken(wrong)
+                link.mark_broken(wrong)
         elif isinstance(event, Cancelled):
-            self._serving.cancel(line.peer, event.call)
+            self._serving.cancel(link.peer, event.call)
         else:
-            line.mark_broken("it closed its agent")
+            link.mark_broken("it closed its agent")
 
     def _on_lost(self, peer: int) -> None:
         self._serving.lost(peer)

@@ -65,9 +65,9 @@ class Client:
     ) -> RpcFuture:
         """Begin a call. With `keep` its result stays with `peer`, under that number."""
         self.check_open()
-        line = self._network.lines[peer]
-        if not line.is_open:
-            raise RpcNoConnectionError(f"rank {peer} is gone: {line.broken}", peer=peer)
+        link = self._network.peer_links[peer]
+        if not link.is_open:
+            raise RpcNoConnectionError(f"rank {peer} is gone: {link.broken}", peer=peer)
         served = current.get()
         depth = 0
         if served is not None:
@@ -89,9 +89,9 @@ class Client:
         if served is not None:
             served.children.add(future)
             future.add_done_callback(lambda done: served.children.discard(cast("RpcFuture", done)))
-        line.post(outgoing)
+        link.post(outgoing)
         self._network.poller.wake_by(future.deadline)
-        if not line.is_open or self._network.closed is not None:  # it was lost before the call was in the table
+        if not link.is_open or self._network.closed is not None:  # it was lost before the call was in the table
             self.lost(peer)
         return future
 
@@ -184,6 +184,6 @@ class Client:
         self.calls.fail(peer, lambda call: RpcPeerLostError(call.peer, f"{reason} ({call.what} had not ended)"))
 
     def _tell_cancelled(self, call: RpcFuture) -> None:
-        line = self._network.lines[call.peer]
-        if line.is_open:
-            line.post(pack_cancel(call.number))
+        link = self._network.peer_links[call.peer]
+        if link.is_open:
+            link.post(pack_cancel(call.number))

@@ -1,5 +1,4 @@
-"""Functions that others may call, and the check of what they are called with: before they run, against their
-annotations."""
+"""Functions that other ranks may call, and the check of their arguments against the annotations."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from ringfort.errors import InvalidArgumentError, InvalidMessageError
 
 
 class Function:
-    """One function under its name."""
+    """A registered function."""
 
     def __init__(self, name: str, fn: Callable[..., Any], *, raw: bool) -> None:
-        """Raises `InvalidArgumentError` for what cannot be called or checked."""
+        """Raises `InvalidArgumentError` if `fn` cannot be called or its annotations cannot be checked."""
         if not name or not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgumentError("name", name, "must be a text")
+            raise InvalidArgumentError("name", name, "must be a non-empty string")
         if not callable(fn):
             raise InvalidArgumentError("fn", fn, "must be a function, plain or async")
         self.name = name
@@ -31,7 +30,7 @@ class Function:
             hints = typing.get_type_hints(fn if inspect.isroutine(fn) or inspect.isclass(fn) else fn.__call__)  # pyright: ignore[reportFunctionMemberAccess]
         except (TypeError, ValueError, NameError) as exc:
             raise InvalidArgumentError(
-                "fn", name, f"its annotations cannot be read ({exc}); import what they name, and not for types only"
+                "fn", name, f"its annotations cannot be read ({exc}); import their types outside of TYPE_CHECKING"
             ) from exc
         self._types = {
             name: _whole(hints[name], parameter)
@@ -43,14 +42,14 @@ class Function:
                 msgspec.inspect.type_info(kind)
             except TypeError as exc:
                 raise InvalidArgumentError(
-                    "fn", name, f"{parameter}: {kind} is no type that can be checked ({exc}); leave it out"
+                    "fn", name, f"{parameter}: the type {kind} cannot be checked ({exc}); remove the annotation"
                 ) from exc
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments to call it with. Raises `InvalidMessageError` if they are not what it asks for."""
+        """Return the arguments to call the function with. Raises `InvalidMessageError` if they do not fit."""
         if self.raw:
             if len(args) != 1 or kwargs or not isinstance(args[0], bytes):
-                raise InvalidMessageError(f"{self.name} takes exactly one bytes")
+                raise InvalidMessageError(f"{self.name} is registered as raw and takes exactly one bytes argument")
             return (args[0],), {}
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -61,27 +60,27 @@ class Function:
                 continue
             try:
                 value = bound.arguments[parameter]
-                bound.arguments[parameter] = msgspec.convert(value, kind, dec_hook=_as_it_is)
+                bound.arguments[parameter] = msgspec.convert(value, kind, dec_hook=_check_instance)
             except (msgspec.ValidationError, TypeError, ValueError) as exc:
                 raise InvalidMessageError(f"{self.name}: {parameter}: {exc}") from exc
         return bound.args, bound.kwargs
 
     def check_result(self, result: Any) -> Any:
-        """What it returned, if that can be sent."""
+        """Return `result`, if it can be sent. Raises `TypeError`."""
         if self.raw and not isinstance(result, (bytes, bytearray, memoryview)):
             raise TypeError(f"{self.name} is registered as raw and returned {type(result).__name__}, not bytes")
         return result  # pyright: ignore[reportUnknownVariableType]  # memoryview is generic for the checker alone
 
 
 def _whole(kind: Any, parameter: inspect.Parameter) -> Any:
-    """The type of all that a parameter takes: an annotation of `*args` is that of each."""
+    """The type of the whole parameter: an annotation of `*args` or `**kwargs` is that of one item."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         return tuple[kind, ...]
     return dict[str, kind] if parameter.kind is inspect.Parameter.VAR_KEYWORD else kind
 
 
-def _as_it_is(kind: Any, value: Any) -> Any:
-    """For types that msgspec does not know, such as arrays: the value must be one."""
+def _check_instance(kind: Any, value: Any) -> Any:
+    """Check a type that msgspec does not know, such as an array."""
     wanted = typing.get_origin(kind) or kind
     if not isinstance(value, wanted):
         raise ValueError(f"expected {getattr(wanted, '__name__', wanted)}, got {type(value).__name__}")

@@ -72,9 +72,10 @@ class _Arriving:
 
     def place(self, most: int) -> memoryview:
         """Where to put the next bytes, at most `most`."""
-        while not self.buffers or self.filled == len(self.buffers[-1]):
+        buffers = self.buffers
+        while not buffers or self.filled == len(buffers[-1]):
             self._add_buffer()
-        return self.buffers[-1][self.filled : self.filled + most]
+        return buffers[-1][self.filled : self.filled + most]
 
     def _add_buffer(self) -> None:
         # np.empty, because the kernel provides its pages only when they are written.
@@ -166,33 +167,27 @@ class Inbound:
             if have < HEADER.size + table:
                 self._make_room(HEADER.size + table)
                 return False
-            self._begin(kind, call, self._scratch[start : start + table], buffers)
+            into = self._begin(kind, call, self._scratch[start : start + table], buffers)
             start += table
             length -= table
-        elif not length:
-            raise ProtocolError(f"an empty frame continues call {call}")
-        into = self._arriving.get((kind is Kind.REQUEST, call))
-        if into is None or into.head.kind is not kind:
-            raise ProtocolError(f"a frame continues call {call}, which has not begun")
+        else:
+            into = self._arriving.get((kind is Kind.REQUEST, call))
+            if into is None or into.head.kind is not kind or not length:
+                raise ProtocolError(f"a frame continues call {call}, which has not begun, or is empty")
         if length > into.left:
             raise ProtocolError(f"a frame has {length} bytes, but its message has only {into.left} left")
         self._into, self._frame_left = into, length
-        self._start = start
-        self._take_from_scratch(into)
-        return self._frame_left == 0
-
-    def _take_from_scratch(self, into: _Arriving) -> None:
-        """Move what has arrived of the frame's payload from the scratch to its place."""
         while True:
-            count = min(self._frame_left, self._end - self._start)
+            count = min(self._frame_left, self._end - start)
             if into.kept and count:
                 place = into.place(count)
                 count = len(place)
-                place[:] = self._scratch[self._start : self._start + count]
-            self._start += count
+                place[:] = self._scratch[start : start + count]
+            start += count
             self._advance(count)
-            if not self._frame_left or self._start == self._end:
-                return
+            if not self._frame_left or start == self._end:
+                self._start = start
+                return self._frame_left == 0
 
     def _make_room(self, size: int) -> None:
         """Make room for the table of a message with very many buffers. It has at most CHUNK bytes, as any frame."""
@@ -201,7 +196,7 @@ class Inbound:
             scratch[: self._end] = self._scratch[: self._end]
             self._scratch = scratch
 
-    def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int) -> None:
+    def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int) -> _Arriving:
         key = kind is Kind.REQUEST, call
         if key in self._arriving:
             raise ProtocolError(f"call {call} begins twice")
@@ -209,7 +204,8 @@ class Inbound:
         sizes: list[int] = [size for (size,) in SIZE.iter_unpack(table[:edge])]
         references = tuple(Reference(*one) for one in REFERENCE.iter_unpack(table[edge:]))
         head = Head(kind, call, sum(sizes), references)
-        self._arriving[key] = _Arriving(head, sizes, self._admit(head))
+        arriving = self._arriving[key] = _Arriving(head, sizes, self._admit(head))
+        return arriving
 
     def _on_control(self, kind: Kind, flags: int, call: int, body: memoryview) -> None:
         if kind is Kind.CANCEL:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from ringfort.errors import DistributedError
@@ -23,8 +24,8 @@ _SMALL = 16 * 1024
 """Bytes up to which a read is not part of something large."""
 
 
-class Line(Protocol):
-    """A way to an agent: a `Link`, or a `Loop` to this rank's own."""
+class PeerLink(Protocol):
+    """The link to an agent: a `Link` to another rank, or the `LoopbackLink`."""
 
     peer: int
     broken: str | None
@@ -32,11 +33,11 @@ class Line(Protocol):
     @property
     def is_open(self) -> bool: ...
     def post(self, item: Outgoing | bytes) -> None:
-        """Send a message or a control frame, or begin to; return at once. On a closed line, only finish `item`."""
+        """Send a message or a control frame, or begin to; return at once. On a closed link, only finish `item`."""
         ...
 
     def mark_broken(self, reason: str) -> None:
-        """Use the line no more."""
+        """Use the link no more."""
         ...
 
 
@@ -54,7 +55,7 @@ class Link:
         peer: int,
         sock: socket.socket,
         stream: Stream,
-        admit: Callable[[Line, Head], bool],
+        admit: Callable[[PeerLink, Head], bool],
         on_stuck: Callable[[Link], None],
         pause: Callable[[], None],
     ) -> None:
@@ -69,7 +70,7 @@ class Link:
         self.broken: str | None = None
         """Why nothing can be sent any more."""
         self.is_closed = False
-        self.inbound = Inbound(lambda head: admit(self, head))
+        self.inbound = Inbound(partial(admit, self))
         self.is_stuck = False
         self._sock = sock
         self._stream = stream
@@ -124,7 +125,8 @@ class Link:
             self._drop()
             return
         while True:
-            self._queue_posted()
+            if self._posted:
+                self._queue_posted()
             head, body = outbound.pieces()
             try:
                 if body:
@@ -166,7 +168,7 @@ class Link:
 
     def is_readable(self, timeout: float = 0.0) -> bool:
         """Wait until there is something to read, or the end of the connection. Return False if time is up."""
-        return self._stream.has_pending or bool(self._readable.poll(max(0.0, timeout) * 1000))
+        return self._stream.has_pending or bool(self._readable.poll(timeout * 1000 if timeout > 0 else 0))
 
     def read(self, handle: Callable[[Event], None]) -> None:
         """Read what is there, up to a bound. Sets `broken` at the end of the connection."""
@@ -218,19 +220,21 @@ class Link:
             self._stream.close()
 
 
-class Loop:
-    """A rank's line to itself. Messages are copied as if they had been sent over a network."""
+class LoopbackLink:
+    """The link of a rank to itself. Messages are copied as if they had been sent over a network."""
 
     is_open = True
 
-    def __init__(self, rank: int, admit: Callable[[Line, Head], bool], handle: Callable[[Line, Event], None]) -> None:
+    def __init__(
+        self, rank: int, admit: Callable[[PeerLink, Head], bool], handle: Callable[[PeerLink, Event], None]
+    ) -> None:
         self.peer = rank
         self.broken: str | None = None
         self._admit = admit
         self._handle = handle
 
     def mark_broken(self, reason: str) -> None:
-        raise AssertionError(f"this rank broke its line to itself: {reason}")
+        raise AssertionError(f"the loopback link cannot break: {reason}")
 
     def post(self, item: Outgoing | bytes) -> None:
         if isinstance(item, bytes):

@@ -1,4 +1,4 @@
-"""`run_map`: many items over several workers, the faster of which get more."""
+"""`run_map`: calls for many items over several workers, of which faster ones get more."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ringfort.rpc.calls import RpcFuture
 
 
 class MapProgress(NamedTuple):
-    """How far a map has come."""
+    """The progress of a map."""
 
     done: int
+    """Items that are done."""
     total: int
+    """All items."""
     by_worker: dict[int, int]
     """Items that each rank has done."""
     lost: tuple[int, ...]
-    """Workers that are gone."""
+    """Workers that were lost."""
 
 
 def run_map(
@@ -30,7 +32,7 @@ def run_map(
     ahead: int,
     progress: Callable[[MapProgress], object] | None,
 ) -> list[Any]:
-    """The results of all items, in order. `call(worker, item)` begins one."""
+    """Return the results for all items, in order. `call(worker, item)` begins one."""
     results: list[Any] = [None] * len(items)
     waiting = deque(range(len(items)))
     under_way: dict[Future[Any], tuple[int, int]] = {}
@@ -43,17 +45,17 @@ def run_map(
         try:
             future = call(worker, items[index])
         except RpcNoConnectionError as exc:
-            waiting.appendleft(index)
-            lose(worker, exc)
+            lose(worker, index, exc)
             return
         under_way[future] = worker, index
         future.add_done_callback(ended.put)
 
-    def lose(worker: int, exc: Exception) -> None:
+    def lose(worker: int, index: int, exc: Exception) -> None:
+        waiting.appendleft(index)
         if worker not in lost:
             lost.append(worker)
         if len(lost) == len(done_by):
-            raise RpcPeerLostError(worker, f"and so is every other worker of this map ({exc})") from exc
+            raise RpcPeerLostError(worker, f"all other workers of this map are lost too ({exc})") from exc
 
     def fill() -> None:
         """Round by round, so that with few items every worker gets some."""
@@ -71,8 +73,7 @@ def run_map(
             try:
                 results[index] = future.result()
             except RpcPeerLostError as exc:
-                waiting.appendleft(index)
-                lose(worker, exc)
+                lose(worker, index, exc)
             else:
                 done_by[worker] += 1
                 if progress is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ringfort.rpc.inbound import Event, Head
-from ringfort.rpc.link import Line, Link, Loop
+from ringfort.rpc.link import Link, LoopbackLink, PeerLink
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.poller import Poller
 from ringfort.rpc.protocol import pack_goodbye
@@ -21,15 +21,15 @@ _FAREWELL = 1.0
 
 
 class Network:
-    """A line to each rank, and the thread that reads them all."""
+    """A link to each rank, and the thread that reads them all."""
 
     def __init__(
         self,
         rank: int,
         formed: Formed,
         *,
-        admit: Callable[[Line, Head], bool],
-        on_event: Callable[[Line, Event], None],
+        admit: Callable[[PeerLink, Head], bool],
+        on_event: Callable[[PeerLink, Event], None],
         on_lost: Callable[[int], None],
         expire: Callable[[float], float],
         is_running: Callable[[], bool],
@@ -50,7 +50,7 @@ class Network:
             peer: Link(peer, connection.sock, connection.stream(), admit, self.poller.stuck, self.poller.pause)
             for peer, connection in formed.connections.items()
         }
-        self.lines: dict[int, Line] = {rank: Loop(rank, admit, on_event), **self.links}
+        self.peer_links: dict[int, PeerLink] = {rank: LoopbackLink(rank, admit, on_event), **self.links}
         if not self.links:
             self.all_lost.set()
         keep_from_children(self)
@@ -60,12 +60,12 @@ class Network:
         self.poller.start(list(self.links.values()))
 
     def post(self, peer: int, item: Outgoing | bytes) -> None:
-        """Send a message or a control frame to `peer`; see `Line.post`."""
-        self.lines[peer].post(item)
+        """Send a message or a control frame to `peer`; see `PeerLink.post`."""
+        self.peer_links[peer].post(item)
 
     def is_open(self, peer: int) -> bool:
         """Whether `peer` can be reached, as far as is known."""
-        return self.closed is None and self.lines[peer].is_open
+        return self.closed is None and self.peer_links[peer].is_open
 
     def _on_link_lost(self, link: Link, reason: str) -> None:
         self.lost[link.peer] = reason

@@ -44,7 +44,7 @@ class _Worker:
         """What it is handed: a task, or None to make it look again. None may come late and mean nothing."""
         self.depth = _IDLE
 
-    def next(self, timeout: float | None = None) -> Task | None:
+    def next(self, timeout: float | None) -> Task | None:
         """What it is handed within `timeout` seconds."""
         try:
             return self.inbox.get(timeout=timeout)
@@ -82,9 +82,10 @@ class Pool:
         with self._lock:
             if self._is_over:
                 return False
-            # An idle worker before one that waits for a call, and the one that was busy last: its memory is warm.
-            worker = min(reversed(self._waiting), key=lambda worker: worker.depth, default=None)
-            if len(self._threads) < self._most and (worker is None or worker.depth > _IDLE):
+            worker = self._waiting[-1] if self._waiting else None  # the one that was busy last: its memory is warm
+            if worker is not None and worker.depth > _IDLE:  # one that waits for a call: idle ones come first
+                worker = min(self._waiting, key=lambda worker: worker.depth)
+            if (worker is None or worker.depth > _IDLE) and len(self._threads) < self._most:
                 self._start(task)
             elif worker is not None and worker.depth < task.depth:
                 worker.inbox.put(task)
@@ -112,12 +113,13 @@ class Pool:
         while task is not None or not self._is_over:
             if task is not None:
                 self._run(task)
-            task = self._take(worker) or worker.next()
+            task = self._take(worker) or worker.inbox.get()
 
     def _take(self, worker: _Worker) -> Task | None:
         """Take the first queued task that `worker` may run. If there is none, let it be handed the next one."""
         with self._lock:
-            self._hand_no_more(worker)
+            if worker in self._waiting:
+                self._waiting.remove(worker)
             for index, task in enumerate(self._queue):
                 if task.depth > worker.depth:
                     del self._queue[index]
@@ -125,14 +127,11 @@ class Pool:
             self._waiting.append(worker)
         return None
 
-    def _hand_no_more(self, worker: _Worker) -> None:
-        with suppress(ValueError):
-            self._waiting.remove(worker)
-
     def _leave(self, worker: _Worker) -> None:
         """Stop waiting, and give away what `worker` was handed last."""
         with self._lock:
-            self._hand_no_more(worker)
+            if worker in self._waiting:
+                self._waiting.remove(worker)
         with suppress(Empty):
             while True:
                 task = worker.inbox.get_nowait()

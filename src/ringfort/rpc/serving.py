@@ -17,7 +17,7 @@ from ringfort.rpc import values
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.functions import Function
 from ringfort.rpc.inbound import Head
-from ringfort.rpc.link import Line
+from ringfort.rpc.link import PeerLink
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
 from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
@@ -43,8 +43,8 @@ _PATIENCE = 2.0
 class ServedCall:
     """A call that this rank works on, as the function that is called sees it. See `RpcAgent.current_call`."""
 
-    def __init__(self, line: Line, number: int, size: int, references: list[object]) -> None:
-        self.line = line
+    def __init__(self, link: PeerLink, number: int, size: int, references: list[object]) -> None:
+        self.link = link
         self.number = number
         self.size = size
         """Bytes held for it: those of the request, then those of the response."""
@@ -65,7 +65,7 @@ class ServedCall:
     @property
     def peer(self) -> int:
         """The rank that called."""
-        return self.line.peer
+        return self.link.peer
 
     @property
     def time_left(self) -> float:
@@ -111,9 +111,9 @@ class Serving:
 
     # --- requests in, in the agent's thread or that of a caller that leads ----------------------------------------
 
-    def admit(self, line: Line, head: Head, references: list[object]) -> bool:
+    def admit(self, link: PeerLink, head: Head, references: list[object]) -> bool:
         """Return whether there is room for a request that begins. If not, tell the caller why."""
-        config, calls, held = self._config, self._calls[line.peer], self._held[line.peer]
+        config, calls, held = self._config, self._calls[link.peer], self._held[link.peer]
         if head.call in calls:
             raise ProtocolError(f"call {head.call} begins twice")
         refusal: Failure | None = None
@@ -128,12 +128,12 @@ class Serving:
                 f"it works on {len(calls)} calls from this rank, and max_in_flight is {config.max_in_flight}"
             )
         if refusal is not None:
-            line.post(Outgoing(Message(Kind.ERROR, head.call, values.Encoded(refusal).buffers)))
+            link.post(Outgoing(Message(Kind.ERROR, head.call, values.Encoded(refusal).buffers)))
             return False
         with self._lock:
             if not self._is_over:
-                calls[head.call] = ServedCall(line, head.call, head.size, references)
-                self._held[line.peer] += head.size
+                calls[head.call] = ServedCall(link, head.call, head.size, references)
+                self._held[link.peer] += head.size
             return not self._is_over
 
     def take(self, peer: int, message: Message) -> None:
@@ -169,7 +169,7 @@ class Serving:
         call.cancel()
         if call.response is not None:
             call.response.withdrawn = True
-            call.line.post(pack_cancel(number, of_response=True))
+            call.link.post(pack_cancel(number, of_response=True))
         elif not call.is_running and call.keep is None:
             self._forget(call)
 
@@ -278,7 +278,7 @@ class Serving:
         if call.keep is not None:
             self._references.fulfil(call.keep, result)
             result = result if isinstance(result, Failure) else None
-        if self._calls[call.peer].get(call.number) is not call or call.is_cancelled or not call.line.is_open:
+        if self._calls[call.peer].get(call.number) is not call or call.is_cancelled or not call.link.is_open:
             self._forget(call)
             return
         kind = Kind.ERROR if isinstance(result, Failure) else Kind.RESPONSE
@@ -304,7 +304,7 @@ class Serving:
 
         outgoing.done = done
         call.response = outgoing
-        call.line.post(outgoing)
+        call.link.post(outgoing)
 
     def _forget(self, call: ServedCall) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a running group can tell about itself: metrics, and later traces and events."""
+"""Metrics of a running group, and the count of its training steps."""
 
 from __future__ import annotations
 

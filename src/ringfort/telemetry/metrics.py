@@ -240,10 +240,7 @@ class DistributedMetrics:
             durations.clear()
         self._operations: dict[str, _Operation] = {}
         self._compression: dict[str, CompressionSnapshot] = {}
-        self._bytes_sent = 0
-        self._bytes_received = 0
-        self._messages_sent = 0
-        self._messages_received = 0
+        self._traffic = {"bytes_sent": 0, "bytes_received": 0, "messages_sent": 0, "messages_received": 0}
 
     def record_operation(self, name: str, seconds: float, nbytes: int, failed: bool = False) -> None:
         """Count a call of `name`. For a failed call, `seconds` and `nbytes` are ignored.
@@ -307,14 +304,14 @@ class DistributedMetrics:
     def add_sent(self, nbytes: int, messages: int = 1) -> None:
         """Count what was sent to a peer."""
         with self._lock:
-            self._bytes_sent += nbytes
-            self._messages_sent += messages
+            self._traffic["bytes_sent"] += nbytes
+            self._traffic["messages_sent"] += messages
 
     def add_received(self, nbytes: int, messages: int = 1) -> None:
         """Count what was received from a peer."""
         with self._lock:
-            self._bytes_received += nbytes
-            self._messages_received += messages
+            self._traffic["bytes_received"] += nbytes
+            self._traffic["messages_received"] += messages
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the current numbers."""
@@ -322,11 +319,8 @@ class DistributedMetrics:
             self._count_recent()
             return MetricsSnapshot(
                 operations={name: operation.snapshot() for name, operation in sorted(self._operations.items())},
-                bytes_sent=self._bytes_sent,
-                bytes_received=self._bytes_received,
-                messages_sent=self._messages_sent,
-                messages_received=self._messages_received,
                 compression=dict(sorted(self._compression.items())),
+                **self._traffic,
             )
 
     def reset(self) -> None:

@@ -97,21 +97,23 @@ def test_the_file_says_nothing_to_those_who_do_not_know_the_machine(home: Path) 
     assert this_host() == this_host()
 
 
-def test_the_marks_of_a_linux_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts.sys, "platform", "linux")
-    for name, text in (("id", "m1\n"), ("boot", "b1\n"), ("serial", "s1\0")):
-        (tmp_path / name).write_text(text)
+def test_the_marks_of_a_linux_machine(tmp_path: Path) -> None:
+    machine_id = tmp_path / "var/lib/dbus/machine-id"  # the second place that is looked at
+    for path, text in (
+        (machine_id, "m1\n"),
+        (tmp_path / "proc/sys/kernel/random/boot_id", "b1\n"),
+        (tmp_path / "proc/device-tree/serial-number", "s1\0"),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
     for name, is_hardware in (("eth0", True), ("veth1", False)):
-        (tmp_path / "net" / name).mkdir(parents=True)
-        (tmp_path / "net" / name / "address").write_text(f"00:11:22:33:44:{name}\n")
+        interface = tmp_path / "sys/class/net" / name
+        interface.mkdir(parents=True)
+        (interface / "address").write_text(f"00:11:22:33:44:{name}\n")
         if is_hardware:
-            (tmp_path / "net" / name / "device").mkdir()
-    monkeypatch.setattr(hosts, "_MACHINE_IDS", (tmp_path / "none", tmp_path / "id"))
-    monkeypatch.setattr(hosts, "_BOOT_ID", tmp_path / "boot")
-    monkeypatch.setattr(hosts, "_SERIALS", (tmp_path / "none", tmp_path / "serial"))
-    monkeypatch.setattr(hosts, "_INTERFACES", tmp_path / "net")
-    marks = this_host.__wrapped__()
+            (interface / "device").mkdir()
+    marks = hosts.of_linux(tmp_path)
     wanted = {hosts._hashed("s1"), hosts._hashed("00:11:22:33:44:eth0")}
     assert (marks.machine, set(marks.hardware), marks.boot) == (hosts._hashed("m1"), wanted, hosts._hashed("b1"))
-    monkeypatch.setattr(hosts, "_MACHINE_IDS", ())
-    assert this_host.__wrapped__().machine == ""
+    machine_id.unlink()
+    assert hosts.of_linux(tmp_path).machine == ""

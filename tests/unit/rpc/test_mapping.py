@@ -44,7 +44,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others_and_it_is_asked_no_more(er
 
 def test_when_all_are_lost_it_ends_and_says_so() -> None:
     workers = Workers(lambda worker, item: RpcPeerLostError(worker, "died"))
-    with pytest.raises(RpcPeerLostError, match="every other worker"):
+    with pytest.raises(RpcPeerLostError, match="all other workers of this map are lost too"):
         run_map(workers, range(20), [1, 2], 1, None)
     assert sorted(worker for worker, _ in workers.calls) == [1, 2]
 
