@@ -22,22 +22,24 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main() -> None:
-    """The command line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes, folders and hosts are cleared away
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes, folders and namespaces are removed
     names = [section.name for section in SECTIONS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes and few calls: to see that everything runs")
-    parser.add_argument("--only", metavar="NAMES", help=f"with commas, of: {', '.join(names)}")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the numbers go [%(default)s]")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the page goes [%(default)s]")
-    parser.add_argument("--page-only", action="store_true", help="measure nothing; write the page from the numbers")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few calls, to check that everything runs")
+    parser.add_argument("--only", metavar="NAMES", help=f"sections, with commas: {', '.join(names)}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results [%(default)s]")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the page [%(default)s]")
+    parser.add_argument(
+        "--page-only", action="store_true", help="measure nothing; write the page from the saved results"
+    )
     given = parser.parse_args()
     wanted = names if given.only is None else given.only.split(",")
     unknown = sorted(set(wanted) - set(names))
     if unknown:
-        parser.error(f"--only: there is no section {unknown[0]!r}; choose of: {', '.join(names)}")
+        parser.error(f"--only: unknown section {unknown[0]!r}; choose from: {', '.join(names)}")
     if given.quick and given.results == RESULTS:
-        # What a quick run says is no measurement, and must not stand where people look for one.
+        # A quick run is not a measurement, and must not replace one.
         given.results = given.docs = ROOT / "build" / "benchmarks"
     given.results.mkdir(parents=True, exist_ok=True)
     if not given.page_only:
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def measure(sections: Sequence[Section], folder: Path, *, quick: bool) -> None:
-    """Run each, and keep what it found at once: a run that is broken off loses one section at the most."""
+    """Run each section and save its result at once: an interrupted run loses at most one section."""
     console = Console(stderr=True)
     for section in sections:
         console.print(section.title, style="bold")

@@ -1,9 +1,9 @@
-"""A tiny actor-learner: actors play with the newest policy they have, and the learner learns from whoever is first.
+"""A small actor-learner: actors play with their latest policy, and the learner trains on games as they arrive.
 
     ringfort run -n 3 examples/actor_learner.py
 
-The game is a corridor: walk to its end, where the reward is, on a floor that slips. The policy is a table, learnt by
-policy gradients. In place of the table think of a network, and of the corridor what you like: the calls stay the same.
+The game is a corridor with a slippery floor and a reward at its end. The policy is a table, trained by policy
+gradients. With a network as the policy and a real game, the calls would be the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LENGTH, LONGEST, SLIP, STEP_COST, RATE = 8, 60, 0.1, 0.02, 0.5
 
 @dataclass
 class Episode:
-    """What an actor has seen: annotated, so the learner gets it as this and not as a dict."""
+    """One game of an actor. The type is annotated, so that the learner gets a `Game` and not a dict."""
 
     states: list[int]
     actions: list[int]
@@ -29,13 +29,13 @@ class Episode:
 
 
 def chances(table: np.ndarray) -> np.ndarray:
-    """How likely each action is in each state."""
+    """The probability of each action in each state."""
     raised = np.exp(table - table.max(1, keepdims=True))
     return raised / raised.sum(1, keepdims=True)
 
 
 def play(table: np.ndarray, chance: np.random.Generator) -> Episode:
-    """One walk: action 1 goes on, 0 goes back, and now and then the foot slips."""
+    """Play one walk: action 1 goes forward, 0 goes back, and sometimes a step goes the wrong way."""
     policy, place, episode = chances(table), 0, Episode([], [], 0.0)
     for _ in range(LONGEST):
         action = int(chance.random() < policy[place, 1])
@@ -51,13 +51,13 @@ def play(table: np.ndarray, chance: np.random.Generator) -> Episode:
 
 
 def learn_from_others(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent, episodes: int) -> None:
-    """Rank 0: the learner."""
+    """Run the learner, at rank 0."""
     table, lock = np.zeros((LENGTH, 2)), threading.Lock()
     seen, recent = 0, 0.0
 
     @agent.rpc
     def policy() -> np.ndarray | None:
-        """The newest policy; None when there is nothing more to learn."""
+        """The latest policy; None when the training is over."""
         with lock:
             return table.copy() if seen < episodes else None
 
@@ -76,12 +76,12 @@ def learn_from_others(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent
             if seen % 100 == 0:
                 print(f"episode {seen} return {recent:.4f}", flush=True)
 
-    ctx.barrier()  # now there is something to call
+    ctx.barrier()  # the functions are registered
     agent.join()
 
 
 def act(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent) -> None:
-    """Every other rank: an actor. It tells of a game while it plays the next."""
+    """Run an actor, at every other rank. It sends a game while it plays the next one."""
     chance, told = np.random.default_rng(agent.rank), None
     ctx.barrier()  # the learner has registered its functions
     while (table := agent.rpc_sync("learner", "policy")) is not None:

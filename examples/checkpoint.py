@@ -1,14 +1,14 @@
-"""Checkpoint and resume: every rank saves its own shards. Stop it or kill it, start it again, and it goes on.
+"""Checkpoint and resume: each rank saves its own shards. Stop or kill the run, start it again, and it continues.
 
     ringfort run -n 2 examples/checkpoint.py --folder /tmp/run1
 
-On several machines the folder must be one that all of them see; that is checked at the start. Machines without one use
-`--rank0`: rank 0 collects the whole state, writes it into its own folder, and hands it out again.
+Several machines must share the folder; the example checks that at the start. Without a shared folder use `--rank0`:
+rank 0 collects the whole state, writes it into its own folder, and sends it to the others at the next start.
 
     ringfort run --nodes 2 examples/checkpoint.py --rank0 --folder run1
 
-Any number of ranks may resume: torch shards anew. As
-https://docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html has it.
+Any number of ranks can resume: torch shards the state again.
+From https://docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 class Training(Stateful):
-    """All that has to be saved. `dcp.save` and `dcp.load` call the two methods."""
+    """Everything that has to be saved. `dcp.save` and `dcp.load` call the two methods."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
@@ -61,7 +61,7 @@ class Training(Stateful):
 
 
 class Sharded:
-    """Every rank writes and reads its own shards, in a folder that all ranks see."""
+    """Each rank writes and reads its own shards, in a folder that all ranks share."""
 
     def __init__(self, folder: Path, training: Training) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Sharded:
         dcp.save({"training": self.training}, checkpoint_id=self.folder / f"step-{self.training.step}")
 
     def resume(self) -> bool:
-        # Torch writes `.metadata` when everything else is there: only then a checkpoint is whole.
+        # Torch writes `.metadata` last: a checkpoint without it is incomplete.
         whole = [path.parent for path in self.folder.glob("step-*/.metadata")]
         if whole:
             dcp.load({"training": self.training}, checkpoint_id=max(whole, key=step_of))
@@ -80,7 +80,7 @@ class Sharded:
 
 
 class AtRank0:
-    """Rank 0 writes the files. The whole state goes to it, and comes from it, over the network, tensor by tensor."""
+    """Rank 0 writes the files. The whole state goes over the network to and from it, tensor by tensor."""
 
     def __init__(self, folder: Path, training: Training) -> None:
         self.folder = folder
@@ -88,13 +88,13 @@ class AtRank0:
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self) -> None:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # rank 0 gets all, the others nothing
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)  # rank 0 gets everything, the others nothing
         model, optimizer = get_state_dict(self.training.model, self.training.optimizer, options=options)
         if dist.get_rank() == 0:
             path = self.folder / f"step-{self.training.step}.pt"
             part = path.with_suffix(".part")
             torch.save({"model": model, "optimizer": optimizer, "step": self.training.step}, part)
-            part.rename(path)  # so that a checkpoint is there as a whole or not at all
+            part.rename(path)  # a checkpoint exists as a whole or not at all
 
     def resume(self) -> bool:
         path = max(self.folder.glob("step-*.pt"), key=step_of, default=None)
@@ -106,13 +106,13 @@ class AtRank0:
         saved: dict[str, Any] = {"model": {}, "optimizer": {}}
         if path is not None and dist.get_rank() == owner:
             saved = torch.load(path, weights_only=True)
-        if owner != 0:  # another machine was rank 0 then
+        if owner != 0:  # another machine was rank 0 at that time
             box = [saved]
             dist.broadcast_object_list(box, src=owner)
             saved = box[0] if dist.get_rank() == 0 else {"model": {}, "optimizer": {}}
         model, optimizer = self.training.model, self.training.optimizer
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        # One by one: `set_state_dict` takes the empty dictionaries of the other ranks for "no model".
+        # In two calls: `set_state_dict` takes the empty dictionaries of the other ranks for "no model".
         set_model_state_dict(model, saved["model"], options=options)
         set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=options)
         self.training.step = steps[owner]
@@ -124,8 +124,8 @@ def step_of(path: Path) -> int:
 
 
 def require_shared(folder: Path) -> None:
-    """End the program at all ranks if one of them does not see what rank 0 writes: each machine would keep a part of
-    the checkpoint, and none could load it."""
+    """Exit on all ranks if one of them does not see what rank 0 writes: each machine would keep only a part of the
+    checkpoint, and none could load it."""
     folder.mkdir(parents=True, exist_ok=True)
     name = [f".shared-{secrets.token_hex(8)}"]
     dist.broadcast_object_list(name, src=0)

@@ -1,8 +1,8 @@
-"""DistributedDataParallel: every rank has the whole model and a share of the data; the gradients are averaged.
+"""DistributedDataParallel: each rank has the whole model and a share of the data; gradients are averaged.
 
     ringfort run -n 2 examples/ddp.py
 
-As https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html has it.
+From https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""FSDP2: every rank keeps a shard of the weights, gradients and optimizer's state, and gathers a layer when it is used.
+"""FSDP2: each rank keeps a shard of the weights, gradients and optimizer state, and gathers a layer when it is used.
 
     ringfort run -n 2 examples/fsdp2.py
 
-As https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html has it.
+From https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html
 """
 
 from __future__ import annotations

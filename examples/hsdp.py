@@ -1,9 +1,9 @@
-"""HSDP: shards inside each machine, the same in every machine. Gather inside a machine, average between them.
+"""HSDP: each machine has a replica, sharded over its ranks. Gather within a machine, average across machines.
 
-    ringfort run -n 4 examples/hsdp.py                       # one machine that stands for two
-    ringfort run -n 2 --nodes 2 examples/hsdp.py             # on each of two
+    ringfort run -n 4 examples/hsdp.py                       # one machine as if it were two
+    ringfort run -n 2 --nodes 2 examples/hsdp.py             # on each of two machines
 
-As https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html has it.
+From https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the examples train: a small transformer that learns to spell from the text of Python's own help topics.
+"""The model of the examples: a small transformer that learns to spell from the text of Python's help topics.
 
 Nothing here is distributed, and nothing knows of Ringfort.
 """
@@ -20,7 +20,7 @@ LAYERS = 2
 
 
 class Text(Dataset[tuple[Tensor, Tensor]]):
-    """Every piece of `CONTEXT` characters, and the same piece one character on: what follows each of them."""
+    """All pieces of `CONTEXT` characters, each with the piece that starts one character later."""
 
     def __init__(self) -> None:
         text = "\n\n".join(topics[name] for name in sorted(topics))
@@ -37,7 +37,7 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Embedding(nn.Embedding):
-    """A vector for each character and one for its place."""
+    """A vector per character plus a vector per position."""
 
     def __init__(self, characters: int) -> None:
         super().__init__(characters, WIDTH)
@@ -48,7 +48,7 @@ class Embedding(nn.Embedding):
 
 
 class Transformer(nn.Module):
-    """Decoder-only, as GPT."""
+    """Decoder-only, like GPT."""
 
     def __init__(self, characters: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         self.output = nn.Sequential(nn.Flatten(0, 1), nn.Linear(WIDTH, characters))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The logits of the next character after each of `inputs`, all in one row."""
+        """The logits of the character that follows each of `inputs`, as rows."""
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, device=inputs.device)
         hidden = self.embedding(inputs)
         for layer in self.layers:
@@ -69,5 +69,5 @@ class Transformer(nn.Module):
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy a character, in nats. A blind guess costs about 4.6."""
+    """The mean cross-entropy per character, in nats. A blind guess costs about 4.6."""
     return functional.cross_entropy(logits, targets.flatten())

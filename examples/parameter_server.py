@@ -1,9 +1,9 @@
-"""An asynchronous parameter server: rank 0 keeps the weights, the others learn and never wait for each other.
+"""An asynchronous parameter server: rank 0 keeps the weights, the others train and never wait for each other.
 
     ringfort run -n 3 examples/parameter_server.py
 
-Every worker asks for the newest weights, computes gradients on its own share of the data, and sends them while it goes
-on. A slow machine costs its own steps and nobody else's; one that dies costs nothing but its share.
+Each worker asks for the latest weights, computes gradients on its share of the data, and sends them while it continues.
+A slow worker delays only itself, and one that dies loses only its share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLASSES, HIDDEN, BATCH, RATE = 3, 32, 64, 0.3
 
 
 def spirals(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points on three arms of a spiral, and which arm each is on: no straight line parts them."""
+    """Points on three arms of a spiral, and the arm of each: no straight line separates them."""
     chance = np.random.default_rng(seed)
     labels = chance.integers(0, CLASSES, n)
     radius = chance.uniform(0.05, 1, n)
@@ -53,7 +53,7 @@ def loss_and_gradients(weights: Weights, x: np.ndarray, labels: np.ndarray) -> t
 
 
 def serve(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent) -> None:
-    """Rank 0: gives out weights and takes gradients, in whatever order they come."""
+    """Run the server, at rank 0: it sends weights and applies gradients in any order."""
     weights, lock, pushes = start(), threading.Lock(), 0
     test = spirals(1000, seed=12345)
 
@@ -72,13 +72,13 @@ def serve(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent) -> None:
             if pushes % 50 == 1:
                 print(f"step {pushes} loss {loss_and_gradients(weights, *test)[0]:.6f}", flush=True)
 
-    ctx.barrier()  # now there is something to call
+    ctx.barrier()  # the functions are registered
     agent.join()  # until the workers have closed their agents
     print(f"end {pushes} loss {loss_and_gradients(weights, *test)[0]:.6f}", flush=True)
 
 
 def work(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent, steps: int) -> None:
-    """Every other rank: pull, compute, push, and on while the push is under way."""
+    """Run a worker, at every other rank: pull, compute, push, and continue during the push."""
     x, labels = spirals(2000, seed=agent.rank)
     chance = np.random.default_rng(agent.rank)
     pushed = None
@@ -88,7 +88,7 @@ def work(ctx: ringfort.DistributedContext, agent: ringfort.RpcAgent, steps: int)
         batch = chance.integers(0, len(x), BATCH)
         _, gradients = loss_and_gradients(weights, x[batch], labels[batch])
         if pushed is not None:
-            pushed.result()  # at most one is under way: gradients must not grow old
+            pushed.result()  # at most one push at a time: gradients must not become stale
         pushed = agent.rpc_async("server", "push", gradients)
     if pushed is not None:
         pushed.result()

@@ -1,8 +1,8 @@
-"""A pipeline: each of two ranks has half of the layers, and the parts of a batch go through them one after the other.
+"""A pipeline: each of two ranks has half of the layers, and micro-batches pass through them one after the other.
 
     ringfort run -n 2 examples/pipeline.py
 
-As https://docs.pytorch.org/tutorials/intermediate/pipelining_tutorial.html has it.
+From https://docs.pytorch.org/tutorials/intermediate/pipelining_tutorial.html
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""torchrun with no address to type: the machines find each other, and when a worker dies all go on from a snapshot.
+"""torchrun without an address: the machines find each other, and if a worker dies, all continue from a snapshot.
 
     torchrun --nnodes=2 --rdzv-backend=ringfort --rdzv-id=run1 --max-restarts=3 examples/torchrun.py --snapshot run1.pt
 
-Type it on each of two machines, in a folder that both of them see.
-As https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html has it.
+Type it on each of two machines, in a folder that both share.
+From https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.6f}", flush=True)
             if step % options.save_every == 0:
-                # Under another name first: a worker that dies while it writes must not spoil the last good one.
+                # First under another name: a worker that dies while it writes must not damage the last snapshot.
                 fresh = options.snapshot.with_suffix(".new")
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, fresh)
                 fresh.replace(options.snapshot)

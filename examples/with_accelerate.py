@@ -1,8 +1,8 @@
-"""Accelerate: it takes the group that is there, and only makes one of its own where there is none.
+"""Accelerate: it uses the group that exists, and makes one of its own only if there is none.
 
     ringfort run -n 2 examples/with_accelerate.py
 
-As https://huggingface.co/docs/accelerate/basic_tutorials/migration has it.
+From https://huggingface.co/docs/accelerate/basic_tutorials/migration
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lightning: the Trainer runs the loop, and its DDP strategy is told which backend to use.
+"""Lightning: the Trainer runs the loop, and its DDP strategy takes the name of the backend.
 
     ringfort run -n 2 examples/with_lightning.py
     ringfort run -n 2 --nodes 2 examples/with_lightning.py --nodes 2      # on each of two machines
 
-As https://lightning.ai/docs/pytorch/stable/starter/introduction.html has it.
+From https://lightning.ai/docs/pytorch/stable/starter/introduction.html
 """
 
 from __future__ import annotations

@@ -36,4 +36,4 @@ def test_two_hosts_are_measured_over_a_wire_and_gone_afterwards(tmp_path: Path) 
 def test_an_unknown_section_is_refused_with_those_there_are(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "three")
     assert done.returncode == 2
-    assert "there is no section 'three'; choose of: two, four" in done.stderr
+    assert "unknown section 'three'; choose from: two, four" in done.stderr

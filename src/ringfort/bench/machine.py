@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,17 @@ def describe_machine(packages: Iterable[str]) -> dict[str, Any]:
 
 def processor_name() -> str:
     """The model of the processor, or its architecture if the system does not name it."""
-    try:
-        # Only Linux has this file.
+    with suppress(OSError):  # only Linux has this file
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":
                 return value.strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -51,15 +52,15 @@ def run_bench(options: Options, on_step: Callable[[Step], None], hosts: Sequence
         on_step(Step(len(rows), total, cases[0], None))
         with all_workers(options, ranks, hosts) as schedule:
             for case in cases:
-                done = len(rows)
-
-                def on_part(part: float, done: int = done, case: Case = case) -> None:
-                    on_step(Step(done + part, total, case, None))
-
+                on_part = partial(_on_part, on_step, Step(len(rows), total, case, None))
                 rows.append(schedule.measure(case, on_part))
                 on_step(Step(len(rows), total, case, rows[-1]))
             schedule.end()
     return Report(options, machine, rows)
+
+
+def _on_part(on_step: Callable[[Step], None], begun: Step, part: float) -> None:
+    on_step(begun._replace(done=begun.done + part))
 
 
 @contextmanager

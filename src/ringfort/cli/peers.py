@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -55,7 +54,7 @@ def peers(
             why = node.why_alone()
         _print(seen, json_=json_)
         if not seen.views:
-            typer.echo("no other peer was found\n" + indent(why, "  "), err=True)
+            typer.echo(why, err=True)
             raise typer.Exit(EXIT_FAILED)
 
 

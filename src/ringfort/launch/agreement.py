@@ -157,13 +157,14 @@ class Agreement:
         self._latest = epoch
         if self.has_started or self.failures:
             return ()
-        self.epoch, self._offer, self.silent, self._done = epoch, None, set(), set()
+        self._enter(epoch)
         fewest, most = self.nodes
-        if len(epoch.members) < fewest or epoch.peers[0] != self.me:
-            self._offer_at = inf
-        else:
+        if len(epoch.members) >= fewest and epoch.peers[0] == self.me:
             self._offer_at = now if len(epoch.members) >= most else now + SETTLE_SECONDS
         return self.tick(now)
+
+    def _enter(self, epoch: Epoch | None) -> None:
+        self.epoch, self._offer, self._offer_at, self.silent, self._done = epoch, None, inf, set(), set()
 
     def epoch_ended(self, now: float, why: str) -> Sequence[Instruction]:
         """The epoch is over. Before the start, begin again. Afterwards, two peers have lost each other, unless a peer
@@ -175,7 +176,7 @@ class Agreement:
             if not self._done:
                 self._end_at, self._end_why = now + EXPLAIN_SECONDS, f"the machines lost contact: {why}"
             return ()
-        self.epoch, self._offer, self.silent, self._offer_at = None, None, set(), inf
+        self._enter(None)
         return (Hold(False),)
 
     def joined(self, now: float, peer: str) -> Sequence[Instruction]:
@@ -350,7 +351,7 @@ class Agreement:
     def again(self, now: float) -> Sequence[Instruction]:
         """Get ready for the next attempt: no rank of this machine runs any more."""
         self.attempt += 1
-        self.failures, self.has_started, self._offer, self._end_at = [], False, None, inf
-        self.epoch, self.silent, self._offer_at, self._done = None, set(), inf, set()
+        self.failures, self.has_started, self._end_at = [], False, inf
+        self._enter(None)
         begun = () if self._latest is None else self.epoch_started(now, self._latest)
         return (Hold(False), Tell(self._own_ticket()), *begun)
