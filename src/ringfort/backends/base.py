@@ -11,9 +11,9 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ringfort.backends.group import Group
+from ringfort.bootstrap.links import Ways
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
-from ringfort.identity.credentials import Credentials
 from ringfort.transport.arena import Arena
 from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
@@ -38,15 +38,6 @@ class Traffic(NamedTuple):
     bytes_sent: int = 0
     messages_received: int = 0
     bytes_received: int = 0
-
-
-class Ways(NamedTuple):
-    """How the ranks of a group reach each other beside their links, for further connections."""
-
-    hosts: Mapping[int, tuple[str, str]]
-    """For each other rank the addresses on the way to it: this rank's, and its own."""
-    credentials: Credentials | None
-    """What this rank proved itself with; None with encryption off."""
 
 
 class Ready:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from ringfort.bootstrap.rendezvous import Connections
+from ringfort.bootstrap.terms import Connections
 from ringfort.errors import ProtocolError, TransportError
 from ringfort.transport.hello import Share, Shared
 from ringfort.transport.machine import Machine

@@ -10,8 +10,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ringfort.config import Environment, check_world_size, parse_address
-from ringfort.errors import ConfigError, InvalidRankError, RendezvousError, RendezvousTimeoutError
+from ringfort.config import Environment, parse_address
+from ringfort.errors import ConfigError, RendezvousError, RendezvousTimeoutError
 from ringfort.transport.machine import Machine
 
 _LOOPBACK = "127.0.0.1"
@@ -36,13 +36,6 @@ class Found(NamedTuple):
     machines: dict[int, Machine]
     listen: dict[str, str]
     """Where to listen, as Gloo wants to be told."""
-
-
-def check_place(rank: int, world_size: int) -> None:
-    """Raises `InvalidWorldSizeError` or `InvalidRankError`."""
-    check_world_size(world_size)
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRankError(rank, world_size)
 
 
 def open_store(place: Place, master: str | None, store: Any) -> Any:

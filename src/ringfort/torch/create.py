@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from ringfort.backends.base import Backend
 from ringfort.backends.sub import SubBackend
-from ringfort.backends.tcp import TcpBackend, machine_for
-from ringfort.bootstrap.rendezvous import is_loopback
+from ringfort.backends.tcp import TcpBackend
+from ringfort.bootstrap.addresses import is_loopback
+from ringfort.bootstrap.terms import machine_for
 from ringfort.cluster.discovery.interfaces import Choice, choose, reachable
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import DistributedConfig, Environment, format_address

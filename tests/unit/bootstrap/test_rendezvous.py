@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from ringfort import DistributedConfig, TcpBackend
-from ringfort.bootstrap import rendezvous
+from ringfort.bootstrap.addresses import listening_host, reachable_from
 from ringfort.bootstrap.connection import Connection
-from ringfort.bootstrap.listener import Arrival, Listener
-from ringfort.bootstrap.rendezvous import Terms, accept_higher, connect
+from ringfort.bootstrap.fixed_list import accept_higher, connect_lower
+from ringfort.bootstrap.listener import Listener
+from ringfort.bootstrap.terms import Terms
 from ringfort.config import format_address, parse_address
 from ringfort.errors import (
     ConfigError,
@@ -162,8 +163,7 @@ def test_two_groups_may_use_one_address_one_after_the_other() -> None:
             run_ranks(backends, lambda backend: backend.close())  # type: ignore[union-attr]
 
 
-# --- others at the listener
-# -----------------------------------------------------------------------------------------------
+# --- others at the listener -------------------------------------------------------------------------------------------
 
 
 STRAYS: dict[str, bytes | Hello] = {
@@ -255,14 +255,14 @@ def test_a_rank_that_dies_before_the_welcome_may_come_again(forming: Forming) ->
 # --- groups that do not come together ---------------------------------------------------------------------------------
 
 
-def test_a_missing_rank_is_named_at_every_rank_with_who_was_turned_away(failing: Forming) -> None:
+def test_a_missing_rank_is_named_at_every_rank_with_who_was_refused(failing: Forming) -> None:
     failing.connect(b"GET / HTTP/1.1\r\n\r\n")
     [waiting] = failing.start(1)
     with pytest.raises(RendezvousTimeoutError, match=r"missing: rank 2\b") as caught:
         failing.host()
     assert caught.value.missing == (2,)
     assert isinstance(caught.value, TimeoutError)
-    assert "turned away: 127.0.0.1:" in str(caught.value)
+    assert "refused: 127.0.0.1:" in str(caught.value)
     assert "not Ringfort: it began with b'GET / HT" in str(caught.value)
     with pytest.raises(RefusedError, match="missing: rank 2"):
         waiting.result()
@@ -361,17 +361,17 @@ def test_a_timeout_may_be_longer_than_any_clock_counts() -> None:
 
 
 def test_a_welcome_to_another_number_of_ranks_is_none() -> None:
-    listener = Listener(listen("127.0.0.1", 0), Credentials.load())
+    listener = Listener(Credentials.load(), listen("127.0.0.1", 0))
     deadline = time.monotonic() + 20
     joining = Background(TcpBackend, 1, 3, format_address(*listener.address), config=LONG)
-    while not (arrivals := listener.wait(deadline)[0]):
+    while not (accepted := listener.wait(deadline)):
         assert time.monotonic() < deadline
-    arrivals[0].connection.say(Welcome(b"token", [("", 0), ("127.0.0.1", 1)]), deadline)
+    accepted[0].say(Welcome(b"token", [("", 0), ("127.0.0.1", 1)]), deadline)
     with pytest.raises(ProtocolError, match="something else than a welcome"):
         joining.result()
     with pytest.raises(RefusedError, match="something else than a welcome"):  # it has said so
-        arrivals[0].connection.hear("rank 1", deadline)
-    arrivals[0].connection.close()
+        accepted[0].hear("rank 1", deadline)
+    accepted[0].close()
     listener.close()
 
 
@@ -387,8 +387,7 @@ def test_a_rank_that_is_not_ready_fails_the_group(forming: Forming) -> None:
     connection.close()
 
 
-# --- at the listeners of the other ranks
-# ----------------------------------------------------------------------------------
+# --- at the listeners of the other ranks ------------------------------------------------------------------------------
 
 TOKEN = bytes(16)
 
@@ -397,7 +396,7 @@ class Meeting:
     """Rank 1 of four, which lets in those above."""
 
     def __init__(self) -> None:
-        self.listener = Listener(listen("127.0.0.1", 0), member())
+        self.listener = Listener(member(), listen("127.0.0.1", 0))
         self.connections: dict[int, Connection] = {}
         self.terms = Terms.begin(20, member(), Machine())
         self._stack = ExitStack()
@@ -405,7 +404,7 @@ class Meeting:
 
     def connect(self, rank: int) -> Connection:
         """A rank that is let in."""
-        return self._keep(connect(1, [self.listener.address], Meet(rank, 4, TOKEN), self.terms))
+        return self._keep(connect_lower(1, [self.listener.address], Meet(rank, 4, TOKEN), self.terms))
 
     def greet(self, purpose: Hello) -> Connection:
         """A member that comes for `purpose`."""
@@ -465,15 +464,15 @@ def test_a_rank_that_dies_before_all_are_there_may_come_again(meeting: Meeting) 
 
 def test_a_ranks_place_is_for_the_machine_that_came_to_rank_0_as_that_rank() -> None:
     """Whoever else has the secret and even the token is refused, and the rank still gets in."""
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     rank = Terms.begin(20, member(), Machine())
     keys = [b"", b"", rank.credentials.identity.public_key]
     connections: dict[int, Connection] = {}
     accepting = Background(accept_higher, listener, Meet(1, 3, TOKEN), connections, terms, keys)
-    with pytest.raises(RefusedError, match="rank 2 has come to rank 0 from another machine"):
-        connect(1, [listener.address], Meet(2, 3, TOKEN), Terms.begin(20, member(), Machine()))
-    connection = connect(1, [listener.address], Meet(2, 3, TOKEN), rank)
+    with pytest.raises(RefusedError, match="rank 2 has joined at rank 0 from another machine"):
+        connect_lower(1, [listener.address], Meet(2, 3, TOKEN), Terms.begin(20, member(), Machine()))
+    connection = connect_lower(1, [listener.address], Meet(2, 3, TOKEN), rank)
     accepting.result()
     assert connections[2].identity == keys[2]
     for each in (connection, *connections.values()):
@@ -482,13 +481,13 @@ def test_a_ranks_place_is_for_the_machine_that_came_to_rank_0_as_that_rank() -> 
 
 
 def test_whoever_answers_in_a_ranks_place_from_another_machine_is_not_taken_for_it() -> None:
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     connections: dict[int, Connection] = {}
     accepting = Background(accept_higher, listener, Meet(1, 3, TOKEN), connections, terms)
     keys = [b"", member().identity.public_key, b""]
     with pytest.raises(HandshakeError, match="another machine answers at the address of rank 1"):
-        connect(1, [listener.address], Meet(2, 3, TOKEN), terms, keys)
+        connect_lower(1, [listener.address], Meet(2, 3, TOKEN), terms, keys)
     accepting.result()
     connections[2].close()
     listener.close()
@@ -512,35 +511,33 @@ def test_rank_0_tells_every_rank_who_the_others_are(monkeypatch: pytest.MonkeyPa
 
 
 class Behind:
-    """A listener whose first visitor is told of only after it has gone."""
+    """A listener whose first client is returned only after it has gone."""
 
-    def __init__(self, listener: Listener, gone: Arrival) -> None:
+    def __init__(self, listener: Listener, gone: Connection) -> None:
         self._listener = listener
         self._gone = [gone]
 
-    def wait(self, deadline: float) -> tuple[list[Arrival], list[socket.socket]]:
-        if self._gone:
-            return [self._gone.pop()], []
-        return self._listener.wait(deadline)
+    def wait(self, deadline: float) -> list[Connection]:
+        return [self._gone.pop()] if self._gone else self._listener.wait(deadline)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._listener, name)
 
 
 def test_a_rank_that_is_gone_before_it_is_answered_may_come_again() -> None:
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     sock = socket.create_connection(listener.address)
     handshake = Background(Connection.open, sock, member(), Meet(2, 4, TOKEN), "rank 1", terms.deadline)
-    while not (arrivals := listener.wait(terms.deadline)[0]):
+    while not (accepted := listener.wait(terms.deadline)):
         assert not terms.is_over
     handshake.result()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()  # with a reset: what is written now fails
     connections: dict[int, Connection] = {}
-    behind = Behind(listener, arrivals[0])
+    behind = Behind(listener, accepted[0])
     accepting = Background(accept_higher, behind, Meet(1, 4, TOKEN), connections, terms)
-    ranks = [connect(1, [listener.address], Meet(rank, 4, TOKEN), terms) for rank in (3, 2)]
+    ranks = [connect_lower(1, [listener.address], Meet(rank, 4, TOKEN), terms) for rank in (3, 2)]
     accepting.result()
     assert sorted(connections) == [2, 3]
     for connection in (*ranks, *connections.values()):
@@ -562,7 +559,7 @@ def test_a_rank_that_is_gone_before_it_is_answered_may_come_again() -> None:
     ],
 )
 def test_a_rank_listens_on_the_interface_that_leads_to_rank_0(master: str, local: str, listens: str) -> None:
-    assert rendezvous._listening_host(master, local) == listens
+    assert listening_host(master, local) == listens
 
 
 @pytest.mark.parametrize(
@@ -580,4 +577,4 @@ def test_a_rank_listens_on_the_interface_that_leads_to_rank_0(master: str, local
 )
 def test_an_address_is_used_as_it_is_seen_from_here(told: str, mine: tuple[object, ...], found: str) -> None:
     master = SimpleNamespace(getsockname=lambda: mine, getpeername=lambda: ("rank-0", 1))
-    assert rendezvous._reachable((told, 5), master) == (found, 5)  # type: ignore[arg-type]
+    assert reachable_from(master, (told, 5)) == (found, 5)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from ringfort import (
     HybridBackend,
     ReduceOp,
 )
-from ringfort.backends import tcp
+from ringfort.bootstrap import terms
 from ringfort.config import Shape
 from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
@@ -40,7 +40,7 @@ def hybrid_group(
     def machine(*, shares: bool) -> Any:
         return replace_id(this_machine(shares=shares), where.place)
 
-    monkeypatch.setattr(tcp, "this_machine", machine)
+    monkeypatch.setattr(terms, "this_machine", machine)
     credentials = passing_credentials()
     with reserved_addresses(1) as (master,):
 
