@@ -20,7 +20,7 @@ import pytest
 from ringfort import DistributedConfig, DistributedContext, RingBackend, TcpBackend
 from ringfort.backends.base import Backend
 from ringfort.bootstrap.admission import MAX_WAITING
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, run
 from ringfort.errors import (
     DistributedError,
     EncryptionMismatchError,
@@ -384,7 +384,7 @@ def test_a_listener_without_descriptors_does_not_spin_and_lets_members_in_when_i
                 tries = int(child.stdout.readline())
                 assert 1 <= tries <= 12  # one try each tenth of half a second, and the turn before it
                 sock = socket.create_connection(address, timeout=QUICK)
-                connection = Connection.open(sock, member(cluster), PURPOSE, "it", time.monotonic() + QUICK)
+                connection = run(Connection.opening(sock, member(cluster), PURPOSE), time.monotonic() + QUICK)
                 assert child.stdout.readline().strip() == "Join"
                 connection.close()
             assert child.wait(QUICK) == 0

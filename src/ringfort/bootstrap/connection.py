@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -100,39 +101,30 @@ class Session(msgspec.Struct, frozen=True):
     opener: RecordState | None
 
 
+@dataclass(eq=False, repr=False)
 class Connection:
-    """A connection to a peer that has proved its membership, or with encryption off at least its intention."""
+    """A connection to a peer that has proved its membership; with encryption off, to one that speaks the protocol."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        identity: bytes,
-        sealer: Sealer | None,
-        opener: Opener | None,
-        *,
-        purpose: Hello | None = None,
-        address: str = "",
-        machine: Machine = NOWHERE,
-    ) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.identity = identity
-        """The key that the peer has proved; empty with encryption off."""
-        self.sealer = sealer
-        self.opener = opener
-        self.purpose = purpose
-        """What the connection is for, as the initiator said. None if another process has opened it."""
-        self.address = address
-        """The other end as `host:port`, if it was accepted here."""
-        self.machine = machine
-        """The peer's machine, once it has told."""
-        self._reader = RecordReader(opener, MAX_HELLO)
+    sock: socket.socket
+    identity: bytes
+    """The key that the peer has proved; empty with encryption off."""
+    sealer: Sealer | None
+    opener: Opener | None
+    purpose: Hello | None = None
+    """What the connection is for, as the initiator said. None if another process has opened it."""
+    address: str = ""
+    """The other end as `host:port`, if it was accepted here."""
+    machine: Machine = NOWHERE
+    """The peer's machine, once it has told."""
+
+    def __post_init__(self) -> None:
+        self.sock.setblocking(False)
+        self._reader = RecordReader(self.opener, MAX_HELLO)
 
     @classmethod
     def of(cls, sock: socket.socket, handshake: Handshake, address: str = "") -> Connection:
         """Return the connection that a completed handshake has made of a socket."""
-        keys = handshake.sealer, handshake.opener
-        return cls(sock, handshake.identity, *keys, purpose=handshake.purpose, address=address)
+        return cls(sock, handshake.identity, handshake.sealer, handshake.opener, handshake.purpose, address)
 
     @property
     def session(self) -> Session:
@@ -156,6 +148,7 @@ class Connection:
         Raises a `RefusedError` if the other side is of another version, cluster or mode, `HandshakeError` if it does
         not know the secret, `NoConnectionError` if it goes away.
         """
+        sock.setblocking(False)
         handshake = Handshake(credentials, purpose)
         try:
             yield from shake_hands(sock, handshake, peer)
@@ -168,21 +161,6 @@ class Connection:
             said = f"{peer}: {exc}" if isinstance(exc, HandshakeError) else str(exc)
             raise type(exc)(said, peer=peer) from exc
         return cls.of(sock, handshake)
-
-    @classmethod
-    def open(
-        cls,
-        sock: socket.socket,
-        credentials: Credentials | None,
-        purpose: Hello,
-        peer: str,
-        deadline: float,
-        *,
-        beside: socket.socket | None = None,
-    ) -> Connection:
-        """Like `opening`, in this thread."""
-        sock.setblocking(False)
-        return run(cls.opening(sock, credentials, purpose, peer), deadline, beside)
 
     def say(self, said: Hello, deadline: float) -> None:
         """Send a hello. Raises `NoConnectionError`."""

@@ -61,7 +61,7 @@ def connect(
                 raise
             try:
                 name = f"rank {rank} at {address}"
-                connection = Connection.open(sock, terms.credentials, hello, name, terms.deadline, beside=beside)
+                connection = run(Connection.opening(sock, terms.credentials, hello, name), terms.deadline, beside)
             except NoConnectionError as exc:
                 reasons[address] = str(exc)
                 pause = _PAUSE_AFTER_ACCEPT

@@ -14,7 +14,7 @@ import pytest
 
 from ringfort.bootstrap import listener as listener_module
 from ringfort.bootstrap.admission import MAX_WAITING
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, run
 from ringfort.bootstrap.listener import Listener
 from ringfort.errors import (
     EncryptionMismatchError,
@@ -63,7 +63,7 @@ class Scene:
         """A member that connects properly, in a thread."""
         sock = self.call()
         credentials = (credentials or member()) if encryption == "on" else None
-        return Background(Connection.open, sock, credentials, purpose, "rank 0", soon())
+        return Background(run, Connection.opening(sock, credentials, purpose, "rank 0"), soon())
 
     def accepted(self, wanted: int = 1) -> list[Connection]:
         """The first `wanted` connections."""
@@ -493,4 +493,4 @@ def test_whoever_answers_without_the_secret_is_a_handshake_error_that_names_them
     with a, b:
         b.sendall(preamble() + bytes(96))
         with pytest.raises(HandshakeError, match="rank 7: "):
-            Connection.open(a, member(), JOIN, "rank 7", soon())
+            run(Connection.opening(a, member(), JOIN, "rank 7"), soon())

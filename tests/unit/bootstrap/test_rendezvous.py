@@ -13,7 +13,7 @@ import pytest
 
 from ringfort import DistributedConfig, TcpBackend
 from ringfort.bootstrap.addresses import listening_host, reachable_from
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, run
 from ringfort.bootstrap.fixed_list import accept_higher, connect_lower
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Terms
@@ -76,7 +76,8 @@ class Forming:
 
     def greet(self, purpose: Hello) -> Connection:
         """A connection to rank 0 from a member who comes for `purpose`."""
-        return Connection.open(self.connect(), Credentials.load(), purpose, "rank 0", time.monotonic() + 20)
+        opening = Connection.opening(self.connect(), Credentials.load(), purpose, "rank 0")
+        return run(opening, time.monotonic() + 20)
 
     def visit(self, stray: bytes | Hello) -> None:
         """Somebody who says these words, or a member who comes for this."""
@@ -409,7 +410,7 @@ class Meeting:
     def greet(self, purpose: Hello) -> Connection:
         """A member that comes for `purpose`."""
         sock = self._stack.enter_context(socket.create_connection(self.listener.address))
-        return self._keep(Connection.open(sock, member(), purpose, "rank 1", self.terms.deadline))
+        return self._keep(run(Connection.opening(sock, member(), purpose, "rank 1"), self.terms.deadline))
 
     def _keep(self, connection: Connection) -> Connection:
         self._stack.callback(connection.close)
@@ -528,7 +529,7 @@ def test_a_rank_that_is_gone_before_it_is_answered_may_come_again() -> None:
     listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     sock = socket.create_connection(listener.address)
-    handshake = Background(Connection.open, sock, member(), Meet(2, 4, TOKEN), "rank 1", terms.deadline)
+    handshake = Background(run, Connection.opening(sock, member(), Meet(2, 4, TOKEN), "rank 1"), terms.deadline)
     while not (accepted := listener.wait(terms.deadline)):
         assert not terms.is_over
     handshake.result()
