@@ -140,7 +140,7 @@ class Connection:
         return cls(sock, session.identity, sealer, opener, machine=session.machine)
 
     @classmethod
-    def opening(
+    def initiate(
         cls, sock: socket.socket, credentials: Credentials | None, purpose: Hello, peer: str | None = None
     ) -> SocketSteps[Connection]:
         """Perform the initiator's side of a handshake. Errors name the other side `peer`. Closes `sock` if it fails.

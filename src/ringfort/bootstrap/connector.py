@@ -61,7 +61,7 @@ def connect(
                 raise
             try:
                 name = f"rank {rank} at {address}"
-                connection = run(Connection.opening(sock, terms.credentials, hello, name), terms.deadline, beside)
+                connection = run(Connection.initiate(sock, terms.credentials, hello, name), terms.deadline, beside)
             except NoConnectionError as exc:
                 reasons[address] = str(exc)
                 pause = _PAUSE_AFTER_ACCEPT
@@ -105,12 +105,12 @@ def _open_first(host: str, port: int, deadline: float, beside: socket.socket | N
 def open_connection(
     family: int, address: tuple[object, ...], credentials: Credentials | None, purpose: Hello
 ) -> SocketSteps[Connection]:
-    """Connect to `address`, once. Raises `NoConnectionError`, and as `Connection.opening`."""
+    """Connect to `address`, once. Raises `NoConnectionError`, and as `Connection.initiate`."""
     try:
         sock = yield from _open_socket(family, address)
     except OSError as exc:
         raise NoConnectionError(exc.strerror or str(exc)) from exc
-    return (yield from Connection.opening(sock, credentials, purpose))
+    return (yield from Connection.initiate(sock, credentials, purpose))
 
 
 def _open_socket(family: int, address: tuple[object, ...]) -> SocketSteps[socket.socket]:

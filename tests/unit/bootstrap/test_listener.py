@@ -57,13 +57,13 @@ class Scene:
         """Close `sock` in the end."""
         self._sockets.append(sock)
 
-    def visit(
+    def member(
         self, purpose: Hello = JOIN, credentials: Credentials | None = None, *, encryption: str = "on"
     ) -> Background[Connection]:
         """A member that connects properly, in a thread."""
         sock = self.call()
         credentials = (credentials or member()) if encryption == "on" else None
-        return Background(run, Connection.opening(sock, credentials, purpose, "rank 0"), soon())
+        return Background(run, Connection.initiate(sock, credentials, purpose, "rank 0"), soon())
 
     def accepted(self, wanted: int = 1) -> list[Connection]:
         """The first `wanted` connections."""
@@ -120,13 +120,13 @@ def ends(sock: socket.socket) -> bool:
 @pytest.mark.parametrize("encryption", ["on", "off"])
 def test_somebody_who_proves_membership_arrives_with_what_they_came_for(encryption: str) -> None:
     scene = Scene(HOST if encryption == "on" else None)
-    visitor = member()
-    visit = scene.visit(credentials=visitor, encryption=encryption)
+    client = member()
+    connecting = scene.member(credentials=client, encryption=encryption)
     [accepted] = scene.accepted()
-    connection = visit.result()
+    connection = connecting.result()
     assert accepted.purpose == JOIN
     assert accepted.address == address_of(connection.sock)
-    assert accepted.identity == (visitor.identity.public_key if encryption == "on" else b"")
+    assert accepted.identity == (client.identity.public_key if encryption == "on" else b"")
     assert connection.identity == (HOST.identity.public_key if encryption == "on" else b"")
     accepted.say(Ready(), soon())
     connection.sock.settimeout(5)
@@ -135,11 +135,11 @@ def test_somebody_who_proves_membership_arrives_with_what_they_came_for(encrypti
 
 
 def test_many_at_once_are_all_heard(scene: Scene) -> None:
-    visits = [scene.visit(Join(rank, 10, "", 0)) for rank in range(10)]
+    members = [scene.member(Join(rank, 10, "", 0)) for rank in range(10)]
     found = scene.accepted(10)
     assert {accepted.purpose for accepted in found} == {Join(rank, 10, "", 0) for rank in range(10)}
-    for visit in visits:
-        visit.result()
+    for connecting in members:
+        connecting.result()
 
 
 def test_an_handshake_in_single_bytes_is_heard_and_not_a_byte_more_is_read(scene: Scene) -> None:
@@ -166,7 +166,7 @@ def test_an_handshake_in_single_bytes_is_heard_and_not_a_byte_more_is_read(scene
     accepted.close()
 
 
-# --- strays -----------------------------------------------------------------------------------------------------------
+# --- bad clients ------------------------------------------------------------------------------------------------------
 
 
 def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
@@ -174,7 +174,7 @@ def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: byt
 
 
 def wrong_third_message() -> bytes:
-    """All that a stranger can prepare beforehand; its third message opens under no key."""
+    """All that a client without the secret can prepare beforehand; its third message opens under no key."""
     return bytes(Handshake(impostor(), JOIN).outgoing) + LENGTH.pack(300) + bytes(300)
 
 
@@ -193,7 +193,7 @@ def wrong_third_message() -> bytes:
     ],
     ids=["http", "short http", "tls", "no key", "no secret", "too long", "version", "mode", "cluster"],
 )
-def test_a_stray_is_dropped_noted_and_logged(
+def test_a_bad_client_is_dropped_noted_and_logged(
     scene: Scene, caplog: pytest.LogCaptureFixture, words: bytes, complaint: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -221,11 +221,11 @@ def test_a_port_scanner_is_dropped(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("encryption", ["on", "off"])
-def test_a_cousin_is_told_why(scene: Scene, encryption: str) -> None:
-    visit = scene.visit(credentials=member(NetworkNamespace.generate()), encryption=encryption)
+def test_a_member_of_another_cluster_is_told_why(scene: Scene, encryption: str) -> None:
+    connecting = scene.member(credentials=member(NetworkNamespace.generate()), encryption=encryption)
     scene.refused()
     with pytest.raises(NamespaceMismatchError if encryption == "on" else EncryptionMismatchError, match="rank 0: "):
-        visit.result()
+        connecting.result()
 
 
 def test_another_version_is_told_why(scene: Scene) -> None:
@@ -237,10 +237,10 @@ def test_another_version_is_told_why(scene: Scene) -> None:
 
 
 def test_who_does_not_know_the_secret_is_dropped_without_a_name(scene: Scene) -> None:
-    visit = scene.visit(credentials=impostor())
+    connecting = scene.member(credentials=impostor())
     assert "does not know this cluster's secret" in scene.refused()
     with pytest.raises(NoConnectionError):
-        visit.result()
+        connecting.result()
 
 
 def test_a_silent_client_is_dropped_in_the_end() -> None:
@@ -276,9 +276,9 @@ def test_who_has_no_room_for_what_it_is_told_is_dropped(scene: Scene, monkeypatc
 def test_the_oldest_client_makes_room_for_a_new_one() -> None:
     scene = Scene(max_waiting=3)
     clients = [scene.call() for _ in range(3)]
-    visit = scene.visit()
+    connecting = scene.member()
     scene.accepted()
-    visit.result()
+    connecting.result()
     assert "too many unauthenticated connections" in scene.refused()
     assert clients[0].recv(1) == b""
     scene.close()
@@ -361,10 +361,10 @@ def test_a_client_that_sends_while_it_makes_room_is_no_problem() -> None:
     scene = Scene(max_waiting=1)
     first = scene.call()
     scene.listener.wait(time.monotonic() + 0.2)
-    visit = scene.visit()  # both stir before the listener looks again
+    connecting = scene.member()  # both are ready before the listener looks again
     first.sendall(b"RG")
     scene.accepted()
-    visit.result()
+    connecting.result()
     assert "too many unauthenticated connections" in scene.refused()
     scene.close()
 
@@ -396,11 +396,11 @@ def test_a_thousand_refused_clients_are_few_lines_in_the_log_that_count_them_all
 
 
 def test_who_is_refused_hears_why(scene: Scene) -> None:
-    visit = scene.visit()
+    connecting = scene.member()
     [accepted] = scene.accepted()
     scene.listener.refuse(accepted, Refused("rank_taken", "rank 1 is here already"))
     with pytest.raises(RankTakenError, match="rank 1 is here already"):
-        visit.result().hear("rank 0", soon())
+        connecting.result().hear("rank 0", soon())
     assert "rank 1 is here already" in scene.listener.refusals[0]
 
 
@@ -493,4 +493,4 @@ def test_whoever_answers_without_the_secret_is_a_handshake_error_that_names_them
     with a, b:
         b.sendall(preamble() + bytes(96))
         with pytest.raises(HandshakeError, match="rank 7: "):
-            run(Connection.opening(a, member(), JOIN, "rank 7"), soon())
+            run(Connection.initiate(a, member(), JOIN, "rank 7"), soon())

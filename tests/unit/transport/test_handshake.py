@@ -1,4 +1,4 @@
-"""Openings: members get in and learn each other's names; everybody else gets an error, and learns nothing."""
+"""Handshakes: members get in and learn each other's names; everybody else gets an error, and learns nothing."""
 
 from __future__ import annotations
 
@@ -279,14 +279,14 @@ def test_an_handshake_that_is_told_its_own_words_fails() -> None:
 
 
 def test_the_responder_says_nothing_lasting_before_the_initiator_has_proved_itself() -> None:
-    stranger, responder = Side(Handshake(impostor(), PURPOSE)), Side(Handshake(BOB))
-    converse(stranger, responder)
+    client, responder = Side(Handshake(impostor(), PURPOSE)), Side(Handshake(BOB))
+    converse(client, responder)
     assert len(responder.said) == PREAMBLE.size + MESSAGE_2_BYTES
     assert BOB.identity.public_key not in responder.said
     assert BOB.static_public not in responder.said
 
 
-def test_two_openings_of_the_same_sides_have_nothing_but_the_preamble_in_common() -> None:
+def test_two_handshakes_of_the_same_sides_have_nothing_but_the_preamble_in_common() -> None:
     for first, second in zip(overheard(), overheard(), strict=True):
         assert first[: PREAMBLE.size] == second[: PREAMBLE.size]
         windows = {first[place : place + 8] for place in range(PREAMBLE.size, len(first) - 7)}
@@ -311,7 +311,7 @@ def test_purpose_names_and_keys_travel_only_inside() -> None:
     assert said.count(CLUSTER.network_id) == 2
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- other clients ----------------------------------------------------------------------------------------------------
 
 preambles = st.builds(
     PREAMBLE.pack,
@@ -348,7 +348,7 @@ def test_garbage_is_a_typed_error_or_waits_for_a_little_more(
 
 
 @given(st.binary(max_size=50), st.integers(0, 3))
-def test_a_stranger_is_known_by_the_first_byte_that_is_wrong(rest: bytes, right: int) -> None:
+def test_a_client_that_is_not_ringfort_is_known_by_the_first_byte_that_is_wrong(rest: bytes, right: int) -> None:
     for purpose in (None, PURPOSE):
         handshake = Handshake(ALICE, purpose)
         for byte in MAGIC[:right]:
@@ -393,7 +393,7 @@ def test_a_member_whose_purpose_makes_no_sense_is_refused(purpose: bytes, monkey
 
 
 def test_the_first_message_needs_few_bytes() -> None:
-    """What a stranger can make the responder hold before it must have computed something."""
+    """What an unauthenticated client can make the responder hold before it must have computed something."""
     responder = Handshake(BOB)
     assert responder.wants == PREAMBLE.size
     responder.feed(bytes(Handshake(ALICE, PURPOSE).outgoing[: PREAMBLE.size]))

@@ -1,4 +1,4 @@
-"""Greetings: whatever is said is read as it was said, and anything else is a typed error."""
+"""Hellos: whatever is said is read as it was said, and anything else is a typed error."""
 
 from __future__ import annotations
 

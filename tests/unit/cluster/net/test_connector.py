@@ -126,7 +126,7 @@ def test_of_one_that_keeps_coming_one_line_is_kept_and_of_many_the_last(attempts
     run(scene)
 
 
-def test_a_finder_that_is_closed_dials_nobody(attempts: Attempts) -> None:
+def test_a_finder_that_is_closed_connects_to_nobody(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
         await finder.close()
         finder._heard(Announcement(LAST, ("10.0.0.2",), 7))

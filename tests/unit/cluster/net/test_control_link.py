@@ -178,8 +178,8 @@ async def test_connecting_fails_in_words() -> None:
 async def test_another_clusters_member_is_told_so() -> None:
     async def nothing(connection: Connection) -> None: ...
 
-    stranger = Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("other"))
-    port, served = await _serve(stranger, nothing)
+    other = Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("other"))
+    port, served = await _serve(other, nothing)
     with pytest.raises((RefusedError, HandshakeError), match="another cluster"):
         await connect("127.0.0.1", port, member(), Control())
     with pytest.raises(RefusedError, match="another cluster"):
