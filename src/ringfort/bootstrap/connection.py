@@ -10,10 +10,10 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -212,6 +212,17 @@ class Connection:
         if self.sealer is None or self.opener is None:
             return SocketStream(self.sock)
         return SealedStream(self.sock, self.sealer, self.opener)
+
+
+@contextmanager
+def closed_on_error(*groups: Mapping[Any, Connection]) -> Generator[None, None, None]:
+    """Close all connections that are in `groups` by then if the block fails."""
+    try:
+        yield
+    except BaseException:
+        for connection in [connection for group in groups for connection in group.values()]:
+            connection.close()
+        raise
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from hashlib import blake2b
 
 from ringfort.bootstrap.accepting import accept_each
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Address, Connections, Terms
@@ -23,17 +23,10 @@ def connect_fixed_list(rank: int, nodes: Sequence[Sequence[Address]], terms: Ter
     token = blake2b(repr(nodes).encode(), digest_size=16).digest()
     meet = Meet(rank, len(nodes), token, terms.machine)
     connections: Connections = {}
-    listener = _listen(nodes[rank], terms)
-    try:
+    with closing(_listen(nodes[rank], terms)) as listener, closed_on_error(connections):
         for lower in range(rank):
             connections[lower] = connect_lower(lower, nodes[lower], meet, terms)
         accept_higher(listener, meet, connections, terms)
-    except BaseException:
-        for connection in connections.values():
-            connection.close()
-        raise
-    finally:
-        listener.close()
     return connections
 
 
@@ -57,13 +50,10 @@ def connect_lower(
     """
     identity = identities[lower] if identities else None
     connection = connect(lower, addresses, meet, terms, identity=identity)
-    try:
+    with closed_on_error({lower: connection}):
         answer = connection.hear(f"rank {lower}", terms.deadline)
         if not isinstance(answer, Ready):
             raise ProtocolError(f"rank {lower} answered a hello with something else", peer=lower)
-    except BaseException:
-        connection.close()
-        raise
     connection.machine = answer.machine
     return connection
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextlib import closing
 from hashlib import blake2b
 
 from ringfort.bootstrap.accepting import accept_each
 from ringfort.bootstrap.addresses import host_of
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Connections, Terms
@@ -62,7 +63,7 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
         if tcp.has_hung_up(connections[peer].sock):
             raise NoConnectionError(f"rank {peer} has gone before all connections were open", peer=peer)
 
-    try:
+    with closing(listener), closed_on_error(accepted, *sets):
         # All send before any rank reads: otherwise ranks could wait for each other in a circle.
         for peer, connection in sorted(connections.items()):
             # Listen at the address that the peer knows this rank by, so that all connections take the same path.
@@ -84,12 +85,6 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
             connection.machine = connections[peer].machine
         for (peer, number), connection in accepted.items():
             sets[number - 1][peer] = connection
-    except BaseException:
-        for connection in (*accepted.values(), *(one for others in sets for one in others.values())):
-            connection.close()
-        raise
-    finally:
-        listener.close()
     return sets
 
 

@@ -7,10 +7,11 @@ import secrets
 import socket
 import sys
 import time
+from contextlib import closing
 from typing import NamedTuple
 
 from ringfort.bootstrap.accepting import accept_each
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.bootstrap.connector import connect as connect_to
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Connections, Terms, credentials_for
@@ -50,9 +51,8 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
     terms = Terms.begin(timeout, credentials, Machine())
     rank, world_size = context.rank, context.world_size
     token = secrets.token_bytes(16)
-    listener = Listener(credentials)
     connections: Connections = {}
-    try:
+    with closing(Listener(credentials)) as listener, closed_on_error(connections):
         # For each higher rank, where it may connect.
         places = [
             [(host, listener.port_at(host)) for host in _hosts_for(context, peer)] if peer > rank else []
@@ -74,12 +74,6 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
             connections[peer] = connect_to(peer, addresses, purpose, terms, identity=said[peer][4])
         accept_agents(listener, range(rank + 1, world_size), token, [one[4] for one in said], connections, terms)
         context.barrier(timeout=max(0.01, terms.deadline - time.monotonic()))
-    except BaseException:
-        for connection in connections.values():
-            connection.close()
-        raise
-    finally:
-        listener.close()
     patience = patience_of(context.config.patience, DEFAULT_PATIENCE)
     for connection in connections.values():
         tune(connection.sock, patience)

@@ -44,16 +44,14 @@ class ControlListener:
         Raises `TransportError` if no port is free.
         """
         hosts = tuple(hosts)
-        failure: TransportError | None = None
-        for wish in (port,) if port else (DEFAULT_PORT, *[0] * _ATTEMPTS):
+        wishes = [port] if port else [DEFAULT_PORT, *[0] * _ATTEMPTS]
+        while True:
             try:
-                self._sockets, self.port = _bind(hosts, wish)
+                self._sockets, self.port = _bind(hosts, wishes.pop(0))
                 break
-            except TransportError as exc:
-                failure = exc
-        else:
-            assert failure is not None
-            raise failure
+            except TransportError:
+                if not wishes:
+                    raise
         for sock in self._sockets.values():
             self._listener.add(sock)
         self._loop.add_reader(self._listener.fileno(), self._turn)
