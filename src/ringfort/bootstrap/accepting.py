@@ -27,7 +27,7 @@ def accept_each(
     terms: Terms,
     what: str,
     *,
-    advice: str,
+    advice: str = "start the missing ranks with the same address and world size",
     check: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[K, Connection]]:
     """Accept a connection for each place in `expected`, put it into `connections`, and yield it.

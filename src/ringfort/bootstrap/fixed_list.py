@@ -83,7 +83,6 @@ def accept_higher(
         return said.rank
 
     what = f"rank {ours.rank} waiting for higher ranks"
-    advice = "start the missing ranks with the same address and world size"
-    for _, connection in accept_each(listener, higher, connections, place_of, terms, what, advice=advice):
+    for _, connection in accept_each(listener, higher, connections, place_of, terms, what):
         with suppress(NoConnectionError):  # it has gone: it connects again, or is missing at the deadline
             connection.say(Ready(ours.machine), terms.deadline)

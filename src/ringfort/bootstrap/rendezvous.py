@@ -48,10 +48,10 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
         return said.rank
 
     others = range(1, world_size)
-    what, advice = "waiting for all ranks", "start the missing ranks with the same address and world size"
     try:
         with closing(listener):
-            for rank, connection in accept_each(listener, others, connections, place_of, terms, what, advice=advice):
+            what = "waiting for all ranks"
+            for rank, connection in accept_each(listener, others, connections, place_of, terms, what):
                 assert isinstance(connection.purpose, Join)
                 joins[rank] = connection.purpose
         addresses = [("", 0), *((joins[rank].host, joins[rank].port) for rank in others)]

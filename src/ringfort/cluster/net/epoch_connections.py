@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.cluster.net.connector import Finder
@@ -210,7 +210,7 @@ class EpochConnections:
     async def _meet(self, group: _Group, rank: int, member: Member, address: str) -> Connection:
         meet = Meet(group.rank, len(group.epoch.members), group.token, group.machine)
         connection = await connect(*parse_address(address), self._setup.wall, meet)
-        try:
+        with closed_on_error({rank: connection}):
             why = self._other_identity(connection, member)
             if why:
                 raise HandshakeError(why)
@@ -218,8 +218,5 @@ class EpochConnections:
             answer = await run(connection.hearing())
             if not isinstance(answer, Ready):
                 raise ProtocolError("it answered a hello with something else")
-        except BaseException:
-            connection.close()
-            raise
         connection.machine = answer.machine
         return connection
