@@ -1,4 +1,4 @@
-"""Random and mutated input for everything that reads what a stranger, or a member gone wrong, may send.
+"""Random and mutated input for everything that reads what an unauthenticated client, or a faulty member, may send.
 
 Each target takes one input and lets nothing out but the errors that it may raise. Plain `random` with a seed, not
 hypothesis: a million inputs have to take minutes.
@@ -105,17 +105,17 @@ def _check_side(side: Side) -> None:
     assert side.error is None or isinstance(side.error, TransportError)
 
 
-def random_opening(rng: random.Random) -> None:
-    """A stranger's words, to either side, with encryption on or off."""
+def random_handshake(rng: random.Random) -> None:
+    """Random bytes, to either side, with encryption on or off."""
     credentials = rng.choice((ALICE, ALICE, None))
     side = Side(Handshake(credentials, rng.choice((PURPOSE, None))))
     for piece in in_pieces(rng, _strange_start(rng)):
         side.listen(piece)
-    assert credentials is None or not side.handshake.is_open, "a stranger got in"
+    assert credentials is None or not side.handshake.is_open, "an unauthenticated client got in"
     _check_side(side)
 
 
-def mutated_opening(rng: random.Random) -> None:
+def mutated_handshake(rng: random.Random) -> None:
     """Two members, and somebody between them who changes what passes in one direction."""
     spoilt, when = rng.randrange(2), rng.randrange(3)
     seen = 0
@@ -177,7 +177,7 @@ _PROOF = make_proof(ALICE.identity, KEY, initiator=True, binding=KEY)
 
 # --- hellos, notices -----------------------------------------------------------------------------------------------
 
-_GREETINGS = [
+_HELLOS = [
     hello.encode(said)
     for said in (
         PURPOSE,
@@ -194,9 +194,9 @@ _NOTICES = [
 ]
 
 
-def greeting_or_notice(rng: random.Random) -> None:
+def hello_or_notice(rng: random.Random) -> None:
     """A member's words inside a record."""
-    decode, valid = rng.choice(((hello.decode, _GREETINGS), (abort_reasons.decode, _NOTICES)))
+    decode, valid = rng.choice(((hello.decode, _HELLOS), (abort_reasons.decode, _NOTICES)))
     data = rng.randbytes(rng.randrange(60)) if rng.randrange(4) == 0 else mutated(rng, rng.choice(valid))
     with suppress(ProtocolError):
         decode(data)
@@ -315,11 +315,11 @@ def _feed(inbound: Inbound, data: bytes) -> None:
 
 
 TARGETS: dict[Target, int] = {
-    random_opening: 200,
-    mutated_opening: 50,
+    random_handshake: 200,
+    mutated_handshake: 50,
     noise_message: 150,
     proof: 50,
-    greeting_or_notice: 150,
+    hello_or_notice: 150,
     records: 200,
     frames: 200,
 }

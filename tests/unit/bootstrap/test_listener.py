@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -355,6 +356,41 @@ def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
         assert now[0] < 1003
         assert listener._waiting[next(iter(listener._waiting))].address == address_of(caller)
     listener.close()
+
+
+def test_all_listening_sockets_pause_together_and_new_ones_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(listener_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    first, second = (Full(fileno=listen("127.0.0.1", 0).detach()) for _ in range(2))
+    listener = Listener(HOST, first, second)
+    with ExitStack() as stack:
+        for sock in (first, second):
+            stack.enter_context(socket.create_connection(sock.getsockname(), timeout=5))
+        while not first.asked + second.asked:
+            listener.wait(now[0] + 1)
+        third = Full(fileno=listen("127.0.0.1", 0).detach())
+        third.is_full = False
+        listener.add(third)
+        stack.enter_context(socket.create_connection(third.getsockname(), timeout=5))
+        listener.wait(now[0])
+        assert (first.asked + second.asked, third.asked) == (1, 0)
+        listener.remove(first)
+        second.is_full = False
+        now[0] = listener.next_deadline
+        while len(listener._waiting) < 2:
+            listener.wait(now[0])
+    listener.close()
+
+
+def test_a_listener_takes_one_free_port_for_each_host(scene: Scene) -> None:
+    port = scene.listener.port_at("127.0.0.1")
+    assert scene.listener.port_at("127.0.0.1") == port
+    assert scene.listener.port_at("127.0.0.2") != 0
+    for host in ("127.0.0.1", "127.0.0.2"):
+        sock = socket.create_connection((host, scene.listener.port_at(host)), timeout=5)
+        scene.keep(sock)
+        sock.sendall(b"hello?")
+    assert scene.refused(2).count("not Ringfort") == 2
 
 
 def test_a_client_that_sends_while_it_makes_room_is_no_problem() -> None:

@@ -23,7 +23,7 @@ from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import hello
 from ringfort.transport.ciphers import CIPHERS, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.handshake import MAGIC, NOISE, PLAIN, PREAMBLE, Handshake, sealed
+from ringfort.transport.handshake import MAGIC, NOISE, PLAIN, PREAMBLE, Handshake, RecordReader, sealed
 from ringfort.transport.hello import MAX_PURPOSE, Hello, Join, Meet, Ready, Refused
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
 from tests.helpers.handshakes import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
@@ -398,3 +398,38 @@ def test_the_first_message_needs_few_bytes() -> None:
     assert responder.wants == PREAMBLE.size
     responder.feed(bytes(Handshake(ALICE, PURPOSE).outgoing[: PREAMBLE.size]))
     assert responder.wants == MESSAGE_1_BYTES
+
+
+# --- messages after it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_messages_are_read_whole_however_they_are_cut(is_sealed: bool, piece: int) -> None:
+    initiator, responder = (side.handshake for side in opened()) if is_sealed else (None, None)
+    sealer, opener = (initiator.sealer, responder.opener) if initiator and responder else (None, None)
+    messages = [b"a", b"bc" * 100, b"d" * 1000]
+    data = b"".join(sealed(sealer, message) for message in messages)
+    reader, read = RecordReader(opener, 1000), []
+    for place in range(0, len(data), piece):
+        reader.feed(data[place : place + piece])
+        while (message := reader.next()) is not None:
+            read.append(message)
+    assert read == messages
+
+
+def test_a_reader_wants_no_byte_behind_the_current_message() -> None:
+    data, reader = sealed(None, b"one") + b"behind", RecordReader(None, 100)
+    while (message := reader.next()) is None:
+        wanted = reader.wants
+        reader.feed(data[:wanted])
+        data = data[wanted:]
+    assert (message, data) == (b"one", b"behind")
+
+
+@pytest.mark.parametrize("length", [1000 + MAX_OVERHEAD + 1, 0xFFFFFFFF])
+def test_a_message_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
+    reader = RecordReader(None, 1000)
+    reader.feed(LENGTH.pack(length))
+    with pytest.raises(ProtocolError, match=f"at most 1000 bytes, this one claims {length}"):
+        reader.next()
