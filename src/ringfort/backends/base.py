@@ -11,7 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from ringfort.backends.group import Group
-from ringfort.bootstrap.links import Ways
+from ringfort.bootstrap.links import Routes as Ways
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import InvalidArgumentError, InvalidRankError, SelfSendError, UnsupportedArrayError
 from ringfort.transport.arena import Arena

@@ -19,7 +19,7 @@ from ringfort.transport.shm import LocalPoller
 from ringfort.transport.stream import Poller, Stream
 
 
-class Ways(NamedTuple):
+class Routes(NamedTuple):
     """How the ranks of a group reach each other beside their links, for further connections."""
 
     hosts: Mapping[int, tuple[str, str]]
@@ -36,7 +36,7 @@ class Links(NamedTuple):
     machines: dict[int, Machine]
     connections: list[tuple[dict[int, Stream], Poller]]
     """The further connections of each link."""
-    ways: Ways
+    routes: Routes
 
 
 def links_over(
@@ -72,7 +72,7 @@ def links_over(
             for connection in each.values():
                 connection.close()
         raise
-    return Links(*made[0], machines, made[1:], Ways(hosts, credentials))
+    return Links(*made[0], machines, made[1:], Routes(hosts, credentials))
 
 
 def _streams_over(
