@@ -17,7 +17,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     compression/  codecs (pure: tensor to bytes and back), error feedback, the compressed collectives, automatic choice
     collectives/  algorithms.py (pure: who sends what when), reduction.py (kernels), cost_model.py, signature.py
     backends/     base.py (Backend), group.py (Group), tcp, ring, simulated, sub; engines/ has gloo, mpi, nccl, hybrid
-    bootstrap/    how processes meet: listener, connection, rendezvous at rank 0, torch store, more connections
+    bootstrap/    how processes meet: connector, listener, rendezvous at rank 0, fixed list, torch store, links
     transport/    frames, messages, handshake, records (pure); streams: tcp, shared memory, memory; engine
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     telemetry/    metrics; steps: how far a program is

@@ -47,14 +47,10 @@ def init(
     world_size = told.world_size if world_size is None else world_size
     timeout = told.timeout if timeout is None else timeout
     config = config or DistributedConfig()
-    if timeout is not None:
-        config = replace(config, timeout=timeout)
-    if patience is not None:
-        config = replace(config, patience=patience)
-    config = replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
     shared_memory = told.shared_memory if shared_memory is None else shared_memory
-    if shared_memory is not None:
-        config = replace(config, shared_memory=shared_memory)  # pyright: ignore[reportArgumentType]
+    given = {"timeout": timeout, "patience": patience, "shared_memory": shared_memory}
+    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    config = replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
     backend = _check_backend(told.backend if backend is None else backend)
     if backend == "mpi":
         return DistributedContext(_made("mpi")(config=config))

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import ringfort
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.core.election import ElectionEvent, ElectionEventKind, ElectionState
 from ringfort.cluster.core.events import (
@@ -44,7 +46,7 @@ from ringfort.cluster.core.topology import STALE_AFTER
 from ringfort.cluster.discovery.directory import Source
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.net.control import Control as Inside
-from ringfort.cluster.net.control_link import ControlLink, dial
+from ringfort.cluster.net.control_link import ControlLink, connect
 from ringfort.cluster.net.epoch_connections import token_of
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.hosting import ThreadHost
@@ -114,12 +116,12 @@ class Cluster:
 
     def dial(
         self, node: ClusterNode, purpose: Control | Join | Meet | Probe, credentials: Credentials | None = None
-    ) -> tuple[socket.socket, Handshake]:
+    ) -> tuple[socket.socket, Connection]:
         """A connection of a member that is no node."""
         host, _, port = node.addresses[0].rpartition(":")
-        opened = asyncio.run(dial(host, int(port), credentials or self.credentials(), purpose))
-        opened[0].settimeout(PATIENCE)
-        return opened
+        opened = asyncio.run(connect(host, int(port), credentials or self.credentials(), purpose))
+        opened.sock.settimeout(PATIENCE)
+        return opened.sock, opened
 
 
 @pytest.fixture
@@ -590,11 +592,11 @@ def misbehaves(
     cluster: Cluster, node: ClusterNode, *bodies: bytes, credentials: Credentials | None = None
 ) -> Misbehaved:
     """What `node` reports of a member that says `bodies`; its link is closed."""
-    sock, handshake = cluster.dial(node, Control(), credentials)
+    sock, connection = cluster.dial(node, Control(), credentials)
     with sock:
         for body in bodies:
             try:
-                sock.sendall(sealed(handshake.sealer, body))
+                sock.sendall(sealed(connection.sealer, body))
             except OSError:  # it was refused already
                 break
         event = cluster.wait_for(node, lambda event: isinstance(event, Misbehaved))
@@ -627,10 +629,10 @@ def test_a_peer_whose_addresses_are_nonsense_harms_nobody(cluster: Cluster) -> N
     two.wait_for_peers(1, PATIENCE)
     liar = cluster.credentials()
     me = Member(f"{liar.identity.peer_id}.1", "host", 1, ("nonsense", ":::", "1.2.3.4:0", "[fe80::1]:9", "x" * 128))
-    sock, handshake = cluster.dial(one, Control(), liar)
+    sock, connection = cluster.dial(one, Control(), liar)
     with sock:
         for message in (Hello(me), Report(Standing(), holds=True)):
-            sock.sendall(sealed(handshake.sealer, encode(message)))
+            sock.sendall(sealed(connection.sealer, encode(message)))
         cluster.wait_for(one, lambda event: isinstance(event, PeerJoined) and event.peer == me.peer)
         assert me.peer in {view.peer for view in one.snapshot()}
         cluster.wait_for(one, lambda event: isinstance(event, PeerLost) and event.peer == me.peer)  # it never beats
@@ -739,12 +741,17 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
     assert looked.get(timeout=PATIENCE) == "looked"
 
 
+def unattached_link() -> ControlLink:
+    """A control link without a socket."""
+    return ControlLink(cast("Connection", SimpleNamespace(opener=None)), print, print)
+
+
 def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start(replace(LOCAL, multicast=False))
-    endless = Line(ControlLink(Handshake(None), print, print), ELSEWHERE, "")
+    endless = Line(unattached_link(), ELSEWHERE, "")
     in_loop(node, lambda control: control.lines.update({999: endless}))
     node.close()
     assert not endless.link.ended.is_set()
@@ -771,7 +778,7 @@ def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
 
 def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, line = control.finder.directory, Line(ControlLink(Handshake(None), print, print), ELSEWHERE, "")
+        directory, line = control.finder.directory, Line(unattached_link(), ELSEWHERE, "")
         directory.learn([ELSEWHERE], Source.STATIC, clock())
         control._met(line, Hello(control.core.me))
         directory.learn([ELSEWHERE], Source.STATIC, clock())
@@ -782,7 +789,7 @@ def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: 
 
 def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, line = control.finder.directory, Line(ControlLink(Handshake(None), print, print), ELSEWHERE, "")
+        directory, line = control.finder.directory, Line(unattached_link(), ELSEWHERE, "")
         directory.learn([ELSEWHERE], Source.STATIC, clock())
         control._met(line, Hello(Member("refused.1", "host")))
         assert directory.troubles() == [(ELSEWHERE, "it was refused")]

@@ -20,7 +20,7 @@ import pytest
 from ringfort import DistributedConfig, DistributedContext, RingBackend, TcpBackend
 from ringfort.backends.base import Backend
 from ringfort.bootstrap.admission import MAX_WAITING
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, run
 from ringfort.errors import (
     DistributedError,
     EncryptionMismatchError,
@@ -263,11 +263,11 @@ def test_encryption_off_on_one_side_is_an_error_of_its_own_and_the_right_one_sti
 
 @pytest.mark.parametrize("backend", ["tcp", "ring"])
 def test_another_cluster_is_an_error_of_its_own_and_the_right_one_still_gets_in(backend: str) -> None:
-    stranger = member(NetworkNamespace.generate("lab"))
+    other = member(NetworkNamespace.generate("lab"))
     with reserved_addresses(2) as addresses:
         _wrong_then_right(
             partial(_make, backend, addresses, 0, CONFIG),
-            partial(_make, backend, addresses, 1, CONFIG, stranger),
+            partial(_make, backend, addresses, 1, CONFIG, other),
             partial(_make, backend, addresses, 1, CONFIG),
             NamespaceMismatchError,
         )
@@ -300,16 +300,16 @@ def _wrong_then_right(
         results(run_ranks(backends, lambda backend: backend.barrier()))
 
 
-def test_rank_0_that_waits_in_vain_says_who_was_turned_away_and_why() -> None:
+def test_rank_0_that_waits_in_vain_says_who_was_refused_and_why() -> None:
     config = DistributedConfig(timeout=1)
     with reserved_addresses(1) as (master,):
 
-        def stranger() -> None:
+        def other() -> None:
             with pytest.raises(NamespaceMismatchError):
                 TcpBackend(1, 2, master, config=CONFIG, credentials=member(NetworkNamespace.generate()))
 
         outcomes = run_ranks(
-            [lambda: TcpBackend(0, 2, master, config=config, credentials=member()), stranger], lambda part: part()
+            [lambda: TcpBackend(0, 2, master, config=config, credentials=member()), other], lambda part: part()
         )
     assert isinstance(outcomes[0], RendezvousTimeoutError)
     assert "belongs to another cluster than this side, which is in 'lab'" in str(outcomes[0])
@@ -340,7 +340,7 @@ def test_members_get_through_and_reduce_while_a_crowd_is_at_the_listener(caplog:
 
 
 def join_through(master: str, cluster: NetworkNamespace, count: Callable[[], Count]) -> None:
-    """Four ranks meet and reduce; the others come when more strangers than may wait are before them at the listener."""
+    """Four ranks meet and reduce; the others come when more unauthenticated clients than may wait are before them."""
     before = count().connected
 
     def connect(rank: int) -> TcpBackend:
@@ -356,7 +356,7 @@ def join_through(master: str, cluster: NetworkNamespace, count: Callable[[], Cou
 
 
 def test_a_rank_far_away_gets_in_while_a_crowd_comes_faster_than_its_answers() -> None:
-    """Between two messages of its handshake twice as many strangers come as there are places."""
+    """Between two messages of its handshake twice as many other clients come as there are places."""
     cluster = NetworkNamespace.generate()
     ranks = [member(cluster), member(cluster)]
     with reserved_addresses(1) as (master,), crowd(master, cluster, 1500, is_silent=True) as count:
@@ -384,7 +384,7 @@ def test_a_listener_without_descriptors_does_not_spin_and_lets_members_in_when_i
                 tries = int(child.stdout.readline())
                 assert 1 <= tries <= 12  # one try each tenth of half a second, and the turn before it
                 sock = socket.create_connection(address, timeout=QUICK)
-                connection = Connection.open(sock, member(cluster), PURPOSE, "it", time.monotonic() + QUICK)
+                connection = run(Connection.initiate(sock, member(cluster), PURPOSE), time.monotonic() + QUICK)
                 assert child.stdout.readline().strip() == "Join"
                 connection.close()
             assert child.wait(QUICK) == 0
@@ -414,9 +414,9 @@ def test_no_secret_is_in_a_log_an_error_or_a_repr(caplog: pytest.LogCaptureFixtu
         wait_in_vain = partial(TcpBackend, 0, 3, master, config=config, credentials=ranks[0])
         host = threading.Thread(target=_keep, args=(said, wait_in_vain))
         host.start()
-        for stranger in (impostor(cluster), member(NetworkNamespace.generate())):
+        for other in (impostor(cluster), member(NetworkNamespace.generate())):
             short = DistributedConfig(timeout=0.3)
-            _keep(said, partial(TcpBackend, 1, 3, master, config=short, credentials=stranger))
+            _keep(said, partial(TcpBackend, 1, 3, master, config=short, credentials=other))
         _keep(said, partial(TcpBackend, 1, 3, master, config=OPEN))
         host.join(20)
         backends = stack.enter_context(group_through(middle, master, ranks))

@@ -1,4 +1,4 @@
-"""Random and mutated input for everything that reads what a stranger, or a member gone wrong, may send.
+"""Random and mutated input for everything that reads what an unauthenticated client, or a faulty member, may send.
 
 Each target takes one input and lets nothing out but the errors that it may raise. Plain `random` with a seed, not
 hypothesis: a million inputs have to take minutes.
@@ -110,7 +110,7 @@ def random_handshake(rng: random.Random) -> None:
     side = Side(Handshake(credentials, rng.choice((PURPOSE, None))))
     for piece in in_pieces(rng, _strange_start(rng)):
         side.listen(piece)
-    assert credentials is None or not side.handshake.is_open, "a stranger got in"
+    assert credentials is None or not side.handshake.is_open, "an unauthenticated client got in"
     _check_side(side)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 
+from ringfort.bootstrap.connection import Connection
 from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.identity.namespace import NetworkNamespace
@@ -34,7 +35,7 @@ def use_up() -> list[int]:
 
 
 def blocking(cluster: NetworkNamespace) -> None:
-    listener = Listener(listen("127.0.0.1", 0), member(cluster))
+    listener = Listener(member(cluster), listen("127.0.0.1", 0))
     taken = use_up()
     say(listener.address[1])
     turns, end = 0, time.monotonic() + SECONDS
@@ -44,32 +45,33 @@ def blocking(cluster: NetworkNamespace) -> None:
     say(turns)
     for each in taken:
         os.close(each)
-    arrivals = []
-    while not arrivals:
-        arrivals = listener.wait(time.monotonic() + 60)[0]
-    say(type(arrivals[0].said).__name__)
+    accepted = []
+    while not accepted:
+        accepted = listener.wait(time.monotonic() + 60)
+    say(type(accepted[0].purpose).__name__)
 
 
 async def in_asyncio(cluster: NetworkNamespace) -> None:
     came = asyncio.Event()
-    listener = Counting(member(cluster), lambda *_: came.set(), lambda *_: None)
+    core = Counting(member(cluster), on_refused=lambda *_: None)
+    listener = ControlListener(core, lambda _: came.set())
     listener.open(["127.0.0.1"], 0)
     taken = use_up()
     say(listener.port)
     await asyncio.sleep(SECONDS)
-    say(listener.tries)
+    say(core.turns)
     for each in taken:
         os.close(each)
     await came.wait()
     say("Join")
 
 
-class Counting(ControlListener):
-    tries = 0
+class Counting(Listener):
+    turns = 0
 
-    def _accept(self, listener: object) -> None:
-        self.tries += 1
-        super()._accept(listener)
+    def wait(self, deadline: float) -> list[Connection]:
+        self.turns += 1
+        return super().wait(deadline)
 
 
 def main() -> None:

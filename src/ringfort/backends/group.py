@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ringfort.backends.arena_setup import make_arena
+from ringfort.bootstrap.links import Routes
 from ringfort.config import DistributedConfig, check_timeout
 from ringfort.errors import (
     DistributedError,
@@ -29,7 +30,6 @@ from ringfort.errors import (
     SelfSendError,
     UnsupportedArrayError,
 )
-from ringfort.identity.credentials import Credentials
 from ringfort.transport import fast_path
 from ringfort.transport.arena import Arena
 from ringfort.transport.engine import Engine
@@ -57,15 +57,6 @@ BARRIER_CALL: Final = b"\x01" + bytes(15)
 """The signature of a barrier, which has no arguments (collectives/signature.py)."""
 _ENDING: Final = 20.0
 """Seconds that closing waits for each engine, which has bounds of its own: the last words, and a leader to act."""
-
-
-class Routes(NamedTuple):
-    """How the ranks of a group reach each other beside their links, for further connections."""
-
-    hosts: Mapping[int, tuple[str, str]]
-    """For each other rank the two addresses of the link to it: this rank's, and the other's."""
-    credentials: Credentials | None
-    """What this rank proved itself with; None with encryption off."""
 
 
 class RingStep(NamedTuple):

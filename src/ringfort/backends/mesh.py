@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from ringfort.backends.base import Backend
-from ringfort.backends.group import Group, Routes
+from ringfort.backends.group import Group
+from ringfort.bootstrap.links import Routes
 from ringfort.config import DistributedConfig
 from ringfort.transport.engine import Engine
 from ringfort.transport.finalisers import when_gone

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from threading import Lock
 
-from ringfort.backends.group import Routes
 from ringfort.backends.mesh import MeshBackend
+from ringfort.bootstrap.links import Routes
 from ringfort.bootstrap.more_connections import wanted
 from ringfort.config import DistributedConfig, check_world_size
 from ringfort.identity.credentials import Credentials

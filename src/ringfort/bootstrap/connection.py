@@ -1,14 +1,24 @@
-"""A connection while a group forms: hellos said and heard in turn; afterwards its socket is a `Stream`."""
+"""`Connection`: a socket whose handshake is done, over which hellos are exchanged until the engine takes the socket.
+
+Everything here works on non-blocking sockets and is written once, as generators that yield whenever they have to wait
+(`SocketSteps`). The training process runs them with `run`, which sleeps in poll(2); the control process runs the same
+ones in its event loop (`cluster.net.waiting.run`); the listener resumes each when its selector says so.
+"""
 
 from __future__ import annotations
 
 import select
 import socket
 import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
 from ringfort.errors import (
+    DistributedError,
     HandshakeError,
     NoConnectionError,
     ProtocolError,
@@ -18,164 +28,211 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.transport import hello
-from ringfort.transport.handshake import Handshake, sealed
+from ringfort.transport.handshake import Handshake, RecordReader, sealed
 from ringfort.transport.hello import MAX_HELLO, NOWHERE, Hello, Refused
 from ringfort.transport.machine import Machine
-from ringfort.transport.records import LENGTH, Opener, RecordState, Sealer
+from ringfort.transport.records import Opener, RecordState, Sealer
 from ringfort.transport.stream import Stream
-from ringfort.transport.tcp import LONGEST_SLEEP, SocketStream, sleep_on, tune
+from ringfort.transport.tcp import SocketStream, sleep_on, tune
+
+_UNREAD = 4096
+"""Bytes: more than a client has sent and we have not read when its handshake fails."""
+
+T = TypeVar("T")
+SocketSteps = Generator[tuple[socket.socket, int], None, T]
+"""Yields a socket and the event of poll(2) to wait for. An `OSError` thrown into it says why that did not come."""
+
+
+def run(steps: SocketSteps[T], deadline: float, beside: socket.socket | None = None) -> T:
+    """Run `steps` in this thread and return their result. They get a `TimeoutError` at `deadline`, and a
+    `ConnectionAbortedError` as soon as `beside`, another connection to the same peer, has ended."""
+    try:
+        waiting = next(steps)
+        while True:
+            try:
+                sleep_on(*waiting, deadline, beside)
+            except OSError as exc:
+                waiting = steps.throw(exc)
+            else:
+                waiting = next(steps)
+    except StopIteration as done:
+        return done.value
+    finally:
+        steps.close()
+
+
+def shake_hands(sock: socket.socket, handshake: Handshake, peer: str | None = None) -> SocketSteps[None]:
+    """Perform either side of a handshake over `sock`, and read not a byte more. Raises what `Handshake.feed` raises,
+    or `NoConnectionError`."""
+    try:
+        with _translated_errors(peer):
+            while True:
+                _send_at_once(sock, handshake)
+                if handshake.is_open:
+                    return
+                try:
+                    data = sock.recv(handshake.wants)
+                except BlockingIOError:
+                    yield sock, select.POLLIN
+                    continue
+                if not data:
+                    raise NoConnectionError(f"{peer or 'it'} closed before it said who it is", peer=peer)
+                handshake.feed(data)
+    except DistributedError:
+        with suppress(OSError, ProtocolError):
+            _send_at_once(sock, handshake)
+            sock.recv(_UNREAD)  # closing a socket with unread bytes resets the connection, and the answer could be lost
+        raise
+
+
+def _send_at_once(sock: socket.socket, handshake: Handshake) -> None:
+    outgoing = handshake.outgoing
+    if outgoing and sock.send(outgoing) < len(outgoing):
+        raise ProtocolError("it does not read what it is sent")  # a new socket has room for a whole handshake
+    outgoing.clear()
 
 
 class Session(msgspec.Struct, frozen=True):
-    """What a connection is beside its socket, for another process of this machine that goes on with it. Holds keys."""
+    """A connection without its socket, so that another process of this machine can continue it. Contains keys."""
 
     identity: bytes
     machine: Machine
     sealer: RecordState | None
     opener: RecordState | None
 
-    @classmethod
-    def of(cls, handshake: Handshake, machine: Machine) -> Session:
-        """Of an open connection to a peer on `machine`, at a moment when no record is under way."""
-        sealer, opener = handshake.sealer, handshake.opener
-        return cls(handshake.identity, machine, sealer and sealer.state, opener and opener.state)
 
-
+@dataclass(eq=False, repr=False)
 class Connection:
-    """An open connection to a peer that has proved itself, or with encryption off at least named itself."""
+    """A connection to a peer that has proved its membership; with encryption off, to one that speaks the protocol."""
 
-    def __init__(self, sock: socket.socket, handshake: Handshake) -> None:
-        self.sock = sock
-        self.identity = handshake.identity
-        self.machine: Machine = NOWHERE
-        """The peer's, once it has said so."""
-        self._sealer: Sealer | None = handshake.sealer
-        self._opener: Opener | None = handshake.opener
+    sock: socket.socket
+    identity: bytes
+    """The key that the peer has proved; empty with encryption off."""
+    sealer: Sealer | None
+    opener: Opener | None
+    purpose: Hello | None = None
+    """What the connection is for, as the initiator said. None if another process has opened it."""
+    address: str = ""
+    """The other end as `host:port`, if it was accepted here."""
+    machine: Machine = NOWHERE
+    """The peer's machine, once it has told."""
+
+    def __post_init__(self) -> None:
+        self.sock.setblocking(False)
+        self._reader = RecordReader(self.opener, MAX_HELLO)
+
+    @classmethod
+    def of(cls, sock: socket.socket, handshake: Handshake, address: str = "") -> Connection:
+        """Return the connection that a completed handshake has made of a socket."""
+        return cls(sock, handshake.identity, handshake.sealer, handshake.opener, handshake.purpose, address)
+
+    @property
+    def session(self) -> Session:
+        """What `resume` needs beside the socket. This process must not use the connection afterwards."""
+        sealer, opener = self.sealer and self.sealer.state, self.opener and self.opener.state
+        return Session(self.identity, self.machine, sealer, opener)
 
     @classmethod
     def resume(cls, sock: socket.socket, session: Session) -> Connection:
-        """Goes on with a connection that another process opened."""
-        connection = cls.__new__(cls)
-        connection.sock, connection.identity, connection.machine = sock, session.identity, session.machine
-        connection._sealer = session.sealer and Sealer.resume(session.sealer)
-        connection._opener = session.opener and Opener.resume(session.opener)
-        return connection
+        """Continue a connection that another process opened."""
+        sealer = session.sealer and Sealer.resume(session.sealer)
+        opener = session.opener and Opener.resume(session.opener)
+        return cls(sock, session.identity, sealer, opener, machine=session.machine)
 
     @classmethod
-    def open(
-        cls,
-        sock: socket.socket,
-        credentials: Credentials | None,
-        purpose: Hello,
-        peer: str,
-        deadline: float,
-        *,
-        beside: socket.socket | None = None,
-    ) -> Connection:
-        """The initiator's side of a handshake. Raises a `RefusedError` if the other side is of another version, cluster
-        or mode, `HandshakeError` if it does not know the secret, `NoConnectionError` if it went away, or if `beside`,
-        another connection with it, has ended."""
+    def initiate(
+        cls, sock: socket.socket, credentials: Credentials | None, purpose: Hello, peer: str | None = None
+    ) -> SocketSteps[Connection]:
+        """Perform the initiator's side of a handshake. Errors name the other side `peer`. Closes `sock` if it fails.
+
+        Raises a `RefusedError` if the other side is of another version, cluster or mode, `HandshakeError` if it does
+        not know the secret, `NoConnectionError` if it goes away.
+        """
+        sock.setblocking(False)
         handshake = Handshake(credentials, purpose)
-        _write(sock, handshake.outgoing, deadline)
         try:
-            while not handshake.is_open:
-                handshake.outgoing.clear()
-                if beside is not None:
-                    _await(sock, peer, deadline, beside)
-                handshake.feed(_read(sock, handshake.wants, peer, deadline))
-                _write(sock, handshake.outgoing, deadline)
-        except TamperedError as exc:
-            raise TamperedError(exc.why, peer=peer) from exc
-        except HandshakeError as exc:
-            raise HandshakeError(f"{peer}: {exc}", peer=peer) from exc
-        except RefusedError as exc:
-            raise type(exc)(str(exc), peer=peer) from exc
-        return cls(sock, handshake)
+            yield from shake_hands(sock, handshake, peer)
+        except BaseException as exc:
+            sock.close()
+            if peer is None or not isinstance(exc, (TamperedError, HandshakeError, RefusedError)):
+                raise
+            if isinstance(exc, TamperedError):
+                raise TamperedError(exc.why, peer=peer) from exc
+            said = f"{peer}: {exc}" if isinstance(exc, HandshakeError) else str(exc)
+            raise type(exc)(said, peer=peer) from exc
+        return cls.of(sock, handshake)
 
     def say(self, said: Hello, deadline: float) -> None:
-        """Sends a hello. Raises `TransportError`."""
-        _write(self.sock, sealed(self._sealer, hello.encode(said)), deadline)
+        """Send a hello. Raises `NoConnectionError`."""
+        run(self._saying(said), deadline)
+
+    def _saying(self, said: Hello) -> SocketSteps[None]:
+        data = memoryview(sealed(self.sealer, hello.encode(said)))
+        try:
+            while data:
+                yield self.sock, select.POLLOUT
+                data = data[self.sock.send(data) :]
+        except OSError as exc:
+            raise NoConnectionError(f"the connection broke during a hello: {exc.strerror or exc}") from exc
 
     def hear(self, peer: str, deadline: float) -> Hello:
-        """Reads one hello, and not a byte more. Raises what a refusal means, or `NoConnectionError`."""
-        head = _read_all(self.sock, LENGTH.size, peer, deadline)
-        if self._opener is None:
-            (length,) = LENGTH.unpack(head)
-            if length > MAX_HELLO:
-                raise ProtocolError(f"{peer} announces a hello of {length} bytes; the limit is {MAX_HELLO}")
-            body = _read_all(self.sock, length, peer, deadline)
-        else:
-            length = self._opener.body_length(head)
-            plain = bytearray(length + LENGTH.size - self._opener.overhead)
-            self._opener.open(head + _read_all(self.sock, length, peer, deadline), memoryview(plain))
-            body = bytes(plain)
+        """Like `hearing`, in this thread."""
+        return run(self.hearing(peer), deadline)
+
+    def hearing(self, peer: str | None = None) -> SocketSteps[Hello]:
+        """Read one hello, and not a byte more. Raises the error that a refusal stands for, `ProtocolError`,
+        `TamperedError`, or `NoConnectionError` if the other side goes away."""
+        with _translated_errors(peer):
+            while (body := self._reader.next()) is None:
+                yield self.sock, select.POLLIN
+                data = self.sock.recv(self._reader.wants)
+                if not data:
+                    raise NoConnectionError(f"{peer or 'it'} closed the connection before it answered", peer=peer)
+                self._reader.feed(data)
         said = hello.decode(body)
         if isinstance(said, Refused):
-            raise hello.to_error(said, peer)
+            raise hello.to_error(said, peer or "it")
         return said
 
     def refuse(self, code: str, reason: str) -> None:
-        """Says no, and closes. Never raises."""
-        try:
+        """Tell the other side why it is refused, and close. Never raises."""
+        with suppress(OSError, TransportError):  # it may have gone already
             self.say(Refused(code, reason), time.monotonic() + 1)
             self.sock.shutdown(socket.SHUT_WR)
-        except (OSError, TransportError):
-            pass  # they have gone already
         self.close()
 
     def close(self) -> None:
         self.sock.close()
 
     def stream(self) -> Stream:
-        """The connection for the engine. The connection is not used any more."""
+        """Return the engine's view of the connection, which must not be used otherwise any more."""
         from ringfort.transport.sealed import SealedStream  # not at the top: the control process starts without NumPy
 
         tune(self.sock)
-        if self._sealer is None or self._opener is None:
+        if self.sealer is None or self.opener is None:
             return SocketStream(self.sock)
-        return SealedStream(self.sock, self._sealer, self._opener)
+        return SealedStream(self.sock, self.sealer, self.opener)
 
 
-def _left(deadline: float) -> float:
-    """Raises `TimeoutError` when there is no time left: else who sends a byte now and then would be heard for ever."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the time for it is over")
-    return min(left, LONGEST_SLEEP)
-
-
-def _write(sock: socket.socket, data: bytes | bytearray, deadline: float) -> None:
-    if not data:
-        return
+@contextmanager
+def closed_on_error(*groups: Mapping[Any, Connection]) -> Generator[None, None, None]:
+    """Close all connections that are in `groups` by then if the block fails."""
     try:
-        sock.settimeout(_left(deadline))
-        sock.sendall(data)
-    except OSError as exc:
-        raise NoConnectionError(f"the connection broke while hello: {exc.strerror or exc}") from exc
+        yield
+    except BaseException:
+        for connection in [connection for group in groups for connection in group.values()]:
+            connection.close()
+        raise
 
 
-def _await(sock: socket.socket, peer: str, deadline: float, beside: socket.socket) -> None:
+@contextmanager
+def _translated_errors(peer: str | None) -> Generator[None, None, None]:
+    name = peer or "it"
     try:
-        sleep_on(sock, select.POLLIN, deadline, beside)
-    except OSError as exc:
-        raise NoConnectionError(f"{peer} did not answer: {exc.strerror or exc}", peer=peer) from exc
-
-
-def _read(sock: socket.socket, count: int, peer: str, deadline: float) -> bytes:
-    try:
-        sock.settimeout(_left(deadline))
-        data = sock.recv(count)
+        yield
+    except DistributedError:
+        raise
     except TimeoutError as exc:
-        raise NoConnectionError(f"{peer} accepted the connection but did not answer in time", peer=peer) from exc
+        raise NoConnectionError(f"{name} accepted the connection but did not answer in time", peer=peer) from exc
     except OSError as exc:
-        raise NoConnectionError(f"{peer} broke the connection: {exc.strerror or exc}", peer=peer) from exc
-    if not data:
-        raise NoConnectionError(f"{peer} closed the connection before it answered", peer=peer)
-    return data
-
-
-def _read_all(sock: socket.socket, count: int, peer: str, deadline: float) -> bytes:
-    data = b""
-    while len(data) < count:
-        data += _read(sock, count - len(data), peer, deadline)
-    return data
+        raise NoConnectionError(f"{name} broke the connection: {exc.strerror or exc}", peer=peer) from exc

@@ -1,4 +1,9 @@
-"""The listener: the one place where connections are accepted. Strangers are turned away and keep nobody waiting."""
+"""The listener: the one place where connections are accepted. It performs the handshake with all clients at the same
+time, limits how many may wait unauthenticated and for how long, and returns those that have proved membership.
+
+The training process calls `wait`. The control process watches `fileno` in its event loop, calls `wait` when it is
+readable or `next_deadline` has come, and needs nothing else (`cluster.net.control_listener`).
+"""
 
 from __future__ import annotations
 
@@ -6,49 +11,42 @@ import logging
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 from ringfort.bootstrap.admission import (
     ACCEPT_PAUSE,
-    CROWDED,
     HANDSHAKE_TIMEOUT,
     MAX_WAITING,
+    TOO_MANY,
     source_of,
     who_makes_room,
     why_not_accepted,
 )
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import Connection, SocketSteps, shake_hands
 from ringfort.config import format_address
-from ringfort.errors import DistributedError, ProtocolError
+from ringfort.errors import DistributedError
 from ringfort.identity.credentials import Credentials
+from ringfort.transport import tcp
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.handshake import Handshake
-from ringfort.transport.hello import Hello
-from ringfort.transport.tcp import LONGEST_SLEEP
+from ringfort.transport.hello import Refused
 
 _log = logging.getLogger(__name__)
 
-_LOG_EVERY = 1.0
-"""Seconds between two lines about strangers; those in between are counted."""
 
+@dataclass(eq=False)
+class _Client:
+    """A connection that has not proved membership yet."""
 
-@dataclass
-class Arrival:
-    """Somebody who has proved membership and said what for. The connection now belongs to the caller."""
-
-    connection: Connection
-    said: Hello
-    address: str
-
-
-@dataclass
-class _Waiting:
     sock: socket.socket
     address: str
     source: str
     deadline: float
     handshake: Handshake
+    steps: SocketSteps[None]
 
     @property
     def has_begun(self) -> bool:
@@ -56,158 +54,179 @@ class _Waiting:
 
 
 class Listener:
-    """Accepts on a listening socket, opens connections with all who come at the same time, and drops strays."""
+    """Accepts connections at any number of listening sockets, which it owns."""
 
-    def __init__(self, listener: socket.socket, credentials: Credentials | None) -> None:
-        keep_from_children(listener).setblocking(False)
-        self._listener = listener
+    def __init__(
+        self,
+        credentials: Credentials | None,
+        *sockets: socket.socket,
+        on_refused: Callable[[str, str], None] | None = None,
+        max_waiting: int = MAX_WAITING,
+        handshake_timeout: float = HANDSHAKE_TIMEOUT,
+        log_every: float = 1.0,
+    ) -> None:
+        """`on_refused` gets the address of each refused client and the reason. Without it they are logged, at most
+        one line in `log_every` seconds."""
         self._credentials = credentials
+        self._on_refused = on_refused or self._log_refused
+        self._max_waiting = max_waiting
+        self._handshake_timeout = handshake_timeout
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._waiting: dict[socket.socket, _Waiting] = {}
-        self._watched: set[socket.socket] = set()
-        self._accept_at: float | None = None
-        """When to accept again, where the system has refused to."""
+        self._sockets: list[socket.socket] = []
+        self._ports: dict[str, int] = {}
+        self._waiting: dict[socket.socket, _Client] = {}
+        self._resume_at = inf
+        """When to accept again after the system has refused to."""
         self._has_warned = False
-        self._log_at, self._unlogged = 0.0, 0
-        self.turned_away: list[str] = []
-        """Who was refused and why, for the error when the group does not come together. The last few only."""
+        self._log_every, self._log_at, self._unlogged = log_every, 0.0, 0
+        self.refusals: list[str] = []
+        """The last few refused clients and why, for the error if the group does not form."""
+        for sock in sockets:
+            self.add(sock)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the listener is."""
-        host, port = self._listener.getsockname()[:2]
+        """Where the first socket listens."""
+        host, port = self._sockets[0].getsockname()[:2]
         return host, port
 
-    def watch(self, connection: Connection) -> None:
-        """Reports in `wait` when `connection`, on which nobody is expected to speak yet, says something or ends."""
-        connection.sock.setblocking(False)
-        self._selector.register(connection.sock, selectors.EVENT_READ)
-        self._watched.add(connection.sock)
+    @property
+    def next_deadline(self) -> float:
+        """When `wait` has something to do although no socket is ready; infinite if never."""
+        return min([self._resume_at, *(client.deadline for client in self._waiting.values())])
 
-    def forget(self, connection: Connection) -> None:
-        """No longer watches `connection`."""
-        self._selector.unregister(connection.sock)
-        self._watched.discard(connection.sock)
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `wait` has something to do."""
+        return self._selector.fileno()
 
-    def wait(self, deadline: float) -> tuple[list[Arrival], list[socket.socket]]:
-        """Who has arrived, and which watched sockets have stirred. Returns, perhaps with neither, by `deadline`."""
-        arrivals: list[Arrival] = []
-        stirred: list[socket.socket] = []
-        if self._accept_at is not None and self._accept_at <= time.monotonic():
-            self._accept_at = None
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        soonest = min([deadline, *(waiting.deadline for waiting in self._waiting.values())])
-        soonest = soonest if self._accept_at is None else min(soonest, self._accept_at)
-        for key, _ in self._selector.select(max(0.0, min(soonest - time.monotonic(), LONGEST_SLEEP))):
+    def add(self, sock: socket.socket) -> None:
+        """Accept connections at a listening socket, too."""
+        keep_from_children(sock).setblocking(False)
+        self._sockets.append(sock)
+        if self._resume_at == inf:
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def port_at(self, host: str) -> int:
+        """Return the port where it accepts connections at `host`: a free one, the first time."""
+        if host not in self._ports:
+            sock = tcp.listen(host, 0)
+            self.add(sock)
+            self._ports[host] = sock.getsockname()[1]
+        return self._ports[host]
+
+    def remove(self, sock: socket.socket) -> None:
+        """Close a listening socket."""
+        self._sockets.remove(sock)
+        if self._resume_at == inf:
+            self._selector.unregister(sock)
+        sock.close()
+
+    def wait(self, deadline: float) -> list[Connection]:
+        """Return the connections that have proved membership; perhaps none. Returns by `deadline`. Each connection
+        belongs to the caller, and says in `purpose` what it is for."""
+        if self._resume_at <= time.monotonic():
+            self._resume_at = inf
+            for sock in self._sockets:
+                self._selector.register(sock, selectors.EVENT_READ)
+        arrived: list[Connection] = []
+        seconds = min(deadline, self.next_deadline) - time.monotonic()
+        for key, _ in self._selector.select(max(0.0, min(seconds, tcp.LONGEST_SLEEP))):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
-            if sock is self._listener:
-                arrivals += self._accept()
-            elif sock in self._watched:
-                stirred.append(sock)
-            elif sock in self._waiting:  # else it was turned away a moment ago, to make room
-                arrival = self._listen_to(self._waiting[sock])
-                if arrival is not None:
-                    arrivals.append(arrival)
+            if sock in self._waiting:
+                arrived += self._continue(self._waiting[sock])
+            elif sock in self._sockets and self._resume_at == inf:  # else it was dropped or paused a moment ago
+                arrived += self._accept(sock)
         now = time.monotonic()
-        for waiting in [waiting for waiting in self._waiting.values() if waiting.deadline <= now]:
-            self._turn_away(waiting, f"said nothing useful for {HANDSHAKE_TIMEOUT:g} s")
-        return arrivals, stirred
+        for client in [client for client in self._waiting.values() if client.deadline <= now]:
+            self._drop(client, f"did not finish its handshake within {self._handshake_timeout:g} s")
+        return arrived
 
-    def refuse(self, arrival: Arrival, code: str, reason: str) -> None:
-        """Tells a member no, and closes."""
-        arrival.connection.refuse(code, reason)
-        self._note(arrival.address, reason)
+    def refuse(self, connection: Connection, refused: Refused) -> None:
+        """Tell a member why it is refused, and close."""
+        connection.refuse(refused.code, refused.reason)
+        self._refused(connection.address, refused.reason)
 
     def close(self) -> None:
-        """Closes the listener, and on all who still wait outside."""
-        for waiting in self._waiting.values():
-            waiting.sock.close()
+        """Close the listening sockets and all clients that are not authenticated yet."""
+        for sock in (*self._waiting, *self._sockets):
+            sock.close()
         self._waiting.clear()
         self._selector.close()
-        self._listener.close()
         self._log_rest()
 
-    def _accept(self) -> list[Arrival]:
-        arrivals: list[Arrival] = []
-        for _ in range(MAX_WAITING):  # then the others are heard again: who comes faster must not have all the time
+    def _accept(self, listening: socket.socket) -> list[Connection]:
+        arrived: list[Connection] = []
+        for _ in range(self._max_waiting):  # then other sockets get their turn, however fast clients connect
             try:
-                sock, address = self._listener.accept()
+                sock, address = listening.accept()
             except OSError as exc:
                 why = why_not_accepted(exc)
                 if why:
-                    self._pause(why)
+                    self._pause(listening, why)
                 break
             keep_from_children(sock).setblocking(False)
-            if len(self._waiting) >= MAX_WAITING:
-                self._turn_away(who_makes_room(list(self._waiting.values())), CROWDED)
-            deadline = time.monotonic() + HANDSHAKE_TIMEOUT
-            where = format_address(*address[:2])
-            waiting = _Waiting(sock, where, source_of(str(address[0])), deadline, Handshake(self._credentials))
-            self._waiting[sock] = waiting
+            with suppress(OSError):  # the client may have gone
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if len(self._waiting) >= self._max_waiting:
+                self._drop(who_makes_room(list(self._waiting.values())), TOO_MANY)
+            handshake = Handshake(self._credentials)
+            client = self._waiting[sock] = _Client(
+                sock,
+                format_address(*address[:2]),
+                source_of(str(address[0])),
+                time.monotonic() + self._handshake_timeout,
+                handshake,
+                shake_hands(sock, handshake),
+            )
             self._selector.register(sock, selectors.EVENT_READ)
-            # A member's first message comes with its connection. It is read before the next one is accepted, so that a
-            # member is told from who says nothing.
-            arrival = self._listen_to(waiting)
-            if arrival is not None:
-                arrivals.append(arrival)
-        return arrivals
+            # A member's first message comes with its connection. Read before the next client is accepted, it tells
+            # members from clients that send nothing.
+            arrived += self._continue(client)
+        return arrived
 
-    def _pause(self, why: str) -> None:
-        """Accepts nobody for a moment. Those who are connected are served meanwhile."""
-        self._selector.unregister(self._listener)
-        self._accept_at = time.monotonic() + ACCEPT_PAUSE
+    def _pause(self, listening: socket.socket, why: str) -> None:
+        """Accept nothing for a moment. Clients that are connected already are served meanwhile."""
+        self._resume_at = time.monotonic() + ACCEPT_PAUSE
+        for sock in self._sockets:
+            self._selector.unregister(sock)
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("cannot accept connections at %s: %s", format_address(*self.address), why)
+            _log.warning("cannot accept connections at %s: %s", format_address(*listening.getsockname()[:2]), why)
 
-    def _listen_to(self, waiting: _Waiting) -> Arrival | None:
-        handshake = waiting.handshake
+    def _continue(self, client: _Client) -> list[Connection]:
+        """Move a handshake on as far as it gets without waiting."""
         try:
-            while not handshake.is_open:
-                data = waiting.sock.recv(handshake.wants)
-                if not data:
-                    raise ProtocolError("it closed before it said who it is")
-                handshake.feed(data)
-                self._answer(waiting)
-        except BlockingIOError:
-            return None
-        except (DistributedError, OSError) as exc:
-            with suppress(OSError):  # what there is to say tells a cousin why; a stranger may be gone
-                self._answer(waiting)
-            self._turn_away(waiting, str(exc))
-            return None
-        assert handshake.purpose is not None
-        self._release(waiting)
-        return Arrival(Connection(waiting.sock, handshake), handshake.purpose, waiting.address)
+            next(client.steps)
+        except StopIteration:
+            self._release(client)
+            return [Connection.of(client.sock, client.handshake, client.address)]
+        except DistributedError as exc:
+            self._drop(client, str(exc))
+        return []
 
-    @staticmethod
-    def _answer(waiting: _Waiting) -> None:
-        outgoing = waiting.handshake.outgoing
-        if outgoing and waiting.sock.send(outgoing) < len(outgoing):
-            raise ProtocolError("it does not read what it is told")  # a fresh socket has room for all of a handshake
-        outgoing.clear()
+    def _drop(self, client: _Client, reason: str) -> None:
+        self._release(client)
+        client.sock.close()
+        self._refused(client.address, reason)
 
-    def _turn_away(self, waiting: _Waiting, reason: str) -> None:
-        self._release(waiting)
-        waiting.sock.close()
-        self._note(waiting.address, reason)
+    def _release(self, client: _Client) -> None:
+        self._selector.unregister(client.sock)
+        del self._waiting[client.sock]
 
-    def _release(self, waiting: _Waiting) -> None:
-        self._selector.unregister(waiting.sock)
-        del self._waiting[waiting.sock]
+    def _refused(self, address: str, reason: str) -> None:
+        self.refusals = [*self.refusals[-7:], f"{address}: {reason}"]
+        self._on_refused(address, reason)
 
-    def _note(self, address: str, reason: str) -> None:
-        self.turned_away = [*self.turned_away[-7:], f"{address}: {reason}"]
+    def _log_refused(self, address: str, reason: str) -> None:
         if time.monotonic() < self._log_at:
             self._unlogged += 1
             return
         self._log_rest()
-        self._log_at = time.monotonic() + _LOG_EVERY
-        _log.warning("turned away %s: %s", address, reason)
+        self._log_at = time.monotonic() + self._log_every
+        _log.warning("refused %s: %s", address, reason)
 
     def _log_rest(self) -> None:
         if self._unlogged:
-            _log.warning("turned away %d more, the last of them %s", self._unlogged, self.turned_away[-1])
+            _log.warning("refused %d more, the last of them %s", self._unlogged, self.refusals[-1])
             self._unlogged = 0

@@ -1,11 +1,12 @@
-"""How two ranks of one machine come to speak through memory: the lower one makes it, the other opens it and says so.
-Where that does not work they stay on their connection."""
+"""Shared memory between two ranks of one machine: the lower one creates it, the other opens it and confirms. If either
+fails, both use their connection."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from ringfort.bootstrap.rendezvous import Connections
+from ringfort.bootstrap.terms import Connections
 from ringfort.errors import ProtocolError, TransportError
 from ringfort.transport.hello import Share, Shared
 from ringfort.transport.machine import Machine
@@ -17,46 +18,47 @@ _log = logging.getLogger(__name__)
 
 
 def share_with_neighbours(rank: int, ours: Machine, connections: Connections, deadline: float) -> dict[int, ShmStream]:
-    """Streams to the ranks of this machine that are willing and able. Both sides of a connection call this. Raises
-    `TransportError` if a peer goes away meanwhile."""
+    """Return streams to the ranks of this machine that can share memory. Both sides of a connection call this.
+
+    Raises `TransportError` if a peer goes away meanwhile.
+    """
     near = [
         peer
         for peer, connection in sorted(connections.items())
         if ours.shares and connection.machine.shares and connection.machine.id == ours.id
     ]
-    segments: dict[int, Segment] = {}
+    lower, higher = [peer for peer in near if peer < rank], [peer for peer in near if peer > rank]
+    segments: dict[int, Segment | None] = {}
     shared: dict[int, Segment] = {}
     try:
-        # All offers go out before any answer is waited for: so nobody waits in a circle.
-        for peer in near:
-            if peer > rank:
-                segment = _create()
-                if segment is not None:
-                    segments[peer] = segment
-                connections[peer].say(Share(None if segment is None else segment.offer), deadline)
-        for peer in near:
-            if peer < rank:
-                said = connections[peer].hear(f"rank {peer}", deadline)
-                if not isinstance(said, Share):
-                    raise ProtocolError(f"rank {peer} offers something else than memory", peer=peer)
-                segment = _open(said)
-                if segment is not None:
-                    segments[peer] = shared[peer] = segment
-                connections[peer].say(Shared(segment is not None), deadline)
-        for peer in near:
-            if peer > rank:
-                said = connections[peer].hear(f"rank {peer}", deadline)
-                if not isinstance(said, Shared):
-                    raise ProtocolError(f"rank {peer} answers an offer with something else", peer=peer)
-                if said.is_open and peer in segments:
-                    segments[peer].settle()
-                    shared[peer] = segments[peer]
+        # All offers are sent before any answer is awaited: otherwise ranks could wait for each other in a circle.
+        for peer in higher:
+            segment = segments[peer] = _attempt(lambda: Segment.create(stream_bytes()))
+            connections[peer].say(Share(segment and segment.offer), deadline)
+        for peer in lower:
+            said = connections[peer].hear(f"rank {peer}", deadline)
+            if not isinstance(said, Share):
+                raise ProtocolError(f"rank {peer} sent something else than an offer of memory", peer=peer)
+            offer = said.offer
+            segment = segments[peer] = offer and _attempt(lambda offer=offer: Segment.open(offer, stream_bytes()))
+            if segment is not None:
+                shared[peer] = segment
+            connections[peer].say(Shared(segment is not None), deadline)
+        for peer in higher:
+            said = connections[peer].hear(f"rank {peer}", deadline)
+            if not isinstance(said, Shared):
+                raise ProtocolError(f"rank {peer} answered an offer of memory with something else", peer=peer)
+            segment = segments[peer]
+            if said.is_open and segment is not None:
+                segment.settle()
+                shared[peer] = segment
     except BaseException:
         shared.clear()
         raise
     finally:
-        for peer in segments.keys() - shared.keys():
-            segments[peer].close()
+        for peer, segment in segments.items():
+            if segment is not None and peer not in shared:
+                segment.close()
     return {
         peer: ShmStream(
             tune(connections[peer].sock),
@@ -68,19 +70,9 @@ def share_with_neighbours(rank: int, ours: Machine, connections: Connections, de
     }
 
 
-def _create() -> Segment | None:
+def _attempt(make: Callable[[], Segment]) -> Segment | None:
     try:
-        return Segment.create(stream_bytes())
-    except TransportError as exc:
-        _log.debug("memory is not shared: %s", exc)
-        return None
-
-
-def _open(said: Share) -> Segment | None:
-    if said.offer is None:
-        return None
-    try:
-        return Segment.open(said.offer, stream_bytes())
+        return make()
     except TransportError as exc:
         _log.debug("memory is not shared: %s", exc)
         return None

@@ -1,4 +1,4 @@
-"""How ranks meet at a store of torch's: who is on which machine, and where each of them listens."""
+"""Ranks that have a torch store in common: through it they learn who is on which machine, and where each listens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ringfort.config import Environment, check_world_size, parse_address
-from ringfort.errors import ConfigError, InvalidRankError, RendezvousError, RendezvousTimeoutError
+from ringfort.config import Environment, parse_address
+from ringfort.errors import ConfigError, RendezvousError, RendezvousTimeoutError
 from ringfort.transport.machine import Machine
 
 _LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9
-"""A UDP socket that is connected to it sends nothing: it only tells which way the packets would take."""
+"""Connecting a UDP socket sends nothing: it only tells from which address packets would leave."""
 
 
 class Place(NamedTuple):
-    """A rank that wants to meet the others."""
+    """A rank of a group that forms."""
 
     rank: int
     world_size: int
@@ -29,51 +29,43 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What it knows when all have come."""
+    """What a rank knows once all have registered."""
 
     store: Any
-    """For this group alone."""
+    """Used by this group only."""
     machines: dict[int, Machine]
     listen: dict[str, str]
-    """Where to listen, as Gloo wants to be told."""
-
-
-def check_place(rank: int, world_size: int) -> None:
-    """Raises `InvalidWorldSizeError` or `InvalidRankError`."""
-    check_world_size(world_size)
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRankError(rank, world_size)
+    """Where to listen, as Gloo's arguments."""
 
 
 def open_store(place: Place, master: str | None, store: Any) -> Any:
-    """`store`, or that at `master`, which rank 0 opens unless torchrun has. Raises `RendezvousError`."""
-    rank = place.rank
+    """Return `store`, or the one at `master`, which rank 0 opens unless torchrun has. Raises `RendezvousError`."""
     if store is not None:
         return store
     if master is None:
         raise ConfigError("master", None, "say where rank 0 is, as host:port, or set MASTER_ADDR and MASTER_PORT")
     host, port = parse_address(master, "master")
     address = f"[{host}]" if ":" in host else host
-    url = f"tcp://{address}:{port}?rank={rank}&world_size={place.world_size}"
+    url = f"tcp://{address}:{port}?rank={place.rank}&world_size={place.world_size}"
     dist = import_module("torch.distributed")
     try:
         return next(iter(dist.rendezvous(url, timeout=timedelta(seconds=place.timeout))))[0]
     except (RuntimeError, ValueError) as exc:
-        raise RendezvousError(f"no store of torch's at {master}: {_first_line(exc)}", peer=master) from exc
+        raise RendezvousError(f"no torch store at {master}: {_first_line(exc)}", peer=master) from exc
 
 
 @contextmanager
 def meet_at_store(place: Place, store: Any, interface: str | None) -> Generator[Found, None, None]:
-    """Waits for all ranks. Leaves the block when all of them do: until then rank 0's store has to stay.
+    """Wait for all ranks. Rank 0 leaves the block when all others have: until then its store is needed.
 
-    Raises `RendezvousTimeoutError` with who is missing.
+    Raises `RendezvousTimeoutError` with the missing ranks.
     """
     c10d = import_module("torch._C._distributed_c10d")
     deadline = time.monotonic() + place.timeout
-    # Every rank makes its groups in the same order, so they count alike: no group finds what another has left.
+    # Every rank makes its groups in the same order, so the numbers agree, and no group finds the keys of another.
     number = store.add(f"ringfort/groups/{place.rank}", 1)
     own = c10d.PrefixStore(f"ringfort/{number}", store)
-    host = getattr(store, "host", None) or _host_of(store)
+    host = host_of_store(store)
     address = _address_towards(host) if host else ""
     own.set(f"here/{place.rank}", f"{place.machine.id.hex()} {address}")
     said = [text.split(" ") for text in _wait_for_all(place, own, "here", deadline)]
@@ -94,50 +86,46 @@ def _wait_for_all(place: Place, store: Any, what: str, deadline: float) -> list[
         missing: list[int] = []
         with suppress(RuntimeError):  # the store itself may be gone
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        who = f"rank {', '.join(map(str, missing))} has not come" if missing else _first_line(exc)
-        raise RendezvousTimeoutError("meeting at torch's store", place.timeout, missing=missing, state=who) from exc
+        who = f"rank {', '.join(map(str, missing))} has not registered" if missing else _first_line(exc)
+        raise RendezvousTimeoutError(
+            "waiting for all ranks at the torch store", place.timeout, missing=missing, state=who
+        ) from exc
 
 
 def _where_to_listen(
     place: Place, addresses: list[str], machines: dict[int, Machine], interface: str | None
 ) -> dict[str, str]:
-    """Never what the host name happens to resolve to, which is what Gloo would take."""
+    """Return the address to listen at. Gloo would take whatever the host name resolves to."""
     interface = interface or Environment.from_mapping().gloo_interface
     if interface:
         return {"interface": interface}
     if len({machine.id for machine in machines.values()}) == 1:
         return {"hostname": _LOOPBACK}
     if place.rank == 0:
-        # The way to itself may be loopback (Debian's 127.0.1.1): the way to another is one that others can take.
+        # The path to itself may be loopback (Debian's 127.0.1.1): the path to another rank is one that others can use.
         others = [where for rank, where in enumerate(addresses) if machines[rank].id != place.machine.id and where]
         addresses[0] = _address_towards(others[0]) if others else ""
     if not addresses[place.rank]:
         raise ConfigError(
-            "interface", interface, "the ranks are on several machines; name the network interface that joins them"
+            "interface", interface, "the ranks are on several machines; name the network interface that connects them"
         )
     return {"hostname": addresses[place.rank]}
 
 
 def _address_towards(host: str) -> str:
-    """The address of this machine from which packets to `host` would leave; nothing if it is unknown."""
-    for family, kind, _, _, address in _resolved(host):
-        with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+    """Return the address of this machine from which packets to `host` would leave; empty if `host` is unknown."""
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
     return ""
 
 
-def _resolved(host: str) -> list[Any]:
-    try:
-        return socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
-    except OSError:
-        return []
-
-
-def _host_of(store: Any) -> str | None:
-    """The host of a TCPStore that something was put in front of."""
+def host_of_store(store: Any) -> str:
+    """Return the host of a TCPStore, also behind other stores; empty for stores without one."""
     inner = getattr(store, "underlying_store", None)
-    return None if inner is None else getattr(inner, "host", None) or _host_of(inner)
+    return str(getattr(store, "host", None) or ("" if inner is None else host_of_store(inner)))
 
 
 def _first_line(exc: Exception) -> str:

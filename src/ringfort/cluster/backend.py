@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 from ringfort.backends.base import Backend
 from ringfort.backends.group import Group, Traffic
 from ringfort.backends.mesh import MeshBackend
-from ringfort.backends.tcp import Links, links_over, machine_for
 from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.links import Links, links_over
+from ringfort.bootstrap.terms import machine_for
 from ringfort.cluster.core.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.core.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.core.peer_messages import Epoch

@@ -1,5 +1,5 @@
-"""How a process group comes by its links: the default group forms a mesh through torch's store, and groups of its ranks
-use the links that it has."""
+"""How a process group gets its links: the default group forms a mesh through torch's store, and its sub-groups use the
+same links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from ringfort.backends.base import Backend
 from ringfort.backends.sub import SubBackend
-from ringfort.backends.tcp import TcpBackend, machine_for
-from ringfort.bootstrap.rendezvous import is_loopback
+from ringfort.backends.tcp import TcpBackend
+from ringfort.bootstrap.addresses import is_loopback
+from ringfort.bootstrap.terms import machine_for
+from ringfort.bootstrap.torch_store import host_of_store
 from ringfort.cluster.discovery.interfaces import Choice, choose, reachable
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import DistributedConfig, Environment, format_address
@@ -25,14 +27,14 @@ from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.transport import tcp
 
 _PLACE: Final = "ringfort/place"
-"""The key under which rank 0 tells where it listens."""
+"""The key under which rank 0 publishes where it listens."""
 _LOOPBACK: Final = "127.0.0.1"
 
 
 def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
-    """What torch calls for every group that is to be Ringfort's, at each of its members. Raises as `TcpBackend`.
+    """Create a process group. torch calls this at every member of a Ringfort group. Raises as `TcpBackend`.
 
-    `backend_options` are another engine's, named beside us for another device: Ringfort has none of its own.
+    `backend_options` belong to another engine that is named beside Ringfort for another device: Ringfort has none.
     """
     if not isinstance(backend_options, torch._C._distributed_c10d.Backend.Options | None):
         why = "Ringfort takes no options here; see RINGFORT_SHM and the others in docs/torch.md"
@@ -49,7 +51,7 @@ def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
 
 
 def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> TcpBackend:
-    """A mesh of all who have the same `store`."""
+    """Return a mesh of all ranks that use the same `store`."""
     if world_size == 1:
         return TcpBackend(0, 1, config=config)
     if rank == 0:
@@ -69,8 +71,8 @@ def _config(options: Any) -> DistributedConfig:
 
 
 def _place(listener: socket.socket, config: DistributedConfig) -> str:
-    """What the others are told: on which machine this is, and all addresses that may lead here, best first. Link-local
-    ones come last and without their scope, which means something on this machine alone."""
+    """Return what rank 0 publishes: its machine, and all its addresses, the best first. Link-local ones come last and
+    without their scope, which has a meaning on this machine only."""
     found = _interfaces(strict=True).addresses
     hosts = [host.partition("%")[0] for host in sorted(found, key=lambda host: "%" in host)]
     port = listener.getsockname()[1]
@@ -83,31 +85,25 @@ def _interfaces(*, strict: bool) -> Choice:
 
 
 def _ways_to(store: Any, config: DistributedConfig) -> list[str]:
-    """Rank 0's addresses as seen from here, the likeliest first. On its own machine that is loopback only where all
-    ranks must be there, because the store is at loopback: a rank listens for the others where it found rank 0."""
+    """Return rank 0's addresses as seen from here, the likeliest first. On its own machine that is loopback only if all
+    ranks must be there, because the store is at loopback: a rank listens where it found rank 0."""
     until = time.monotonic() + config.timeout
     try:
         store.wait([_PLACE], timedelta(seconds=config.timeout))  # `get` would wait for as long as the store was told
-    except RuntimeError as exc:  # stores have no one word for it
+    except RuntimeError as exc:  # stores have no common type for a timeout
         if time.monotonic() < until:
             raise
-        how = "it did not say where it is; start it with the same store and world size"
+        how = "it has not published its address; start it with the same store and world size"
         raise RendezvousTimeoutError("waiting for rank 0", config.timeout, missing=[0], state=how) from exc
     place = store.get(_PLACE)
     try:
         said = json.loads(place)
         hosts, port, machine = [str(host) for host in said["hosts"]], int(said["port"]), str(said["machine"])
     except (ValueError, KeyError, TypeError) as exc:
-        raise RendezvousError(f"what the store has of rank 0 makes no sense: {place[:200]!r}") from exc
-    ways = (*_host_of(store), *reachable(hosts, _interfaces(strict=False)))
+        raise RendezvousError(f"malformed address record for rank 0 in the store: {place[:200]!r}") from exc
+    # The store is usually at rank 0, and its host then an address that is known to work.
+    ways = [way for way in (host_of_store(store), *reachable(hosts, _interfaces(strict=False))) if way]
     if machine == machine_for(config).id.hex():
         elsewhere = [way for way in ways if not is_loopback(way)]
-        ways = (_LOOPBACK,) if len(elsewhere) < len(ways) else (*elsewhere, _LOOPBACK)
+        ways = [_LOOPBACK] if len(elsewhere) < len(ways) else [*elsewhere, _LOOPBACK]
     return [format_address(way, port) for way in dict.fromkeys(ways)]
-
-
-def _host_of(store: Any) -> list[str]:
-    """Where the store is: usually at rank 0, and then a way that is known to lead there."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return [str(store.host)] if isinstance(store, dist.TCPStore) else []

@@ -1,4 +1,5 @@
-"""How a connection opens: who is there, of which cluster, and what for. Pure: bytes in, bytes out.
+"""The handshake: each side proves who it is and to which cluster it belongs, and the initiator says what the connection
+is for. Pure: bytes in, bytes out.
 
     initiator                                       responder
     preamble, Noise message 1              ->
@@ -7,15 +8,15 @@
                                            <-       record: proof, cipher
     records                                <->      records
 
-The preamble is in the clear and never changes its form, so that two versions or two clusters can tell each other that
-they differ: magic "RGFT" · version (2 bytes) · mode (1) · 0 · network id (16). The Noise prologue binds it. Nothing of
-a node is said before the other side has proved the cluster's secret: the static Noise keys of message 2 and 3 are fresh
-for each process, and the responder's proof of identity waits for message 3.
+The preamble is in the clear and never changes its format, so that two versions or two clusters can tell each other that
+they differ: magic "RGFT" · version (2 bytes) · mode (1) · 0 · network id (16). The Noise prologue binds it. A node
+reveals nothing about itself before the other side has proved the cluster's secret: the static Noise keys of messages 2
+and 3 are new in each process, and the responder sends its proof of identity only after message 3.
 
-The initiator says which ciphers it prefers and the responder which one it is. All records but that answer, which is
-always AES-256-GCM, are sealed with it. Both words are sealed, so nobody on the way can talk the sides into another.
+The initiator lists the ciphers it prefers and the responder chooses one. All later records are sealed with it; the
+answer itself is always AES-256-GCM. The list and the choice are sealed, so nobody on the path can force another cipher.
 
-With encryption off there are the preambles and then the purpose; what follows are the same messages without records.
+With encryption off there are only the preambles and the purpose; the messages that follow are not sealed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ringfort.transport import hello
 from ringfort.transport.ciphers import CIPHERS, agree, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.hello import MAX_PURPOSE, Hello
-from ringfort.transport.records import LENGTH, Opener, Sealer
+from ringfort.transport.records import LENGTH, MAX_OVERHEAD, Opener, Sealer
 
 MAGIC = b"RGFT"
 PREAMBLE = Struct("<4sHBB16s")
@@ -52,8 +53,7 @@ Steps = Generator[int, bytes, None]
 
 
 class Handshake:
-    """One side of a handshake. Send what is in `outgoing` (and empty it); read at most `wants` bytes and `feed`
-    them."""
+    """One side of a handshake. Send `outgoing` and clear it; then read at most `wants` bytes and `feed` them."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class Handshake:
         version: int = PROTOCOL_VERSION,
         ciphers: tuple[int, ...] | None = None,
     ) -> None:
-        """With a `purpose` this is the initiator's side. Without `credentials`, encryption is off. `ciphers` are those
-        that this machine prefers, unless a test says otherwise."""
+        """Start the initiator's side if `purpose` is given, else the responder's. Without `credentials`, encryption is
+        off. `ciphers` defaults to what this machine prefers."""
         self.outgoing = bytearray()
         self.purpose = purpose
-        """What the connection is for; at the responder, once it is open."""
+        """What the connection is for. The responder knows it once `is_open`."""
         self.identity = b""
-        """The other side's identity key, once it has proved it."""
+        """The identity key that the other side has proved."""
         self.sealer: Sealer | None = None
         self.opener: Opener | None = None
         self.is_open = False
         self.has_begun = False
-        """At the responder: whether the other side has sent a valid first message. A stranger can do that too."""
+        """Responder only: whether the other side has sent a valid first message. That needs no secret."""
         self._credentials = credentials
         self._ciphers = preferred() if ciphers is None else ciphers
         self._preamble = PREAMBLE.pack(
@@ -89,8 +89,11 @@ class Handshake:
         self.wants = next(self._steps)
 
     def feed(self, data: bytes) -> None:
-        """Takes what arrived. Raises `ProtocolError` for a stranger, a `RefusedError` for a cousin, `HandshakeError`
-        for one who does not know the secret. What is then in `outgoing` may still be sent: it tells them why."""
+        """Process received bytes.
+
+        Raises `ProtocolError` if the other side is not Ringfort, a `RefusedError` if its version, cluster or mode
+        differs, and `HandshakeError` if it does not know the secret. What is left in `outgoing` tells it why.
+        """
         self._data += data
         if self._is_first and not MAGIC.startswith(self._data[: len(MAGIC)]):
             raise _not_ringfort(self._data)
@@ -127,7 +130,7 @@ class Handshake:
         head = yield LENGTH.size
         length = opener.body_length(head)
         if length > MAX_PROOF_BYTES + opener.overhead:
-            raise HandshakeError(f"a proof cannot have {length} bytes")
+            raise HandshakeError(f"a proof claims {length} bytes; the limit is {MAX_PROOF_BYTES}")
         plain = bytearray(length + LENGTH.size - opener.overhead)
         opener.open(head + (yield length), memoryview(plain))
         if not plain or plain[0] not in self._ciphers:
@@ -154,7 +157,7 @@ class Handshake:
         try:
             proof, purpose, theirs = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes, tuple[int, ...]])
         except msgspec.MsgspecError as exc:
-            raise HandshakeError(f"the third message says nothing that can be read: {exc}") from exc
+            raise HandshakeError(f"malformed third message: {exc}") from exc
         self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
         sealer, opener = self._split(noise)
         static = self._credentials.static_public
@@ -170,7 +173,7 @@ class Handshake:
             initiator=initiator,
             static=self._credentials.static,
             psk=self._credentials.namespace.handshake_key,
-            # Both sides have the same preamble, or they would not have come here.
+            # `_compare` has found both preambles to be the same.
             prologue=self._preamble,
         )
 
@@ -198,7 +201,7 @@ class Handshake:
                 f"its encryption is {_MODES.get(mode, mode)}, here it is {_MODES[our_mode]}; set the same on all ranks "
                 "(encryption=, RINGFORT_ENCRYPTION)"
             )
-        if reserved:  # so that both preambles are the same to the last bit, as the prologue has it
+        if reserved:  # both preambles must be equal to the last bit, because the prologue binds them
             raise ProtocolError(f"the reserved byte of a preamble is {reserved}; version {version} has 0 there")
         if not hmac.compare_digest(network_id, our_id):
             name = self._credentials.namespace.name if self._credentials else ""
@@ -213,12 +216,53 @@ def _framed(body: bytes) -> bytes:
 
 
 def sealed(sealer: Sealer | None, body: bytes) -> bytes:
-    """`body` as it goes over an open connection: a record, or without a sealer its length and itself."""
+    """Return `body` as it is sent over an open connection: a record, or its length and itself without a sealer."""
     if sealer is None:
         return _framed(body)
     record = bytearray(len(body) + sealer.overhead)
     sealer.seal(body, memoryview(record))
     return bytes(record)
+
+
+class RecordReader:
+    """Splits what arrives on an open connection into messages: the reverse of `sealed`."""
+
+    def __init__(self, opener: Opener | None, limit: int) -> None:
+        """`limit` is the largest message in bytes."""
+        self._opener = opener
+        self._limit = limit
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add received bytes."""
+        self._data += data
+
+    @property
+    def wants(self) -> int:
+        """Bytes to read next so that nothing behind the current message is read."""
+        return self._end() - len(self._data)
+
+    def next(self) -> bytes | None:
+        """Return the next whole message, or None. Raises `ProtocolError` or `TamperedError`."""
+        end = self._end()
+        if len(self._data) < end:
+            return None
+        record = bytes(self._data[:end])
+        del self._data[:end]
+        if self._opener is None:
+            return record[LENGTH.size :]
+        body = bytearray(end - self._opener.overhead)
+        self._opener.open(record, memoryview(body))
+        return bytes(body)
+
+    def _end(self) -> int:
+        if len(self._data) < LENGTH.size:
+            return LENGTH.size
+        head = bytes(self._data[: LENGTH.size])
+        length = LENGTH.unpack(head)[0] if self._opener is None else self._opener.body_length(head)
+        if length > self._limit + MAX_OVERHEAD:
+            raise ProtocolError(f"a message has at most {self._limit} bytes, this one claims {length}")
+        return LENGTH.size + length
 
 
 def _checked(length: int, limit: int, *, least: int = 0) -> int:

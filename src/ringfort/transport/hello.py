@@ -1,4 +1,4 @@
-"""What a connection is for, and what ranks say to each other while a group forms, in msgpack. Pure."""
+"""Hellos: what a connection is for, and what ranks tell each other while a group forms, in msgpack. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ringfort.transport.machine import Machine
 from ringfort.transport.segment import Offer
 
 MAX_PURPOSE = 16 * 1024
-"""Bytes of the hello inside a handshake, which a stranger may send too. Checked before anything is read."""
+"""Bytes of the hello inside a handshake, which an unauthenticated client may send too. Checked before it is read."""
 MAX_HELLO = 64 * 1024
-"""Bytes of any other: the addresses and identities of a group of a few hundred ranks fit."""
+"""Bytes of any other hello: enough for the addresses and identities of a few hundred ranks."""
 
 
 NOWHERE = Machine()
-"""What a rank says that does not say where it is: nobody shares its machine."""
+"""For a rank that does not tell its machine: no other rank shares memory with it."""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
@@ -29,18 +29,19 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """From rank 0, once all are there: where everyone is, and the token that proves that one was told."""
+    """From rank 0, once all ranks have joined: every rank's address, and the token that its members know."""
 
     token: bytes
     addresses: list[tuple[str, int]]
     machine: Machine = NOWHERE
     """Rank 0's."""
     identities: list[bytes] = []
-    """The key that each rank proved to rank 0, by rank; rank 0's own is in its handshake. Empty with encryption off."""
+    """The key that each rank proved to rank 0, by rank; rank 0 proves its own in its handshake. Empty with encryption
+    off."""
 
 
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
-    """To another rank: I am `rank` of the group of `token`."""
+    """To a lower rank: I am `rank` of the group with this `token`."""
 
     rank: int
     world_size: int
@@ -49,36 +50,36 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """My links are up. From rank 0: everybody's are. Answers a `Meet` too, and then says on which machine."""
+    """My connections are open; from rank 0: all ranks' are. Also the answer to `Meet`, with the machine."""
 
     machine: Machine = NOWHERE
 
 
 class Share(msgspec.Struct, frozen=True, tag="share"):
-    """To a higher rank on the same machine: this is the memory for the two of us. None if there is none to be had."""
+    """To a higher rank on the same machine: the shared memory for the two of us. None if it could not be created."""
 
     offer: Offer | None
 
 
 class Shared(msgspec.Struct, frozen=True, tag="shared"):
-    """The answer: whether it could be opened. If not, both stay on the connection."""
+    """The answer to `Share`: whether the memory could be opened. If not, both sides use the connection."""
 
     is_open: bool
 
 
 class OfferConnections(msgspec.Struct, frozen=True, tag="connections"):
-    """To everybody, once linked: this is how many connections I want with each. Those above me open the others at this
-    port, and prove with the token that they were told."""
+    """To every rank, once connected: I want `count` connections with each. Higher ranks open theirs at this port, and
+    prove with the token that they were told."""
 
     count: int
     port: int
     token: bytes
     members: bytes = b""
-    """A digest of the keys that all ranks proved to me, by rank: every rank must have met the same machines."""
+    """A digest of the keys that all ranks proved to me, by rank: every rank must be connected to the same machines."""
 
 
 class ExtraConnection(msgspec.Struct, frozen=True, tag="connection"):
-    """To a lower rank: I am `rank`, and this is our connection number `number`, where the first has 0."""
+    """To a lower rank: I am `rank`, and this is our connection `number`; the first one has number 0."""
 
     rank: int
     number: int
@@ -86,22 +87,22 @@ class ExtraConnection(msgspec.Struct, frozen=True, tag="connection"):
 
 
 class Calls(msgspec.Struct, frozen=True, tag="calls"):
-    """To a lower rank of a group that has formed: I am `rank`, and over this connection our agents call each other."""
+    """To a lower rank of an existing group: I am `rank`, and this connection is for RPC between our agents."""
 
     rank: int
     token: bytes
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
-    """This is a control link of a cluster: what follows are its own messages."""
+    """This is a control link of a cluster; its own messages follow."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """What follows is a short burst: say how fast it came."""
+    """A short burst follows: measure its speed and answer."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """No, and why. `code` is one of `REFUSALS`."""
+    """The connection is refused. `code` is one of `REFUSALS`."""
 
     code: str
     reason: str
@@ -134,7 +135,7 @@ _decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 
 
 def encode(hello: Hello) -> bytes:
-    """The bytes of a hello."""
+    """Return the bytes of a hello. Raises `InvalidArgumentError` if they are more than `MAX_HELLO`."""
     body = msgspec.msgpack.encode(hello)
     if len(body) > MAX_HELLO:
         raise InvalidArgumentError("world_size", len(body), "the addresses of so many ranks do not fit a hello")
@@ -142,13 +143,13 @@ def encode(hello: Hello) -> bytes:
 
 
 def decode(data: bytes) -> Hello:
-    """The hello. Raises `ProtocolError` for bytes that are none."""
+    """Return the hello. Raises `ProtocolError` for malformed bytes."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"a hello cannot be read: {exc}") from exc
+        raise ProtocolError(f"malformed hello: {exc}") from exc
 
 
 def to_error(refused: Refused, peer: str) -> RefusedError:
-    """The error that a refusal is to the one refused."""
+    """Return the error that the refused side raises."""
     return REFUSALS.get(refused.code, RefusedError)(refused.reason, peer=peer)

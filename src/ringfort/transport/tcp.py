@@ -1,9 +1,8 @@
-"""TCP: opening connections, listening, and sleeping on many sockets. Foreign errors become ours here."""
+"""TCP: resolving, listening, and sleeping on one socket or many. Foreign errors become ours here."""
 
 from __future__ import annotations
 
 import errno
-import os
 import select
 import socket
 import sys
@@ -14,14 +13,12 @@ from math import ceil
 from struct import Struct
 
 from ringfort.config import DEFAULT_PATIENCE, KIB, MIB, format_address
-from ringfort.errors import NoConnectionError, TransportError
+from ringfort.errors import TransportError
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.stream import Ready
 
 _BACKLOG = 128
 """Connections the kernel holds for us: more than the largest group, so that all ranks may connect at once."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-"""Seconds between tries to connect: short at first, since ranks are usually started together."""
 
 
 _LOCAL_BUFFER = 256 * KIB
@@ -152,58 +149,6 @@ def _in_words(exc: OSError) -> str:
             return "this machine has no such address; see `ip address` or `ifconfig` for those it has"
         case _:
             return exc.strerror or str(exc)
-
-
-def connect(addresses: list[tuple[str, int]], deadline: float, *, beside: socket.socket | None = None) -> socket.socket:
-    """A connection to the first of `addresses` that answers, tried in turn with growing pauses until `deadline` (on
-    `time.monotonic`'s clock). Raises `NoConnectionError` with the last reason of each, and as soon as `beside`, another
-    connection with the same peer, has ended."""
-    reasons: dict[str, str] = {}
-    pause = _FIRST_PAUSE
-    while True:
-        for host, port in addresses:
-            text = format_address(host, port)
-            try:
-                return _connect_once(host, port, deadline, beside)
-            except OSError as exc:  # TransportError from resolve() is one too
-                reasons[text] = str(exc.strerror or exc)
-        if beside is not None and has_hung_up(beside):
-            raise NoConnectionError(PEER_ENDED, peer=next(iter(reasons), None))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            tried = "; ".join(f"{text}: {reason}" for text, reason in reasons.items())
-            raise NoConnectionError(
-                f"no answer before the deadline ({tried}). Is the other side running, is the address right, and does "
-                "a firewall let the port through?",
-                peer=next(iter(reasons), None),
-            )
-        time.sleep(min(pause, left))
-        pause = min(pause * 1.6, _LONGEST_PAUSE)
-
-
-def _connect_once(host: str, port: int, deadline: float, beside: socket.socket | None) -> socket.socket:
-    failure: OSError | None = None
-    for family, address in resolve(host, port):
-        sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
-        try:
-            # An address that swallows packets must not eat the time of those behind it.
-            seconds = max(0.05, min(deadline - time.monotonic(), 3.0))
-            sock.setblocking(False)
-            code = sock.connect_ex(address)
-            if code == errno.EINPROGRESS:
-                sleep_on(sock, select.POLLOUT, time.monotonic() + seconds, beside)
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))
-            sock.settimeout(seconds)
-            if sock.getsockname() == sock.getpeername():
-                # A connect to a free port of the ephemeral range may meet itself (TCP's simultaneous open).
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself: nobody listens")
-            return sock
-        except OSError as exc:
-            sock.close()
-            failure = exc
-    raise failure or OSError(errno.EHOSTUNREACH, "no address")
 
 
 def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.socket | None = None) -> None:

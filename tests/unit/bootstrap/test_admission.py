@@ -53,11 +53,11 @@ def test_where_all_are_alike_chance_decides() -> None:
 
 # --- floods -----------------------------------------------------------------------------------------------------------
 
-Stranger = Callable[[int], One]
-"""The so-many-th stranger."""
+Client = Callable[[int], One]
+"""The client with this number."""
 
 
-def gets_in(stranger: Stranger, *, rate: float, round_trip: float, source: str = MEMBER, seed: int = 1) -> bool:
+def gets_in(client: Client, *, rate: float, round_trip: float, source: str = MEMBER, seed: int = 1) -> bool:
     """Whether a member that comes in the middle of a flood still has its place when its proof arrives."""
     pick = random.Random(seed).choice
     waiting: list[One] = []
@@ -68,18 +68,18 @@ def gets_in(stranger: Stranger, *, rate: float, round_trip: float, source: str =
         waiting.append(one)
 
     for number in range(2 * MAX_WAITING):
-        arrives(stranger(number))
+        arrives(client(number))
     member = One(source)
     arrives(member)
     member.has_begun = True  # its first message came with the connection
     for number in range(int(rate * round_trip)):
-        arrives(stranger(number))
+        arrives(client(number))
     return member in waiting
 
 
 @pytest.mark.parametrize("round_trip", [0.03, 0.3, 3.0])
 @pytest.mark.parametrize(
-    ("stranger", "source"),
+    ("client", "source"),
     [
         (lambda number: One("10.0.0.9"), MEMBER),
         (lambda number: One("10.0.0.9", has_begun=True), MEMBER),
@@ -88,8 +88,8 @@ def gets_in(stranger: Stranger, *, rate: float, round_trip: float, source: str =
     ],
     ids=["idle, one address", "valid first messages, one address", "idle, 200 addresses", "idle, the member's address"],
 )
-def test_a_member_gets_in_at_once(stranger: Stranger, source: str, round_trip: float) -> None:
-    assert gets_in(stranger, rate=1500, round_trip=round_trip, source=source)
+def test_a_member_gets_in_at_once(client: Client, source: str, round_trip: float) -> None:
+    assert gets_in(client, rate=1500, round_trip=round_trip, source=source)
 
 
 def test_a_flood_of_valid_first_messages_from_the_members_own_address_costs_it_some_tries() -> None:

@@ -1,4 +1,4 @@
-"""The listener: all who come are heard at the same time, and strays are dropped without keeping anybody waiting."""
+"""The listener: all clients are served at the same time, and bad ones are dropped without delaying others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ringfort.bootstrap import listener as listener_module
 from ringfort.bootstrap.admission import MAX_WAITING
-from ringfort.bootstrap.connection import Connection
-from ringfort.bootstrap.listener import Arrival, Listener
+from ringfort.bootstrap.connection import Connection, run
+from ringfort.bootstrap.listener import Listener
 from ringfort.errors import (
     EncryptionMismatchError,
     HandshakeError,
@@ -38,49 +40,49 @@ JOIN = Join(1, 2, "here", 5)
 HOST = member()
 
 
-class Street:
-    """A listener and all who come to it, in one thread: nobody waits for anybody in a call that blocks."""
+class Scene:
+    """A listener and all its clients, in one thread: no call blocks."""
 
-    def __init__(self, credentials: Credentials | None = HOST) -> None:
-        self.listener = Listener(listen("127.0.0.1", 0), credentials)
+    def __init__(self, credentials: Credentials | None = HOST, **limits: Any) -> None:
+        self.listener = Listener(credentials, listen("127.0.0.1", 0), **limits)
         self._sockets: list[socket.socket] = []
 
     def call(self, words: bytes = b"") -> socket.socket:
-        """Somebody who connects and says `words`."""
+        """A client that connects and sends `words`."""
         sock = socket.create_connection(self.listener.address, timeout=5)
         self.keep(sock)
         sock.sendall(words)
         return sock
 
     def keep(self, sock: socket.socket) -> None:
-        """Closes `sock` in the end."""
+        """Close `sock` in the end."""
         self._sockets.append(sock)
 
-    def visit(
+    def member(
         self, purpose: Hello = JOIN, credentials: Credentials | None = None, *, encryption: str = "on"
     ) -> Background[Connection]:
-        """Somebody who opens a connection properly, in a thread."""
+        """A member that connects properly, in a thread."""
         sock = self.call()
         credentials = (credentials or member()) if encryption == "on" else None
-        return Background(Connection.open, sock, credentials, purpose, "rank 0", soon())
+        return Background(run, Connection.initiate(sock, credentials, purpose, "rank 0"), soon())
 
-    def arrivals(self, wanted: int = 1) -> list[Arrival]:
-        """The first `wanted` who are let in."""
-        found: list[Arrival] = []
+    def accepted(self, wanted: int = 1) -> list[Connection]:
+        """The first `wanted` connections."""
+        found: list[Connection] = []
         deadline = soon()
         while len(found) < wanted:
-            found += self.listener.wait(deadline)[0]
-            assert time.monotonic() < deadline, f"nobody comes; turned away: {self.listener.turned_away}"
-        self._sockets += [arrival.connection.sock for arrival in found]
+            found += self.listener.wait(deadline)
+            assert time.monotonic() < deadline, f"nobody connects; refused: {self.listener.refusals}"
+        self._sockets += [connection.sock for connection in found]
         return found
 
-    def turned_away(self, number: int = 1) -> str:
-        """What is said about them, once so many were turned away."""
+    def refused(self, number: int = 1) -> str:
+        """What is noted, once so many clients were refused."""
         deadline = soon()
-        while len(self.listener.turned_away) < number:
-            assert self.listener.wait(deadline)[0] == []
-            assert time.monotonic() < deadline, "nobody is turned away"
-        return "; ".join(self.listener.turned_away)
+        while len(self.listener.refusals) < number:
+            assert self.listener.wait(deadline) == []
+            assert time.monotonic() < deadline, "nobody is refused"
+        return "; ".join(self.listener.refusals)
 
     def close(self) -> None:
         self.listener.close()
@@ -89,10 +91,10 @@ class Street:
 
 
 @pytest.fixture
-def street() -> Iterator[Street]:
-    street = Street()
-    yield street
-    street.close()
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.close()
 
 
 def soon() -> float:
@@ -118,54 +120,54 @@ def ends(sock: socket.socket) -> bool:
 
 @pytest.mark.parametrize("encryption", ["on", "off"])
 def test_somebody_who_proves_membership_arrives_with_what_they_came_for(encryption: str) -> None:
-    street = Street(HOST if encryption == "on" else None)
-    visitor = member()
-    visit = street.visit(credentials=visitor, encryption=encryption)
-    [arrival] = street.arrivals()
-    connection = visit.result()
-    assert arrival.said == JOIN
-    assert arrival.address == address_of(connection.sock)
-    assert arrival.connection.identity == (visitor.identity.public_key if encryption == "on" else b"")
+    scene = Scene(HOST if encryption == "on" else None)
+    client = member()
+    connecting = scene.member(credentials=client, encryption=encryption)
+    [accepted] = scene.accepted()
+    connection = connecting.result()
+    assert accepted.purpose == JOIN
+    assert accepted.address == address_of(connection.sock)
+    assert accepted.identity == (client.identity.public_key if encryption == "on" else b"")
     assert connection.identity == (HOST.identity.public_key if encryption == "on" else b"")
-    arrival.connection.say(Ready(), soon())
+    accepted.say(Ready(), soon())
     connection.sock.settimeout(5)
     assert connection.hear("rank 0", soon()) == Ready()
-    street.close()
+    scene.close()
 
 
-def test_many_at_once_are_all_heard(street: Street) -> None:
-    visits = [street.visit(Join(rank, 10, "", 0)) for rank in range(10)]
-    found = street.arrivals(10)
-    assert {arrival.said for arrival in found} == {Join(rank, 10, "", 0) for rank in range(10)}
-    for visit in visits:
-        visit.result()
+def test_many_at_once_are_all_heard(scene: Scene) -> None:
+    members = [scene.member(Join(rank, 10, "", 0)) for rank in range(10)]
+    found = scene.accepted(10)
+    assert {accepted.purpose for accepted in found} == {Join(rank, 10, "", 0) for rank in range(10)}
+    for connecting in members:
+        connecting.result()
 
 
-def test_an_handshake_in_single_bytes_is_heard_and_not_a_byte_more_is_read(street: Street) -> None:
-    sock = street.call()
+def test_an_handshake_in_single_bytes_is_heard_and_not_a_byte_more_is_read(scene: Scene) -> None:
+    sock = scene.call()
     handshake = Handshake(member(), JOIN)
-    found: list[Arrival] = []
+    found: list[Connection] = []
     deadline = soon()
     sock.setblocking(False)
     while not handshake.is_open:
         for place in range(len(handshake.outgoing)):
             sock.send(handshake.outgoing[place : place + 1])
-            found += street.listener.wait(time.monotonic() + 0.01)[0]
+            found += scene.listener.wait(time.monotonic() + 0.01)
         handshake.outgoing.clear()
         try:
             handshake.feed(sock.recv(handshake.wants))
         except BlockingIOError:
-            found += street.listener.wait(time.monotonic() + 0.01)[0]
+            found += scene.listener.wait(time.monotonic() + 0.01)
         assert time.monotonic() < deadline
-    [arrival] = found
-    assert arrival.said == JOIN
+    [accepted] = found
+    assert accepted.purpose == JOIN
     sock.send(b"more")
-    arrival.connection.sock.settimeout(5)
-    assert arrival.connection.sock.recv(100) == b"more"
-    arrival.connection.close()
+    accepted.sock.settimeout(5)
+    assert accepted.sock.recv(100) == b"more"
+    accepted.close()
 
 
-# --- strays -----------------------------------------------------------------------------------------------------------
+# --- bad clients ------------------------------------------------------------------------------------------------------
 
 
 def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: bytes = CLUSTER.network_id) -> bytes:
@@ -173,7 +175,7 @@ def preamble(version: int = PROTOCOL_VERSION, mode: int = NOISE, network_id: byt
 
 
 def wrong_third_message() -> bytes:
-    """All that a stranger can prepare beforehand; its third message opens under no key."""
+    """All that a client without the secret can prepare beforehand; its third message opens under no key."""
     return bytes(Handshake(impostor(), JOIN).outgoing) + LENGTH.pack(300) + bytes(300)
 
 
@@ -192,12 +194,12 @@ def wrong_third_message() -> bytes:
     ],
     ids=["http", "short http", "tls", "no key", "no secret", "too long", "version", "mode", "cluster"],
 )
-def test_a_stray_is_dropped_noted_and_logged(
-    street: Street, caplog: pytest.LogCaptureFixture, words: bytes, complaint: str
+def test_a_bad_client_is_dropped_noted_and_logged(
+    scene: Scene, caplog: pytest.LogCaptureFixture, words: bytes, complaint: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        sock = street.call(words)
-        noted = street.turned_away()
+        sock = scene.call(words)
+        noted = scene.refused()
     assert complaint in noted
     assert address_of(sock) in noted
     assert complaint in caplog.text
@@ -205,107 +207,108 @@ def test_a_stray_is_dropped_noted_and_logged(
 
 
 def test_a_plain_listener_drops_what_is_no_hello_and_what_is_too_long() -> None:
-    street = Street(None)
+    scene = Scene(None)
     plain = preamble(mode=PLAIN, network_id=bytes(16))
-    street.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
-    assert "cannot be read" in street.turned_away()
-    street.call(plain + LENGTH.pack(MAX_PURPOSE + 1))
-    assert str(MAX_PURPOSE + 1) in street.turned_away(2)
-    street.close()
+    scene.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
+    assert "malformed hello" in scene.refused()
+    scene.call(plain + LENGTH.pack(MAX_PURPOSE + 1))
+    assert str(MAX_PURPOSE + 1) in scene.refused(2)
+    scene.close()
 
 
-def test_a_port_scanner_is_dropped(street: Street) -> None:
-    street.call().close()
-    assert "closed before it said who it is" in street.turned_away()
+def test_a_port_scanner_is_dropped(scene: Scene) -> None:
+    scene.call().close()
+    assert "closed before it said who it is" in scene.refused()
 
 
 @pytest.mark.parametrize("encryption", ["on", "off"])
-def test_a_cousin_is_told_why(street: Street, encryption: str) -> None:
-    visit = street.visit(credentials=member(NetworkNamespace.generate()), encryption=encryption)
-    street.turned_away()
+def test_a_member_of_another_cluster_is_told_why(scene: Scene, encryption: str) -> None:
+    connecting = scene.member(credentials=member(NetworkNamespace.generate()), encryption=encryption)
+    scene.refused()
     with pytest.raises(NamespaceMismatchError if encryption == "on" else EncryptionMismatchError, match="rank 0: "):
-        visit.result()
+        connecting.result()
 
 
-def test_another_version_is_told_why(street: Street) -> None:
+def test_another_version_is_told_why(scene: Scene) -> None:
     handshake = Handshake(member(), JOIN, version=7)
-    sock = street.call(bytes(handshake.outgoing))
-    street.turned_away()
+    sock = scene.call(bytes(handshake.outgoing))
+    scene.refused()
     with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side 7"):
         handshake.feed(sock.recv(handshake.wants))
 
 
-def test_who_does_not_know_the_secret_is_dropped_without_a_name(street: Street) -> None:
-    visit = street.visit(credentials=impostor())
-    assert "does not know this cluster's secret" in street.turned_away()
+def test_who_does_not_know_the_secret_is_dropped_without_a_name(scene: Scene) -> None:
+    connecting = scene.member(credentials=impostor())
+    assert "does not know this cluster's secret" in scene.refused()
     with pytest.raises(NoConnectionError):
-        visit.result()
+        connecting.result()
 
 
-def test_a_silent_client_is_dropped_in_the_end(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT", 0.05)
-    sock = street.call()
-    assert "said nothing useful for 0.05 s" in street.turned_away()
+def test_a_silent_client_is_dropped_in_the_end() -> None:
+    scene = Scene(handshake_timeout=0.05)
+    sock = scene.call()
+    assert "did not finish its handshake within 0.05 s" in scene.refused()
     assert sock.recv(1) == b""
+    scene.close()
 
 
-def test_a_client_that_drips_is_dropped_as_soon_as_a_silent_one(
-    street: Street, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT", 0.2)
-    sock = street.call()
+def test_a_client_that_drips_is_dropped_as_soon_as_a_silent_one() -> None:
+    scene = Scene(handshake_timeout=0.2)
+    sock = scene.call()
     words = iter(bytes(Handshake(member(), JOIN).outgoing))
     start = time.monotonic()
-    while not street.listener.turned_away:
+    while not scene.listener.refusals:
         sock.sendall(bytes([next(words)]))  # always something, never enough
         for _ in range(2):  # takes the byte, and then waits for another
-            street.listener.wait(time.monotonic() + 0.01)
-    assert "said nothing useful for 0.2 s" in street.listener.turned_away[0]
+            scene.listener.wait(time.monotonic() + 0.01)
+    assert "did not finish its handshake within 0.2 s" in scene.listener.refusals[0]
     assert 0.2 <= time.monotonic() - start < 2
     assert ends(sock)
+    scene.close()
 
 
-def test_who_has_no_room_for_what_it_is_told_is_dropped(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_room_for_what_it_is_told_is_dropped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     send = socket.socket.send
     monkeypatch.setattr(socket.socket, "send", lambda sock, data: send(sock, data[:1]))
-    street.call(bytes(Handshake(member(), JOIN).outgoing))
-    assert "it does not read what it is told" in street.turned_away()
+    scene.call(bytes(Handshake(member(), JOIN).outgoing))
+    assert "it does not read what it is sent" in scene.refused()
 
 
-def test_the_oldest_stranger_makes_room_for_a_new_one(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "MAX_WAITING", 3)
-    strangers = [street.call() for _ in range(3)]
-    visit = street.visit()
-    street.arrivals()
-    visit.result()
-    assert "too many strangers" in street.turned_away()
-    assert strangers[0].recv(1) == b""
+def test_the_oldest_client_makes_room_for_a_new_one() -> None:
+    scene = Scene(max_waiting=3)
+    clients = [scene.call() for _ in range(3)]
+    connecting = scene.member()
+    scene.accepted()
+    connecting.result()
+    assert "too many unauthenticated connections" in scene.refused()
+    assert clients[0].recv(1) == b""
+    scene.close()
 
 
 @pytest.mark.parametrize("kind", ["silent, the same address", "half a handshake, another address"])
-def test_a_member_whose_answer_takes_long_keeps_its_place_in_a_flood(street: Street, kind: str) -> None:
+def test_a_member_whose_answer_takes_long_keeps_its_place_in_a_flood(scene: Scene, kind: str) -> None:
     """Between its first message and its third, four times as many come as there are places."""
     words = b"" if "silent" in kind else bytes(Handshake(impostor(), JOIN).outgoing)
     source = ("127.0.0.1" if "the same" in kind else "127.0.0.2", 0)
 
     def flood() -> None:
         for _ in range(2 * MAX_WAITING):
-            sock = socket.create_connection(street.listener.address, timeout=5, source_address=source)
-            street.keep(sock)
+            sock = socket.create_connection(scene.listener.address, timeout=5, source_address=source)
+            scene.keep(sock)
             sock.sendall(words)
-            assert street.listener.wait(time.monotonic())[0] == []
+            assert scene.listener.wait(time.monotonic()) == []
 
     flood()
     handshake = Handshake(member(), JOIN)
-    sock = street.call(bytes(handshake.outgoing))
+    sock = scene.call(bytes(handshake.outgoing))
     handshake.outgoing.clear()
     flood()
     while not handshake.outgoing:
         handshake.feed(sock.recv(handshake.wants))
     flood()
     sock.sendall(handshake.outgoing)
-    [arrival] = street.arrivals()
-    assert arrival.said == JOIN
+    [accepted] = scene.accepted()
+    assert accepted.purpose == JOIN
 
 
 class Full(socket.socket):
@@ -328,7 +331,7 @@ def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
     slept: list[float] = []
     monkeypatch.setattr(listener_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     full = Full(fileno=listen("127.0.0.1", 0).detach())
-    listener = Listener(full, HOST)
+    listener = Listener(HOST, full)
     select = listener._selector.select
 
     def sleep(seconds: float) -> object:
@@ -341,7 +344,7 @@ def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
     monkeypatch.setattr(listener._selector, "select", sleep)
     with socket.create_connection(listener.address, timeout=5) as caller, caplog.at_level(logging.WARNING):
         while now[0] < 1002:
-            assert listener.wait(1002) == ([], [])
+            assert listener.wait(1002) == []
         assert full.asked == 20
         assert len(slept) == 20
         assert len(caplog.records) == 1
@@ -355,74 +358,96 @@ def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
     listener.close()
 
 
-def test_a_stranger_that_speaks_while_it_makes_room_is_no_problem(
-    street: Street, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener_module, "MAX_WAITING", 1)
-    first = street.call()
-    street.listener.wait(time.monotonic() + 0.2)
-    visit = street.visit()  # both stir before the listener looks again
+def test_all_listening_sockets_pause_together_and_new_ones_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(listener_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    first, second = (Full(fileno=listen("127.0.0.1", 0).detach()) for _ in range(2))
+    listener = Listener(HOST, first, second)
+    with ExitStack() as stack:
+        for sock in (first, second):
+            stack.enter_context(socket.create_connection(sock.getsockname(), timeout=5))
+        while not first.asked + second.asked:
+            listener.wait(now[0] + 1)
+        third = Full(fileno=listen("127.0.0.1", 0).detach())
+        third.is_full = False
+        listener.add(third)
+        stack.enter_context(socket.create_connection(third.getsockname(), timeout=5))
+        listener.wait(now[0])
+        assert (first.asked + second.asked, third.asked) == (1, 0)
+        listener.remove(first)
+        second.is_full = False
+        now[0] = listener.next_deadline
+        while len(listener._waiting) < 2:
+            listener.wait(now[0])
+    listener.close()
+
+
+def test_a_listener_takes_one_free_port_for_each_host(scene: Scene) -> None:
+    port = scene.listener.port_at("127.0.0.1")
+    assert scene.listener.port_at("127.0.0.1") == port
+    assert scene.listener.port_at("127.0.0.2") != 0
+    for host in ("127.0.0.1", "127.0.0.2"):
+        sock = socket.create_connection((host, scene.listener.port_at(host)), timeout=5)
+        scene.keep(sock)
+        sock.sendall(b"hello?")
+    assert scene.refused(2).count("not Ringfort") == 2
+
+
+def test_a_client_that_sends_while_it_makes_room_is_no_problem() -> None:
+    scene = Scene(max_waiting=1)
+    first = scene.call()
+    scene.listener.wait(time.monotonic() + 0.2)
+    connecting = scene.member()  # both are ready before the listener looks again
     first.sendall(b"RG")
-    street.arrivals()
-    visit.result()
-    assert "too many strangers" in street.turned_away()
+    scene.accepted()
+    connecting.result()
+    assert "too many unauthenticated connections" in scene.refused()
+    scene.close()
 
 
-def test_a_thousand_strangers_are_few_lines_in_the_log_that_count_them_all(
-    street: Street, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_thousand_refused_clients_are_few_lines_in_the_log_that_count_them_all(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(listener_module, "_LOG_EVERY", 60.0)
+    scene = Scene(log_every=60.0)
     turned = 0
     with caplog.at_level(logging.DEBUG):
         for _ in range(1000):
-            before = street.listener._unlogged, len(caplog.records)
-            street.call(b"hello?").close()
+            before = scene.listener._unlogged, len(caplog.records)
+            scene.call(b"hello?").close()
             deadline = soon()
-            while (street.listener._unlogged, len(caplog.records)) == before:
-                street.listener.wait(deadline)
+            while (scene.listener._unlogged, len(caplog.records)) == before:
+                scene.listener.wait(deadline)
                 assert time.monotonic() < deadline
             turned += 1
         assert len(caplog.records) == 1
-        street.listener.close()
+        scene.listener.close()
     assert turned == 1000
     assert len(caplog.records) == 2
-    assert "turned away 999 more" in caplog.text
-    assert len(street.listener.turned_away) == 8
+    assert "refused 999 more" in caplog.text
+    assert len(scene.listener.refusals) == 8
+    scene.close()
 
 
-# --- after the handshake
-# ------------------------------------------------------------------------------------------------
+# --- after the handshake ----------------------------------------------------------------------------------------------
 
 
-def test_who_is_refused_hears_why(street: Street) -> None:
-    visit = street.visit()
-    [arrival] = street.arrivals()
-    street.listener.refuse(arrival, "rank_taken", "rank 1 is here already")
+def test_who_is_refused_hears_why(scene: Scene) -> None:
+    connecting = scene.member()
+    [accepted] = scene.accepted()
+    scene.listener.refuse(accepted, Refused("rank_taken", "rank 1 is here already"))
     with pytest.raises(RankTakenError, match="rank 1 is here already"):
-        visit.result().hear("rank 0", soon())
-    assert "rank 1 is here already" in street.listener.turned_away[0]
+        connecting.result().hear("rank 0", soon())
+    assert "rank 1 is here already" in scene.listener.refusals[0]
 
 
-def test_a_watched_channel_that_stirs_is_reported(street: Street) -> None:
-    visit = street.visit()
-    [arrival] = street.arrivals()
-    street.listener.watch(arrival.connection)
-    connection = visit.result()
-    assert street.listener.wait(time.monotonic()) == ([], [])
-    connection.close()
-    assert street.listener.wait(soon()) == ([], [arrival.connection.sock])
-    street.listener.forget(arrival.connection)
-
-
-def test_a_listener_that_closes_closes_on_those_outside(street: Street) -> None:
-    sock = street.call()
-    street.listener.wait(soon())
-    street.listener.close()
+def test_a_listener_that_closes_closes_on_those_outside(scene: Scene) -> None:
+    sock = scene.call()
+    scene.listener.wait(soon())
+    scene.listener.close()
     assert sock.recv(1) == b""
 
 
-# --- connections
-# ---------------------------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------------------------
 
 
 def connections(encryption: str) -> tuple[Connection, Connection]:
@@ -437,7 +462,7 @@ def connections(encryption: str) -> tuple[Connection, Connection]:
                 piece, data = data[: other.wants], data[other.wants :]
                 other.feed(piece)
     a, b = socket.socketpair()
-    return Connection(a, initiator), Connection(b, responder)
+    return Connection.of(a, initiator), Connection.of(b, responder)
 
 
 @pytest.fixture(params=["on", "off"])
@@ -504,4 +529,4 @@ def test_whoever_answers_without_the_secret_is_a_handshake_error_that_names_them
     with a, b:
         b.sendall(preamble() + bytes(96))
         with pytest.raises(HandshakeError, match="rank 7: "):
-            Connection.open(a, member(), JOIN, "rank 7", soon())
+            run(Connection.initiate(a, member(), JOIN, "rank 7"), soon())

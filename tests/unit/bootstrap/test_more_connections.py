@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 import pytest
 
 from ringfort import DistributedConfig, DistributedContext, SubBackend
-from ringfort.bootstrap import more_connections as forming
+from ringfort.bootstrap import connector, more_connections
 from ringfort.bootstrap.connection import Connection
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.more_connections import AUTO_CONNECTIONS, open_connections, wanted
-from ringfort.bootstrap.rendezvous import Terms
+from ringfort.bootstrap.terms import Terms
 from ringfort.collectives import parallel
 from ringfort.config import CollectiveConfig
-from ringfort.errors import ConfigError, DistributedError, HandshakeError, NoConnectionError, ProtocolError
+from ringfort.errors import ConfigError, DistributedError, HandshakeError, NoConnectionError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, without_encryption
 from ringfort.testing.ranks import at_once, results
@@ -81,7 +80,7 @@ def test_ranks_that_want_other_numbers_say_so_to_each_other(monkeypatch: pytest.
         with lock:
             return next(counts)
 
-    monkeypatch.setattr("ringfort.backends.tcp.wanted", in_turn)
+    monkeypatch.setattr("ringfort.bootstrap.links.wanted", in_turn)
     with (
         pytest.raises(ConfigError, match=r"connections=\d: rank \d has \d; set the same on all ranks"),
         tcp_group(2, CONFIG),
@@ -96,18 +95,16 @@ def test_ranks_that_want_other_numbers_say_so_to_each_other(monkeypatch: pytest.
 def ends() -> Any:
     """An open connection, seen from both sides, and the terms of both."""
     terms = Terms.begin(10, passing_credentials(), Machine())
-    listener = Listener(tcp.listen("127.0.0.1", 0), terms.credentials)
+    listener = Listener(terms.credentials, tcp.listen("127.0.0.1", 0))
 
     def accept() -> Connection:
         while True:
-            arrivals, _ = listener.wait(terms.deadline)
-            if arrivals:
-                return arrivals[0].connection
+            accepted = listener.wait(terms.deadline)
+            if accepted:
+                return accepted[0]
 
     def connect() -> Connection:
-        return Connection.open(
-            tcp.connect([listener.address], terms.deadline), terms.credentials, Control(), "it", terms.deadline
-        )
+        return connector.connect(0, [listener.address], Control(), terms)
 
     both: list[Connection] = at_once(accept, connect)
     yield (*both, terms)
@@ -116,30 +113,26 @@ def ends() -> Any:
         connection.close()
 
 
-def test_a_stranger_at_the_port_is_refused_and_keeps_nobody_out(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_member_at_the_port_is_refused_and_keeps_nobody_out(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     low, high, terms = ends
     refused: list[str] = []
-    connect: Callable[..., Connection] = forming._connect
 
-    def with_a_stranger_before(
-        rank: int, peer: int, first: Connection, number: int, said: Any, terms: Terms
-    ) -> Connection:
+    def with_others_before(rank: int, addresses: Any, hello: Any, terms: Terms, **options: Any) -> Connection:
         for purpose in (
             Control(),
             ExtraConnection(1, 1, b"guess" * 4),
-            ExtraConnection(7, 1, said.token),
-            ExtraConnection(1, 9, said.token),
+            ExtraConnection(7, 1, hello.token),
+            ExtraConnection(1, 9, hello.token),
         ):
-            sock = tcp.connect([(first.sock.getpeername()[0], said.port)], terms.deadline)
-            connection = Connection.open(sock, terms.credentials, purpose, "it", terms.deadline)
+            connection = connector.connect(rank, addresses, purpose, terms)
             try:
                 connection.hear("it", terms.deadline)
             except DistributedError as exc:
                 refused.append(str(exc))
             connection.close()
-        return connect(rank, peer, first, number, said, terms)
+        return connector.connect(rank, addresses, hello, terms, **options)
 
-    monkeypatch.setattr(forming, "_connect", with_a_stranger_before)
+    monkeypatch.setattr(more_connections, "connect", with_others_before)
     lower, higher = at_once(
         lambda: open_connections(0, {1: low}, 2, terms), lambda: open_connections(1, {0: high}, 2, terms)
     )
@@ -164,7 +157,7 @@ def test_ranks_that_have_met_different_machines_in_a_ranks_place_say_so(ends: An
 
 def test_another_node_of_the_cluster_cannot_answer_in_a_ranks_place(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     low, high, terms = ends
-    monkeypatch.setattr(forming, "_digest", lambda rank, connections, terms: b"")  # else it is noticed before
+    monkeypatch.setattr(more_connections, "_digest", lambda rank, connections, terms: b"")  # else it is noticed before
     imposter = replace(terms, credentials=replace(terms.credentials, identity=passing_credentials().identity))
     outcomes = run_ranks(
         [(0, {1: low}, imposter), (1, {0: high}, terms)],
@@ -175,7 +168,9 @@ def test_another_node_of_the_cluster_cannot_answer_in_a_ranks_place(ends: Any, m
         for connections in made if isinstance(made, list) else ():
             for connection in connections.values():
                 connection.close()
-    assert any(isinstance(outcome, ProtocolError) and "somebody else" in str(outcome) for outcome in outcomes)
+    assert any(
+        isinstance(outcome, HandshakeError) and "another machine answers" in str(outcome) for outcome in outcomes
+    )
 
 
 def test_what_was_opened_is_closed_when_a_peer_goes_away(ends: Any) -> None:
@@ -187,19 +182,19 @@ def test_what_was_opened_is_closed_when_a_peer_goes_away(ends: Any) -> None:
 
 def test_a_peer_that_goes_before_it_has_come_again_is_not_waited_for(ends: Any) -> None:
     low, high, terms = ends
-    digest = forming._digest(0, {1: low}, terms)
+    digest = more_connections._digest(0, {1: low}, terms)
     high.say(OfferConnections(2, 0, b"", digest), terms.deadline)
     high.sock.shutdown(socket.SHUT_RDWR)
     with pytest.raises(NoConnectionError, match="rank 1 has gone before all connections were open"):
         open_connections(0, {1: low}, 2, terms)
 
 
-def test_a_peer_that_goes_while_it_is_knocked_at_is_not_waited_for(ends: Any) -> None:
+def test_a_peer_that_goes_while_it_is_connected_to_is_not_waited_for(ends: Any) -> None:
     """Its port takes the connection, and says nothing."""
     low, high, terms = ends
-    digest = forming._digest(1, {0: high}, terms)
+    digest = more_connections._digest(1, {0: high}, terms)
 
-    def go_when_it_knocks() -> None:
+    def go_when_connected() -> None:
         with tcp.listen("127.0.0.1", 0) as listener:
             listener.settimeout(10)
             low.say(OfferConnections(2, listener.getsockname()[1], b"", digest), terms.deadline)
@@ -216,4 +211,4 @@ def test_a_peer_that_goes_while_it_is_knocked_at_is_not_waited_for(ends: Any) ->
         finally:
             is_over.set()
 
-    at_once(go_when_it_knocks, connect)
+    at_once(go_when_connected, connect)

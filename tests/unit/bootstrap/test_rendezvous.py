@@ -1,4 +1,4 @@
-"""How ranks that know one address become a group, whoever else connects at that address meanwhile."""
+"""How ranks that know one address become a group, whoever else connects to that address meanwhile."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from ringfort import DistributedConfig, TcpBackend
-from ringfort.bootstrap import rendezvous
-from ringfort.bootstrap.connection import Connection
-from ringfort.bootstrap.listener import Arrival, Listener
-from ringfort.bootstrap.rendezvous import Terms, accept_higher, connect
+from ringfort.bootstrap.addresses import listening_host, reachable_from
+from ringfort.bootstrap.connection import Connection, run
+from ringfort.bootstrap.fixed_list import accept_higher, connect_lower
+from ringfort.bootstrap.listener import Listener
+from ringfort.bootstrap.terms import Terms
 from ringfort.config import format_address, parse_address
 from ringfort.errors import (
     ConfigError,
@@ -47,7 +48,7 @@ SHORT = DistributedConfig(timeout=0.5)
 """For groups that do not."""
 
 
-class Forming:
+class NewGroup:
     """A group that is being formed: rank 0 waits for the others in a thread."""
 
     def __init__(self, world_size: int, config: DistributedConfig = LONG, host: str = "127.0.0.1") -> None:
@@ -68,21 +69,22 @@ class Forming:
         return started
 
     def connect(self, words: bytes = b"") -> socket.socket:
-        """A connection to rank 0 from somebody who says `words`."""
+        """A connection to rank 0 from a client that sends `words`."""
         sock = self._stack.enter_context(socket.create_connection(parse_address(self.master)))
         sock.sendall(words)
         return sock
 
-    def greet(self, purpose: Hello) -> Connection:
-        """A connection to rank 0 from a member who comes for `purpose`."""
-        return Connection.open(self.connect(), Credentials.load(), purpose, "rank 0", time.monotonic() + 20)
+    def hello(self, purpose: Hello) -> Connection:
+        """A connection to rank 0 from a member, for `purpose`."""
+        steps = Connection.initiate(self.connect(), Credentials.load(), purpose, "rank 0")
+        return run(steps, time.monotonic() + 20)
 
-    def visit(self, stray: bytes | Hello) -> None:
-        """Somebody who says these words, or a member who comes for this."""
-        if isinstance(stray, bytes):
-            self.connect(stray)
+    def send_bad(self, bad: bytes | Hello) -> None:
+        """A client that sends these bytes, or a member that connects for this."""
+        if isinstance(bad, bytes):
+            self.connect(bad)
         else:
-            self.greet(stray)
+            self.hello(bad)
 
     def host(self) -> TcpBackend:
         """Rank 0, when it is ready; raises what it raised."""
@@ -112,28 +114,28 @@ def talk_to_all(backend: TcpBackend) -> None:
 
 
 @pytest.fixture
-def forming(request: pytest.FixtureRequest) -> Iterator[Forming]:
+def group(request: pytest.FixtureRequest) -> Iterator[NewGroup]:
     """A group of as many ranks as the test's parameter says, else three."""
-    forming = Forming(getattr(request, "param", 3))
-    yield forming
-    forming.close()
+    group = NewGroup(getattr(request, "param", 3))
+    yield group
+    group.close()
 
 
 @pytest.fixture
-def failing() -> Iterator[Forming]:
+def failing() -> Iterator[NewGroup]:
     """A group of three that does not wait long."""
-    forming = Forming(3, SHORT)
-    yield forming
-    forming.close()
+    group = NewGroup(3, SHORT)
+    yield group
+    group.close()
 
 
 # --- groups that come together ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("forming", [2, 3, 8], indirect=True)
-def test_every_rank_is_linked_to_every_other(forming: Forming) -> None:
-    forming.start(*range(forming.world_size - 1, 0, -1))
-    forming.check()
+@pytest.mark.parametrize("group", [2, 3, 8], indirect=True)
+def test_every_rank_is_linked_to_every_other(group: NewGroup) -> None:
+    group.start(*range(group.world_size - 1, 0, -1))
+    group.check()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
@@ -162,11 +164,10 @@ def test_two_groups_may_use_one_address_one_after_the_other() -> None:
             run_ranks(backends, lambda backend: backend.close())  # type: ignore[union-attr]
 
 
-# --- others at the listener
-# -----------------------------------------------------------------------------------------------
+# --- others at the listener -------------------------------------------------------------------------------------------
 
 
-STRAYS: dict[str, bytes | Hello] = {
+BAD_CLIENTS: dict[str, bytes | Hello] = {
     "http": b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "silent": b"",
@@ -186,83 +187,83 @@ STRAYS: dict[str, bytes | Hello] = {
 }
 
 
-@pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS)
-def test_a_stray_neither_breaks_nor_stalls_the_others(forming: Forming, stray: bytes | Hello) -> None:
-    forming.visit(stray)
-    forming.start(1)
-    forming.visit(stray)
-    forming.start(2)
-    forming.check()
+@pytest.mark.parametrize("bad", BAD_CLIENTS.values(), ids=BAD_CLIENTS)
+def test_a_bad_client_neither_breaks_nor_stalls_the_others(group: NewGroup, bad: bytes | Hello) -> None:
+    group.send_bad(bad)
+    group.start(1)
+    group.send_bad(bad)
+    group.start(2)
+    group.check()
 
 
-def test_a_port_scanner_neither_breaks_nor_stalls_the_others(forming: Forming) -> None:
+def test_a_port_scanner_neither_breaks_nor_stalls_the_others(group: NewGroup) -> None:
     for _ in range(5):
-        forming.connect().close()
-    forming.start(1, 2)
-    forming.check()
+        group.connect().close()
+    group.start(1, 2)
+    group.check()
 
 
-def test_a_hundred_strays_neither_break_nor_stall_the_others(forming: Forming) -> None:
-    strays = list(STRAYS.values())
+def test_a_hundred_bad_clients_neither_break_nor_stall_the_others(group: NewGroup) -> None:
+    bad_clients = list(BAD_CLIENTS.values())
     for number in range(100):
-        forming.visit(strays[number % len(strays)])
+        group.send_bad(bad_clients[number % len(bad_clients)])
         if number == 50:
-            forming.start(1)
-    forming.start(2)
-    forming.check()
+            group.start(1)
+    group.start(2)
+    group.check()
 
 
 @pytest.mark.parametrize(
     ("purpose", "kind", "saying"),
     [
-        (STRAYS["another world size"], WorldSizeMismatchError, "world size 4, rank 0 with 3"),
-        (STRAYS["rank out of range"], RefusedError, "ranks are 0 to 2"),
-        (STRAYS["rank 0 once more"], RankTakenError, "rank 0 is this process"),
-        (STRAYS["meets instead of joining"], RefusedError, "rank 0 of a group that forms"),
+        (BAD_CLIENTS["another world size"], WorldSizeMismatchError, "world size 4, rank 0 with 3"),
+        (BAD_CLIENTS["rank out of range"], RefusedError, "ranks are 0 to 2"),
+        (BAD_CLIENTS["rank 0 once more"], RankTakenError, "rank 0 is this process"),
+        (BAD_CLIENTS["meets instead of joining"], RefusedError, "rank 0 of a group that forms"),
     ],
 )
-def test_who_is_refused_is_told_why(forming: Forming, purpose: Hello, kind: type[RefusedError], saying: str) -> None:
+def test_who_is_refused_is_told_why(group: NewGroup, purpose: Hello, kind: type[RefusedError], saying: str) -> None:
     with pytest.raises(kind, match=saying):
-        forming.greet(purpose).hear("rank 0", time.monotonic() + 20)
-    forming.start(1, 2)
-    forming.check()
+        group.hello(purpose).hear("rank 0", time.monotonic() + 20)
+    group.start(1, 2)
+    group.check()
 
 
-def test_a_wrong_world_size_is_an_error_of_its_own_and_the_others_go_on(forming: Forming) -> None:
+def test_a_wrong_world_size_is_an_error_of_its_own_and_the_others_go_on(group: NewGroup) -> None:
     with pytest.raises(WorldSizeMismatchError, match="world size 5, rank 0 with 3"):
-        forming.join(1, world_size=5)
-    forming.start(1, 2)
-    forming.check()
+        group.join(1, world_size=5)
+    group.start(1, 2)
+    group.check()
 
 
-def test_a_rank_that_is_taken_is_an_error_of_its_own_and_the_others_go_on(forming: Forming) -> None:
-    first = forming.greet(Join(1, 3, "127.0.0.1", 1))
-    second = forming.greet(Join(1, 3, "127.0.0.1", 1))
+def test_a_rank_that_is_taken_is_an_error_of_its_own_and_the_others_go_on(group: NewGroup) -> None:
+    first = group.hello(Join(1, 3, "127.0.0.1", 1))
+    second = group.hello(Join(1, 3, "127.0.0.1", 1))
     with pytest.raises(RankTakenError, match="rank 1 is taken by 127"):
         second.hear("rank 0", time.monotonic() + 20)
     first.close()  # it dies before the welcome, and the seat is free again
-    forming.start(1, 2)
-    forming.check()
+    group.start(1, 2)
+    group.check()
 
 
-def test_a_rank_that_dies_before_the_welcome_may_come_again(forming: Forming) -> None:
+def test_a_rank_that_dies_before_the_welcome_may_come_again(group: NewGroup) -> None:
     for _ in range(3):
-        forming.greet(Join(1, 3, "127.0.0.1", 1)).close()
-    forming.start(1, 2)
-    forming.check()
+        group.hello(Join(1, 3, "127.0.0.1", 1)).close()
+    group.start(1, 2)
+    group.check()
 
 
 # --- groups that do not come together ---------------------------------------------------------------------------------
 
 
-def test_a_missing_rank_is_named_at_every_rank_with_who_was_turned_away(failing: Forming) -> None:
+def test_a_missing_rank_is_named_at_every_rank_with_who_was_refused(failing: NewGroup) -> None:
     failing.connect(b"GET / HTTP/1.1\r\n\r\n")
     [waiting] = failing.start(1)
     with pytest.raises(RendezvousTimeoutError, match=r"missing: rank 2\b") as caught:
         failing.host()
     assert caught.value.missing == (2,)
     assert isinstance(caught.value, TimeoutError)
-    assert "turned away: 127.0.0.1:" in str(caught.value)
+    assert "refused: 127.0.0.1:" in str(caught.value)
     assert "not Ringfort: it began with b'GET / HT" in str(caught.value)
     with pytest.raises(RefusedError, match="missing: rank 2"):
         waiting.result()
@@ -299,10 +300,10 @@ def test_something_else_at_rank_0s_address_is_said_in_words() -> None:
                 joining.result()
 
 
-def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: Forming) -> None:
+def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: NewGroup) -> None:
     """Rank 1 says that it listens where nobody does."""
     with reserved_addresses(1) as (nowhere,):
-        connection = failing.greet(Join(1, 3, *parse_address(nowhere)))
+        connection = failing.hello(Join(1, 3, *parse_address(nowhere)))
         [waiting] = failing.start(2, config=SHORT)
         assert isinstance(connection.hear("rank 0", time.monotonic() + 20), Welcome)
         for rank in (waiting.result, failing.host):
@@ -311,8 +312,8 @@ def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: Forming)
 
 
 @pytest.mark.parametrize("gone", ["silent", "closed"])
-def test_a_rank_that_stops_after_the_welcome_fails_the_group_for_all(failing: Forming, gone: str) -> None:
-    connection = failing.greet(Join(2, 3, "127.0.0.1", 1))
+def test_a_rank_that_stops_after_the_welcome_fails_the_group_for_all(failing: NewGroup, gone: str) -> None:
+    connection = failing.hello(Join(2, 3, "127.0.0.1", 1))
     [waiting] = failing.start(1, config=SHORT)
     assert isinstance(connection.hear("rank 0", time.monotonic() + 20), Welcome)
     if gone == "closed":
@@ -361,34 +362,33 @@ def test_a_timeout_may_be_longer_than_any_clock_counts() -> None:
 
 
 def test_a_welcome_to_another_number_of_ranks_is_none() -> None:
-    listener = Listener(listen("127.0.0.1", 0), Credentials.load())
+    listener = Listener(Credentials.load(), listen("127.0.0.1", 0))
     deadline = time.monotonic() + 20
     joining = Background(TcpBackend, 1, 3, format_address(*listener.address), config=LONG)
-    while not (arrivals := listener.wait(deadline)[0]):
+    while not (accepted := listener.wait(deadline)):
         assert time.monotonic() < deadline
-    arrivals[0].connection.say(Welcome(b"token", [("", 0), ("127.0.0.1", 1)]), deadline)
+    accepted[0].say(Welcome(b"token", [("", 0), ("127.0.0.1", 1)]), deadline)
     with pytest.raises(ProtocolError, match="something else than a welcome"):
         joining.result()
     with pytest.raises(RefusedError, match="something else than a welcome"):  # it has said so
-        arrivals[0].connection.hear("rank 1", deadline)
-    arrivals[0].connection.close()
+        accepted[0].hear("rank 1", deadline)
+    accepted[0].close()
     listener.close()
 
 
-@pytest.mark.parametrize("forming", [2], indirect=True)
-def test_a_rank_that_is_not_ready_fails_the_group(forming: Forming) -> None:
-    connection = forming.greet(Join(1, 2, "127.0.0.1", 1))
+@pytest.mark.parametrize("group", [2], indirect=True)
+def test_a_rank_that_is_not_ready_fails_the_group(group: NewGroup) -> None:
+    connection = group.hello(Join(1, 2, "127.0.0.1", 1))
     assert isinstance(connection.hear("rank 0", time.monotonic() + 20), Welcome)
     connection.say(Join(1, 2, "127.0.0.1", 1), time.monotonic() + 20)
     with pytest.raises(ProtocolError, match="rank 1 did not say that it is ready"):
-        forming.host()
+        group.host()
     with pytest.raises(RefusedError, match="rank 1 did not say that it is ready"):
         connection.hear("rank 0", time.monotonic() + 20)
     connection.close()
 
 
-# --- at the listeners of the other ranks
-# ----------------------------------------------------------------------------------
+# --- at the listeners of the other ranks ------------------------------------------------------------------------------
 
 TOKEN = bytes(16)
 
@@ -397,7 +397,7 @@ class Meeting:
     """Rank 1 of four, which lets in those above."""
 
     def __init__(self) -> None:
-        self.listener = Listener(listen("127.0.0.1", 0), member())
+        self.listener = Listener(member(), listen("127.0.0.1", 0))
         self.connections: dict[int, Connection] = {}
         self.terms = Terms.begin(20, member(), Machine())
         self._stack = ExitStack()
@@ -405,12 +405,12 @@ class Meeting:
 
     def connect(self, rank: int) -> Connection:
         """A rank that is let in."""
-        return self._keep(connect(1, [self.listener.address], Meet(rank, 4, TOKEN), self.terms))
+        return self._keep(connect_lower(1, [self.listener.address], Meet(rank, 4, TOKEN), self.terms))
 
-    def greet(self, purpose: Hello) -> Connection:
-        """A member that comes for `purpose`."""
+    def hello(self, purpose: Hello) -> Connection:
+        """A member that connects for `purpose`."""
         sock = self._stack.enter_context(socket.create_connection(self.listener.address))
-        return self._keep(Connection.open(sock, member(), purpose, "rank 1", self.terms.deadline))
+        return self._keep(run(Connection.initiate(sock, member(), purpose, "rank 1"), self.terms.deadline))
 
     def _keep(self, connection: Connection) -> Connection:
         self._stack.callback(connection.close)
@@ -448,7 +448,7 @@ def test_who_does_not_belong_is_told_why_by_every_rank(
 ) -> None:
     meeting.connect(2)
     with pytest.raises(kind, match=saying):
-        meeting.greet(purpose).hear("rank 1", meeting.terms.deadline)
+        meeting.hello(purpose).hear("rank 1", meeting.terms.deadline)
     meeting.connect(3)
     meeting.accepting.result()
     assert sorted(meeting.connections) == [2, 3]
@@ -465,15 +465,15 @@ def test_a_rank_that_dies_before_all_are_there_may_come_again(meeting: Meeting) 
 
 def test_a_ranks_place_is_for_the_machine_that_came_to_rank_0_as_that_rank() -> None:
     """Whoever else has the secret and even the token is refused, and the rank still gets in."""
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     rank = Terms.begin(20, member(), Machine())
     keys = [b"", b"", rank.credentials.identity.public_key]
     connections: dict[int, Connection] = {}
     accepting = Background(accept_higher, listener, Meet(1, 3, TOKEN), connections, terms, keys)
-    with pytest.raises(RefusedError, match="rank 2 has come to rank 0 from another machine"):
-        connect(1, [listener.address], Meet(2, 3, TOKEN), Terms.begin(20, member(), Machine()))
-    connection = connect(1, [listener.address], Meet(2, 3, TOKEN), rank)
+    with pytest.raises(RefusedError, match="rank 2 has joined at rank 0 from another machine"):
+        connect_lower(1, [listener.address], Meet(2, 3, TOKEN), Terms.begin(20, member(), Machine()))
+    connection = connect_lower(1, [listener.address], Meet(2, 3, TOKEN), rank)
     accepting.result()
     assert connections[2].identity == keys[2]
     for each in (connection, *connections.values()):
@@ -482,13 +482,13 @@ def test_a_ranks_place_is_for_the_machine_that_came_to_rank_0_as_that_rank() -> 
 
 
 def test_whoever_answers_in_a_ranks_place_from_another_machine_is_not_taken_for_it() -> None:
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     connections: dict[int, Connection] = {}
     accepting = Background(accept_higher, listener, Meet(1, 3, TOKEN), connections, terms)
     keys = [b"", member().identity.public_key, b""]
     with pytest.raises(HandshakeError, match="another machine answers at the address of rank 1"):
-        connect(1, [listener.address], Meet(2, 3, TOKEN), terms, keys)
+        connect_lower(1, [listener.address], Meet(2, 3, TOKEN), terms, keys)
     accepting.result()
     connections[2].close()
     listener.close()
@@ -512,35 +512,33 @@ def test_rank_0_tells_every_rank_who_the_others_are(monkeypatch: pytest.MonkeyPa
 
 
 class Behind:
-    """A listener whose first visitor is told of only after it has gone."""
+    """A listener whose first client is returned only after it has gone."""
 
-    def __init__(self, listener: Listener, gone: Arrival) -> None:
+    def __init__(self, listener: Listener, gone: Connection) -> None:
         self._listener = listener
         self._gone = [gone]
 
-    def wait(self, deadline: float) -> tuple[list[Arrival], list[socket.socket]]:
-        if self._gone:
-            return [self._gone.pop()], []
-        return self._listener.wait(deadline)
+    def wait(self, deadline: float) -> list[Connection]:
+        return [self._gone.pop()] if self._gone else self._listener.wait(deadline)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._listener, name)
 
 
 def test_a_rank_that_is_gone_before_it_is_answered_may_come_again() -> None:
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     terms = Terms.begin(20, member(), Machine())
     sock = socket.create_connection(listener.address)
-    handshake = Background(Connection.open, sock, member(), Meet(2, 4, TOKEN), "rank 1", terms.deadline)
-    while not (arrivals := listener.wait(terms.deadline)[0]):
+    handshake = Background(run, Connection.initiate(sock, member(), Meet(2, 4, TOKEN), "rank 1"), terms.deadline)
+    while not (accepted := listener.wait(terms.deadline)):
         assert not terms.is_over
     handshake.result()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()  # with a reset: what is written now fails
     connections: dict[int, Connection] = {}
-    behind = Behind(listener, arrivals[0])
+    behind = Behind(listener, accepted[0])
     accepting = Background(accept_higher, behind, Meet(1, 4, TOKEN), connections, terms)
-    ranks = [connect(1, [listener.address], Meet(rank, 4, TOKEN), terms) for rank in (3, 2)]
+    ranks = [connect_lower(1, [listener.address], Meet(rank, 4, TOKEN), terms) for rank in (3, 2)]
     accepting.result()
     assert sorted(connections) == [2, 3]
     for connection in (*ranks, *connections.values()):
@@ -562,7 +560,7 @@ def test_a_rank_that_is_gone_before_it_is_answered_may_come_again() -> None:
     ],
 )
 def test_a_rank_listens_on_the_interface_that_leads_to_rank_0(master: str, local: str, listens: str) -> None:
-    assert rendezvous._listening_host(master, local) == listens
+    assert listening_host(master, local) == listens
 
 
 @pytest.mark.parametrize(
@@ -580,4 +578,4 @@ def test_a_rank_listens_on_the_interface_that_leads_to_rank_0(master: str, local
 )
 def test_an_address_is_used_as_it_is_seen_from_here(told: str, mine: tuple[object, ...], found: str) -> None:
     master = SimpleNamespace(getsockname=lambda: mine, getpeername=lambda: ("rank-0", 1))
-    assert rendezvous._reachable((told, 5), master) == (found, 5)  # type: ignore[arg-type]
+    assert reachable_from(master, (told, 5)) == (found, 5)  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ import pytest
 
 from ringfort import DistributedConfig, DistributedContext, SubBackend, TcpBackend
 from ringfort.backends import arena_setup
-from ringfort.bootstrap import shared_memory
 from ringfort.errors import TransportError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses, tcp_group
@@ -130,7 +129,7 @@ def test_where_writes_are_not_ordered_there_are_streams_but_no_arena(monkeypatch
 def test_other_machines_are_spoken_to_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     # A rank is a thread here: let each be a machine.
     monkeypatch.setattr(machine, "_machine_id", lambda: threading.get_ident().to_bytes(16, "little"))
-    monkeypatch.setattr(shared_memory, "_create", lambda: pytest.fail("memory was made for nobody"))
+    monkeypatch.setattr(Segment, "create", lambda size: pytest.fail("memory was made for nobody"))
     with tcp_group(2, CONFIG) as backends:
         monkeypatch.undo()
         assert backends[0].group.hosts == (0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -18,7 +19,6 @@ from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.errors import NoConnectionError, RendezvousTimeoutError
 from ringfort.testing.ranks import at_once
 from ringfort.transport import tcp
-from ringfort.transport.handshake import Handshake
 from ringfort.transport.hello import OfferConnections
 
 
@@ -105,8 +105,8 @@ class Connected:
         self.tell: Callable[[Any], None] = lambda event: None
         with tcp.listen("127.0.0.1", 0) as listener:
             listener.setblocking(True)
-            ends = at_once(lambda: listener.accept()[0], lambda: tcp.connect([listener.getsockname()], _soon()))
-        self.ours, self.theirs = (Connection(sock, Handshake(None)) for sock in cast("Any", ends))
+            ends = at_once(lambda: listener.accept()[0], lambda: socket.create_connection(listener.getsockname()))
+        self.ours, self.theirs = (Connection(sock, b"", None, None) for sock in cast("Any", ends))
 
     def start(self) -> None:
         pass

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
-from ringfort.bootstrap.rendezvous import Terms
+from ringfort.bootstrap.terms import Terms
 from ringfort.errors import HandshakeError, RefusedError
 from ringfort.rpc import setup
 from ringfort.transport.hello import Calls
 from ringfort.transport.machine import Machine
-from ringfort.transport.tcp import connect, listen
+from ringfort.transport.tcp import listen
 from tests.helpers.background import Background
 from tests.helpers.handshakes import member
 
@@ -27,7 +28,7 @@ def terms() -> Terms:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    listener = Listener(listen("127.0.0.1", 0), member())
+    listener = Listener(member(), listen("127.0.0.1", 0))
     yield listener
     listener.close()
 
@@ -36,16 +37,13 @@ def test_a_member_with_another_key_does_not_get_a_ranks_connection_and_the_rank_
     rank = terms()
     keys = [b"", rank.credentials.identity.public_key]
     connections: dict[int, Connection] = {}
-    accepting = Background(setup._accept, [listener], range(1, 2), TOKEN, keys, connections, terms())
+    accepting = Background(setup.accept_agents, listener, range(1, 2), TOKEN, keys, connections, terms())
     other = terms()
-    claim = Connection.open(
-        connect([listener.address], other.deadline), other.credentials, Calls(1, TOKEN), "rank 0", other.deadline
-    )
+    claim = connect(0, [listener.address], Calls(1, TOKEN), other)
     with pytest.raises(RefusedError, match="for the agents of a group that has formed"):
         claim.hear("rank 0", other.deadline)
     claim.close()
-    sock = connect([listener.address], rank.deadline)
-    connection = Connection.open(sock, rank.credentials, Calls(1, TOKEN), "rank 0", rank.deadline)
+    connection = connect(0, [listener.address], Calls(1, TOKEN), rank)
     accepting.result()
     assert connections[1].identity == keys[1]
     for each in (connection, *connections.values()):
@@ -56,8 +54,8 @@ def test_whoever_answers_in_a_ranks_place_with_another_key_is_not_called(listene
     here = terms()
     connections: dict[int, Connection] = {}
     keys = [b"", here.credentials.identity.public_key]
-    accepting = Background(setup._accept, [listener], range(1, 2), TOKEN, keys, connections, terms())
+    accepting = Background(setup.accept_agents, listener, range(1, 2), TOKEN, keys, connections, terms())
     with pytest.raises(HandshakeError, match="another machine answers"):
-        setup._connect(0, [listener.address], Calls(1, TOKEN), member().identity.public_key, here)
+        connect(0, [listener.address], Calls(1, TOKEN), here, identity=member().identity.public_key)
     accepting.result()
     connections[1].close()

@@ -1,4 +1,4 @@
-"""Openings: members get in and learn each other's names; everybody else gets an error, and learns nothing."""
+"""Handshakes: members get in and learn each other's names; everybody else gets an error, and learns nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import hello
 from ringfort.transport.ciphers import CIPHERS, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.handshake import MAGIC, NOISE, PLAIN, PREAMBLE, Handshake, sealed
+from ringfort.transport.handshake import MAGIC, NOISE, PLAIN, PREAMBLE, Handshake, RecordReader, sealed
 from ringfort.transport.hello import MAX_PURPOSE, Hello, Join, Meet, Ready, Refused
 from ringfort.transport.records import LENGTH, MAX_OVERHEAD
 from tests.helpers.handshakes import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
@@ -279,14 +279,14 @@ def test_an_handshake_that_is_told_its_own_words_fails() -> None:
 
 
 def test_the_responder_says_nothing_lasting_before_the_initiator_has_proved_itself() -> None:
-    stranger, responder = Side(Handshake(impostor(), PURPOSE)), Side(Handshake(BOB))
-    converse(stranger, responder)
+    client, responder = Side(Handshake(impostor(), PURPOSE)), Side(Handshake(BOB))
+    converse(client, responder)
     assert len(responder.said) == PREAMBLE.size + MESSAGE_2_BYTES
     assert BOB.identity.public_key not in responder.said
     assert BOB.static_public not in responder.said
 
 
-def test_two_openings_of_the_same_sides_have_nothing_but_the_preamble_in_common() -> None:
+def test_two_handshakes_of_the_same_sides_have_nothing_but_the_preamble_in_common() -> None:
     for first, second in zip(overheard(), overheard(), strict=True):
         assert first[: PREAMBLE.size] == second[: PREAMBLE.size]
         windows = {first[place : place + 8] for place in range(PREAMBLE.size, len(first) - 7)}
@@ -311,7 +311,7 @@ def test_purpose_names_and_keys_travel_only_inside() -> None:
     assert said.count(CLUSTER.network_id) == 2
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- other clients ----------------------------------------------------------------------------------------------------
 
 preambles = st.builds(
     PREAMBLE.pack,
@@ -348,7 +348,7 @@ def test_garbage_is_a_typed_error_or_waits_for_a_little_more(
 
 
 @given(st.binary(max_size=50), st.integers(0, 3))
-def test_a_stranger_is_known_by_the_first_byte_that_is_wrong(rest: bytes, right: int) -> None:
+def test_a_client_that_is_not_ringfort_is_known_by_the_first_byte_that_is_wrong(rest: bytes, right: int) -> None:
     for purpose in (None, PURPOSE):
         handshake = Handshake(ALICE, purpose)
         for byte in MAGIC[:right]:
@@ -393,8 +393,43 @@ def test_a_member_whose_purpose_makes_no_sense_is_refused(purpose: bytes, monkey
 
 
 def test_the_first_message_needs_few_bytes() -> None:
-    """What a stranger can make the responder hold before it must have computed something."""
+    """What an unauthenticated client can make the responder hold before it must have computed something."""
     responder = Handshake(BOB)
     assert responder.wants == PREAMBLE.size
     responder.feed(bytes(Handshake(ALICE, PURPOSE).outgoing[: PREAMBLE.size]))
     assert responder.wants == MESSAGE_1_BYTES
+
+
+# --- messages after it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_messages_are_read_whole_however_they_are_cut(is_sealed: bool, piece: int) -> None:
+    initiator, responder = (side.handshake for side in opened()) if is_sealed else (None, None)
+    sealer, opener = (initiator.sealer, responder.opener) if initiator and responder else (None, None)
+    messages = [b"a", b"bc" * 100, b"d" * 1000]
+    data = b"".join(sealed(sealer, message) for message in messages)
+    reader, read = RecordReader(opener, 1000), []
+    for place in range(0, len(data), piece):
+        reader.feed(data[place : place + piece])
+        while (message := reader.next()) is not None:
+            read.append(message)
+    assert read == messages
+
+
+def test_a_reader_wants_no_byte_behind_the_current_message() -> None:
+    data, reader = sealed(None, b"one") + b"behind", RecordReader(None, 100)
+    while (message := reader.next()) is None:
+        wanted = reader.wants
+        reader.feed(data[:wanted])
+        data = data[wanted:]
+    assert (message, data) == (b"one", b"behind")
+
+
+@pytest.mark.parametrize("length", [1000 + MAX_OVERHEAD + 1, 0xFFFFFFFF])
+def test_a_message_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
+    reader = RecordReader(None, 1000)
+    reader.feed(LENGTH.pack(length))
+    with pytest.raises(ProtocolError, match=f"at most 1000 bytes, this one claims {length}"):
+        reader.next()

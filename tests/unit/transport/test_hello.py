@@ -1,4 +1,4 @@
-"""Greetings: whatever is said is read as it was said, and anything else is a typed error."""
+"""Hellos: whatever is said is read as it was said, and anything else is a typed error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_said_is_what_is_heard(said: Hello) -> None:
 @given(hellos, st.data())
 def test_half_a_hello_is_a_protocol_error(said: Hello, data: st.DataObject) -> None:
     whole = encode(said)
-    with pytest.raises(ProtocolError, match="cannot be read"):
+    with pytest.raises(ProtocolError, match="malformed hello"):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 

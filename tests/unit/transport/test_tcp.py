@@ -1,4 +1,4 @@
-"""TCP: what the operating system refuses is said in words, and connecting keeps trying."""
+"""TCP: what the operating system refuses is said in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfort.errors import NoConnectionError, TransportError
+from ringfort.errors import TransportError
 from ringfort.testing.groups import reserved_addresses
 from ringfort.transport import tcp
 from ringfort.transport.stream import Ready
@@ -59,7 +59,7 @@ def test_an_unknown_host_is_said_in_words(host: str) -> None:
 def test_a_listener_is_found_by_every_kind_of_address(host: str) -> None:
     with tcp.listen(host, 0) as listener:
         address = (host, listener.getsockname()[1])
-        with tcp.connect([address], time.monotonic() + 5) as sock, listener.accept()[0] as accepted:
+        with socket.create_connection(address, timeout=5) as sock, listener.accept()[0] as accepted:
             sock.sendall(b"hello")
             assert accepted.recv(5) == b"hello"
 
@@ -78,49 +78,8 @@ def test_a_descriptor_that_is_no_socket_is_said_in_words() -> None:
         tcp.adopt_listener(file.fileno())
 
 
-def test_connecting_keeps_trying_until_somebody_listens(port: int) -> None:
-    connecting = Background(tcp.connect, [("127.0.0.1", port)], time.monotonic() + 20)
-    with tcp.listen("127.0.0.1", port), connecting.result() as sock:
-        assert sock.getpeername() == ("127.0.0.1", port)
-
-
-def test_connecting_gives_up_at_the_deadline_and_says_what_was_tried(port: int) -> None:
-    start = time.monotonic()
-    with pytest.raises(NoConnectionError) as caught:
-        tcp.connect([("127.0.0.1", port), ("no-such-host.invalid", 5)], start + 0.2)
-    assert time.monotonic() - start >= 0.2
-    assert f"127.0.0.1:{port}: Connection refused" in str(caught.value)
-    assert "no-such-host.invalid:5: host 'no-such-host.invalid' is not known" in str(caught.value)
-    assert caught.value.peer == f"127.0.0.1:{port}"
-
-
-def test_the_first_address_that_answers_is_taken(port: int) -> None:
-    with tcp.listen("127.0.0.1", 0) as listener:
-        addresses = [("127.0.0.1", port), listener.getsockname()]
-        with tcp.connect(addresses, time.monotonic() + 5) as sock:
-            assert sock.getpeername() == listener.getsockname()
-
-
-def test_the_pauses_between_tries_grow(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    now = time.monotonic()
-
-    class Clock:
-        monotonic = staticmethod(lambda: now + sum(pauses))
-        sleep = staticmethod(pauses.append)
-
-    monkeypatch.setattr(tcp, "time", Clock)
-    with pytest.raises(NoConnectionError):
-        tcp.connect([("127.0.0.1", port)], now + 10)
-    assert sum(pauses) == pytest.approx(10)
-    assert pauses[0] <= 0.02
-    assert pauses[:-1] == sorted(pauses[:-1])
-    assert max(pauses) <= 0.5
-    assert len(pauses) < 60
-
-
 def test_data_sockets_do_not_delay_small_messages() -> None:
-    with tcp.listen("127.0.0.1", 0) as listener, tcp.connect([listener.getsockname()], time.monotonic() + 5) as sock:
+    with tcp.listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as sock:
         tcp.tune(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -191,15 +150,6 @@ def test_waking_a_closed_poller_is_no_error(pair: tuple[socket.socket, socket.so
     poller = tcp.SocketPoller({5: pair[0]})
     poller.close()
     poller.wake()
-
-
-def test_no_further_connection_is_tried_with_a_peer_whose_first_has_ended(port: int) -> None:
-    first, other = socket.socketpair()
-    with first:
-        other.close()
-        begun = time.monotonic()
-        with pytest.raises(NoConnectionError, match=tcp.PEER_ENDED):
-            tcp.connect([("127.0.0.1", port)], begun + 3600, beside=first)
 
 
 def test_a_peer_has_hung_up_even_if_what_it_said_is_unread() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.backends.mesh import MeshBackend
-from ringfort.bootstrap.torch_store import Place, check_place, meet_at_store, open_store
+from ringfort.bootstrap.terms import check_place
+from ringfort.bootstrap.torch_store import Place, meet_at_store, open_store
 from ringfort.config import DistributedConfig
 from ringfort.errors import RendezvousError
 from ringfort.transport.machine import this_machine

@@ -1,5 +1,5 @@
-"""`Finder`: looks for peers on the network and keeps the ways to them. I/O around the address directory: it hears
-announcements, resolves what a person named, dials what is due, measures, and notices when the network changes."""
+"""`Finder`: finds peers on the network and connects to them. I/O around the address directory: it receives
+announcements, resolves names, connects to addresses when they are due, measures, and notices network changes."""
 
 from __future__ import annotations
 
@@ -9,53 +9,50 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from socket import socket
 from typing import Any, Final
 
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.discovery.directory import AddressDirectory, Source, preference_for
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, reachable
 from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble
 from ringfort.cluster.discovery.static import parse_peers, resolve
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.cluster.discovery.watch import watch_interfaces
-from ringfort.cluster.net.control_link import dial
+from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, probe
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.net.waiting import within
 from ringfort.config import format_address, parse_address
 from ringfort.errors import ConfigError, DistributedError, NoConnectionError, RefusedError
-from ringfort.transport.handshake import Handshake
 from ringfort.transport.hello import Control
 
 RESOLVE_AGAIN: Final = 10.0
-"""Seconds between two looks at the names that a person gave: a machine that comes up gets its name then."""
+"""Seconds between two lookups of the configured names: a machine that starts later gets its name then."""
 WATCH_PERIOD: Final = 0.5
-"""Seconds between two looks at the interfaces; one takes a millisecond."""
+"""Seconds between two checks of the interfaces; each takes a millisecond."""
 MEASURE_WITHIN: Final = 1.5
-"""Seconds that a group waits for the ways between its members to be measured. A way that takes longer is not used."""
-MANNERS: Final = 0.25
-"""Seconds that the one of two peers with the higher token waits for the other to dial: usually both hear of each other
-at once, and one link is enough. If the other heard nothing, this one dials."""
+"""Seconds that a group waits until the paths between its members are measured. A path that takes longer is not used."""
+CONNECT_DELAY: Final = 0.25
+"""Seconds that the peer with the higher token waits for the other one to connect: usually both learn of each other at
+once, and one link is enough. If the other one has heard nothing, this one connects."""
 MAX_REFUSALS: Final = 16
-"""Reasons that are remembered for the error when nobody comes."""
-
-OnDialled = Callable[[socket, Handshake, str], None]
-"""Takes over an open control connection to the address."""
+"""Reasons that are kept for the error if no peer is found."""
 
 
 def key_of(peer: str) -> str:
-    """What the directory files a peer under: its token, the last part of its id, which announcements have too."""
+    """Return a peer's key in the directory: its token, the last part of its id, which announcements have too."""
     return peer.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class FinderEvents:
-    """What a finder tells its node."""
+    """Callbacks of a finder."""
 
-    dialled: OnDialled
+    connected: Callable[[Connection, str], None]
+    """Takes over a new control connection to the address."""
     moved: Callable[[Choice], None]
-    """The interfaces are others."""
+    """The interfaces have changed."""
     measured: Callable[[str, Measurement], None]
     """An address was measured."""
 
@@ -80,13 +77,13 @@ class Finder:
         self._is_over = False
 
     def choose(self) -> Choice:
-        """The interfaces to be found on. Raises `ConfigError` for one that was asked for and is not there."""
+        """Return the interfaces to use. Raises `ConfigError` for a configured one that does not exist."""
         self.choice = choose(list_interfaces(), self._setup.config.interfaces)
         self.directory.preference = preference_for(self.choice)
         return self.choice
 
     async def start(self, port: int) -> None:
-        """Begins to look; this peer listens at `port`."""
+        """Begin to look for peers; this one listens at `port`."""
         setup = self._setup
         if setup.config.multicast:
             self._mdns = MdnsDiscovery(
@@ -104,7 +101,7 @@ class Finder:
         self.look()
 
     async def close(self) -> None:
-        """Stops, and says goodbye to those who only listen."""
+        """Stop, and withdraw the announcement."""
         self._is_over = True
         if self._wake is not None:
             self._wake.cancel()
@@ -117,15 +114,15 @@ class Finder:
     # --- what is heard --------------------------------------------------------------------------------------------
 
     def learn(self, peer: str, addresses: Iterable[str], introducer: str) -> None:
-        """`introducer` says that `peer` is to be found at `addresses`."""
+        """Note that `peer` is at `addresses`, according to `introducer`."""
         self._learn(key_of(peer), self._usable(addresses), Source.EXCHANGE, introducer)
 
     def strangers(self) -> tuple[str, ...]:
-        """The machines from which peers of other clusters announce themselves, an address for each."""
+        """Return the machines on which peers of other clusters announce themselves, one address for each."""
         return () if self._mdns is None else self._mdns.strangers()
 
     def interface_of(self, address: str) -> Interface | None:
-        """The interface that leads to `address`, which is `host:port`."""
+        """Return the interface that leads to `address`, which is `host:port`."""
         try:
             return self.choice.interface_of(parse_address(address)[0])
         except ConfigError:
@@ -146,7 +143,7 @@ class Finder:
         if self._setup.token < token or token in self.directory.linked_peers:
             learn()
         else:
-            asyncio.get_running_loop().call_later(MANNERS, learn)
+            asyncio.get_running_loop().call_later(CONNECT_DELAY, learn)
 
     def _gone(self, token: str) -> None:
         self.directory.withdraw(self._announced.pop(token, ()), Source.MDNS)
@@ -155,7 +152,7 @@ class Finder:
         self.troubles[trouble.interface] = trouble
 
     def _usable(self, addresses: Iterable[str]) -> list[str]:
-        """As this machine can use them; what is none is left out."""
+        """Return the addresses as this machine can use them, without those that are malformed."""
         found: list[str] = []
         for address in addresses:
             try:
@@ -185,10 +182,10 @@ class Finder:
             self._begin(self._mdns.update(choice))
         self.look()
 
-    # --- dialling -------------------------------------------------------------------------------------------------
+    # --- connecting -----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Dials what is due and sets the clock for the rest."""
+        """Connect to the addresses that are due, and set a timer for the rest."""
         if self._is_over:
             return
         now = clock()
@@ -205,23 +202,23 @@ class Finder:
     async def _try(self, address: str) -> None:
         linked = [token for token in self.directory.linked_peers if address in self.directory.addresses(token)]
         if not linked:
-            await self._dial(address)
+            await self._connect(address)
         elif self._is_known_way(linked[0], address):
             self.directory.skip(address, clock())
         else:
             await self.measure(address)
         self.look()
 
-    async def _dial(self, address: str) -> None:
+    async def _connect(self, address: str) -> None:
         host, port = parse_address(address)
         try:
-            sock, handshake = await dial(host, port, self._setup.wall, Control())
+            connection = await connect(host, port, self._setup.wall, Control())
         except DistributedError as exc:
             self.directory.failed(address, clock(), str(exc))
             if not isinstance(exc, NoConnectionError):
                 self._refused(address, str(exc))
         else:
-            self._events.dialled(sock, handshake, address)
+            self._events.connected(connection, address)
 
     def _refused(self, address: str, why: str) -> None:
         line = f"{address}: {why}"
@@ -229,8 +226,8 @@ class Finder:
             self.refusals.append(line)
 
     def refused(self, address: str, why: str) -> None:
-        """Somebody who came to us was turned away."""
-        # Of one that keeps coming, the last port is enough.
+        """Note that a client was refused."""
+        # For one that keeps connecting, the last port is enough.
         host = address.rpartition(":")[0]
         for line in [line for line in self.refusals if line.startswith(f"{host}:") and line.endswith(why)]:
             self.refusals.remove(line)
@@ -239,7 +236,7 @@ class Finder:
     # --- measuring ------------------------------------------------------------------------------------------------
 
     async def measure(self, address: str) -> Measurement | None:
-        """How fast an address is; one at a time, so that they do not measure each other."""
+        """Measure how fast an address is; one at a time, so that they do not measure each other."""
         host, port = parse_address(address)
         async with self._probing:
             try:
@@ -255,7 +252,7 @@ class Finder:
         return found
 
     async def ways_to(self, peer: str, addresses: Sequence[str]) -> list[str]:
-        """All addresses of `peer`, the fastest first. Where there are several that were not measured, that is done
+        """Return all addresses of `peer`, the fastest first. If there are several paths, unmeasured ones are measured
         now."""
         token = key_of(peer)
         self.directory.learn(self._usable(addresses), Source.EXCHANGE, clock(), claim=token, introducer=peer)
@@ -265,7 +262,7 @@ class Finder:
         return self.directory.addresses(token) or self._usable(addresses)
 
     async def measure_ways(self, peer: str) -> None:
-        """Measures an address of `peer` on each interface that leads to it: the others there go the same way."""
+        """Measure one address of `peer` on each interface that leads to it: others there take the same path."""
         token = key_of(peer)
         for address in self.directory.addresses(token):
             if not self._is_known_way(token, address) and not self.directory.has_failed(address):
@@ -283,20 +280,20 @@ class Finder:
     # --- links ----------------------------------------------------------------------------------------------------
 
     def answered(self, address: str, peer: str) -> None:
-        """The link to `address` leads to `peer`."""
+        """Note that the link to `address` leads to `peer`."""
         self.directory.answered(address, key_of(peer), clock())
 
     def failed(self, address: str, why: str) -> None:
-        """The link to `address` came to nothing."""
+        """Note that the link to `address` failed."""
         self.directory.failed(address, clock(), why)
         self.look()
 
     def linked(self, peer: str, address: str) -> None:
-        """The link with `peer` goes to `address`; empty where it came in."""
+        """Note that the link with `peer` goes to `address`; empty if the peer opened it."""
         self.directory.linked(key_of(peer), address)
 
     def unlinked(self, peer: str) -> None:
-        """There is no link with `peer` any more, if there was one."""
+        """Note that the link with `peer` has ended, if there was one."""
         if key_of(peer) in self.directory.linked_peers:
             self.directory.unlinked(key_of(peer), clock())
             self.look()

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, Final, TypeVar, cast
 
 from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.events import (
     CloneFound,
@@ -43,7 +44,7 @@ from ringfort.cluster.net.connector import Finder, FinderEvents
 from ringfort.cluster.net.control_link import ControlLink
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.durable_votes import StandingStore
-from ringfort.cluster.net.epoch_connections import Forming
+from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.line import Line
 from ringfort.cluster.net.link_metrics import Speeds
@@ -53,7 +54,6 @@ from ringfort.cluster.net.setup import Setup
 from ringfort.config import format_address, parse_address
 from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import hello
-from ringfort.transport.handshake import Handshake
 from ringfort.transport.hello import Meet
 
 _log = logging.getLogger(__name__)
@@ -99,9 +99,9 @@ class Control:
             ring_order=self._ring_order,
             work_done=work_done,
         )
-        self.finder = Finder(setup, FinderEvents(self._dialled, self._moved, self._measured))
-        self.listener = ControlListener(setup.wall, self._came, self.finder.refused)
-        self.forming = Forming(setup, self.finder)
+        self.finder = Finder(setup, FinderEvents(self._connected, self._moved, self._measured))
+        self.listener = ControlListener(Listener(setup.wall, on_refused=self.finder.refused), self._accepted)
+        self.forming = EpochConnections(setup, self.finder)
         self.speeds = Speeds(setup, self.core, self.finder)
         self.events: deque[str] = deque(maxlen=MAX_EVENTS)
         """What was reported of peers that were refused, in words."""
@@ -230,41 +230,41 @@ class Control:
 
     # --- connections ------------------------------------------------------------------------------------------------
 
-    def _came(self, sock: socket.socket, handshake: Handshake, where: str) -> None:
-        match handshake.purpose:
+    def _accepted(self, connection: Connection) -> None:
+        match connection.purpose:
             case hello.Control():
-                self._begin(self._attach(sock, handshake, "", where), sock)
+                self._begin(self._attach(connection, "", connection.address), connection.sock)
             case hello.Probe() if self._probes < MAX_PROBES:
-                self._begin(self._answer_probe(sock, handshake, where), sock)
+                self._begin(self._answer_probe(connection), connection.sock)
             case hello.Probe():
-                sock.close()
+                connection.close()
             case Meet() as said:
-                self.forming.came(sock, handshake, said)
+                self.forming.accepted(connection, said)
             case _:
                 why = "this is a peer of a cluster; a group with fixed ranks is joined at its rank 0"
-                Connection(sock, handshake).refuse("group", why)
-                self.finder.refused(where, why)
+                connection.refuse("group", why)
+                self.finder.refused(connection.address, why)
 
-    def _dialled(self, sock: socket.socket, handshake: Handshake, address: str) -> None:
-        self._begin(self._attach(sock, handshake, address, address), sock)
+    def _connected(self, connection: Connection, address: str) -> None:
+        self._begin(self._attach(connection, address, address), connection.sock)
 
-    async def _attach(self, sock: socket.socket, handshake: Handshake, address: str, where: str) -> None:
+    async def _attach(self, connection: Connection, address: str, where: str) -> None:
         try:
-            node = self.setup.proved(handshake)
+            node = self.setup.proved(connection.identity)
         except HandshakeError as exc:
-            sock.close()
+            connection.close()
             self.finder.refused(where, str(exc))
             self.finder.failed(address, str(exc))
             return
         number = next(self._numbers)
         link = ControlLink(
-            handshake,
+            connection,
             lambda body: self._received(number, body),
             lambda why: self._ended(number, why),
         )
         self.lines[number] = Line(link, address, where)
         try:
-            await link.attach(sock)
+            await link.attach()
         except (OSError, asyncio.CancelledError) as exc:
             del self.lines[number]
             if isinstance(exc, asyncio.CancelledError):
@@ -274,13 +274,13 @@ class Control:
         self._do(self.core.connected(clock(), number, node, initiated=bool(address)))
         link.send(encode(about(self.speeds.own, clock())))
 
-    async def _answer_probe(self, sock: socket.socket, handshake: Handshake, where: str) -> None:
+    async def _answer_probe(self, connection: Connection) -> None:
         self._probes += 1
         try:
-            found = await answer_probe(sock, handshake, self.setup.peer)
-            self._measured(where, found)
+            found = await answer_probe(connection, self.setup.peer)
+            self._measured(connection.address, found)
         except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
-            _log.debug("a probe of %s failed: %s", where, exc)
+            _log.debug("a probe of %s failed: %s", connection.address, exc)
         finally:
             self._probes -= 1
 

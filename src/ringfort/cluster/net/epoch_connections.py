@@ -1,65 +1,51 @@
-"""`Forming`: the data connections of an epoch's members, one between every two, made by the control service.
+"""`EpochConnections`: the data connections of an epoch's members, one between every two, made by the control service.
 
-As in `backends.rendezvous`, every rank connects to those below it and lets in those above it. Here every connection
-comes to the listener that the cluster has anyway; each is made on its own, at the same time as the others; and all is
-given up at once when the epoch ends, which a thread that waits in `connect` could not do.
+As in `bootstrap.fixed_list`, every rank connects to those below it and accepts those above it. Here all connections
+arrive at the listener that the node has anyway, they are made at the same time, and they are given up at once when the
+epoch ends, which a thread that waits for a connection could not do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
+from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.cluster.net.connector import Finder
-from ringfort.cluster.net.control_link import dial, hear
+from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.setup import Setup
-from ringfort.cluster.net.waiting import within
-from ringfort.config import format_address, parse_address
-from ringfort.errors import AbortedError, DistributedError, HandshakeError
-from ringfort.transport import hello, tcp
-from ringfort.transport.handshake import Handshake, sealed
+from ringfort.cluster.net.waiting import run, within
+from ringfort.config import parse_address
+from ringfort.errors import AbortedError, DistributedError, HandshakeError, NoConnectionError, ProtocolError
+from ringfort.transport import tcp
 from ringfort.transport.hello import Meet, Ready
 from ringfort.transport.machine import Machine
 
 MAX_EARLY: Final = 256
 """Connections of members whose program is ahead of ours. As many as an epoch has members."""
 EARLY_SECONDS: Final = 60.0
-"""For which they are kept. One that is dropped comes again."""
+"""For how long they are kept. A member whose connection is dropped connects again."""
 _PAUSE: Final = 0.1
 """Seconds before a peer that could not be reached is tried again."""
-_LOOK: Final = 0.25
-"""Seconds between two looks whether those who came are still there."""
+_CHECK_EVERY: Final = 0.25
+"""Seconds between two checks whether the accepted connections are still open."""
+_SAY_WITHIN: Final = 0.1
+"""Seconds for an answer to a new connection, which has room for it."""
 
 
 def token_of(epoch: Epoch) -> bytes:
-    """What only the members of this very epoch know alike: two that disagree about a rank never meet."""
+    """Return what members have in common only if they agree on the whole epoch, so others never meet."""
     return blake2b(msgspec.msgpack.encode(epoch), digest_size=16).digest()
-
-
-class Seat(NamedTuple):
-    """A connection to a member, and on which machine that is."""
-
-    sock: socket.socket
-    handshake: Handshake
-    machine: Machine
-
-
-@dataclass
-class _Caller:
-    sock: socket.socket
-    handshake: Handshake
-    said: Meet
-    came: float = field(default_factory=clock)
 
 
 @dataclass
@@ -68,96 +54,101 @@ class _Group:
     token: bytes
     rank: int
     machine: Machine
-    seats: dict[int, Seat] = field(default_factory=dict[int, "Seat"])
+    connections: dict[int, Connection] = field(default_factory=dict[int, "Connection"])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     failure: DistributedError | None = None
     why: dict[int, str] = field(default_factory=dict[int, str])
 
     @property
     def missing(self) -> list[int]:
-        return [rank for rank in range(len(self.epoch.members)) if rank != self.rank and rank not in self.seats]
+        return [rank for rank in range(len(self.epoch.members)) if rank != self.rank and rank not in self.connections]
 
     def drop_ended(self) -> None:
-        """One that has gone before all were there is expected again."""
-        for rank, (sock, _, _) in tuple(self.seats.items()):
-            if tcp.is_ended(sock):
-                del self.seats[rank]
-                sock.close()
+        """Drop connections that ended before all were there: those members are expected again."""
+        for rank in [rank for rank, connection in self.connections.items() if tcp.is_ended(connection.sock)]:
+            self.connections.pop(rank).close()
 
 
-class Forming:
+class EpochConnections:
     """Lives in the control service's loop. One group at a time."""
 
     def __init__(self, setup: Setup, finder: Finder) -> None:
         self._setup = setup
         self._finder = finder
-        self._early: list[_Caller] = []
+        self._early: list[tuple[float, Connection, Meet]] = []
+        """Connections that wait for our own program, and since when."""
         self._group: _Group | None = None
         self._over: dict[tuple[int, str], str] = {}
-        """Why the latest epochs have ended: what their members should form in them would never come about."""
+        """Why the latest epochs have ended: their connections can never become complete."""
 
-    def came(self, sock: socket.socket, handshake: Handshake, said: Meet) -> None:
-        """A member connects. Kept until our own program is as far."""
-        self._early.append(_Caller(sock, handshake, said))
+    def accepted(self, connection: Connection, said: Meet) -> None:
+        """Take over a member's connection. It is kept until our own program is as far."""
+        self._early.append((clock(), connection, said))
         self._let_in()
         oldest = clock() - EARLY_SECONDS
-        while self._early and (len(self._early) > MAX_EARLY or self._early[0].came < oldest):
-            self._early.pop(0).sock.close()
+        while self._early and (len(self._early) > MAX_EARLY or self._early[0][0] < oldest):
+            self._early.pop(0)[1].close()
 
     def missing(self) -> dict[int, str]:
-        """The ranks of the group that forms which there is no connection with, and what is known of why."""
+        """Return the ranks of the current group that are not connected, and why, as far as that is known."""
         group = self._group
-        return {} if group is None else {rank: group.why.get(rank, "it has not come yet") for rank in group.missing}
+        return (
+            {} if group is None else {rank: group.why.get(rank, "it has not connected yet") for rank in group.missing}
+        )
 
     def ended(self, epoch: Epoch, why: str) -> None:
-        """The epoch is over, and what forms in it."""
+        """Give up the connections of an epoch that has ended."""
         self._over[epoch.key] = why
         while len(self._over) > MAX_EARLY:
             del self._over[next(iter(self._over))]
         if self._group is not None and self._group.epoch.key == epoch.key:
-            self._group.failure = AbortedError(f"{epoch} has ended: {why}")
-            self._group.changed.set()
+            self._fail(AbortedError(f"{epoch} has ended: {why}"))
 
     def close(self) -> None:
-        """Gives up."""
-        for caller in self._early:
-            caller.sock.close()
+        """Give up everything."""
+        for _, connection, _ in self._early:
+            connection.close()
         self._early.clear()
+        self._fail(AbortedError("this node was closed"))
+
+    def _fail(self, failure: DistributedError) -> None:
         if self._group is not None:
-            self._group.failure = AbortedError("this node was closed")
+            self._group.failure = failure
             self._group.changed.set()
 
-    async def form(self, epoch: Epoch, machine: Machine) -> dict[int, Seat]:
-        """A connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to give up.
+    async def connect(self, epoch: Epoch, machine: Machine) -> dict[int, Connection]:
+        """Return a connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to
+        give up.
 
-        Raises `AbortedError` when the epoch ends, or has ended before this began.
+        Raises `AbortedError` if the epoch ends, or has ended before.
         """
         if epoch.key in self._over:
             raise AbortedError(f"{epoch} has ended: {self._over[epoch.key]}")
         group = self._group = _Group(epoch, token_of(epoch), epoch.peers.index(self._setup.peer), machine)
-        knocking = [asyncio.ensure_future(self._connect(group, rank)) for rank in range(group.rank)]
+        connecting = [asyncio.ensure_future(self._connect(group, rank)) for rank in range(group.rank)]
         done = False
         try:
             while True:
                 group.changed.clear()
                 if group.failure is not None:
                     raise group.failure
-                self._let_in()  # at each look: one may wait for a place whose first connection has ended meanwhile
+                self._let_in()  # each time: one may wait for a place whose first connection has ended meanwhile
                 if not group.missing:
                     group.drop_ended()
                     done = not group.missing
                     if done:
-                        return group.seats
+                        return group.connections
                     below = [rank for rank in group.missing if rank < group.rank]
-                    knocking += [asyncio.ensure_future(self._connect(group, rank)) for rank in below]
-                await _wait(group.changed, _LOOK)
+                    connecting += [asyncio.ensure_future(self._connect(group, rank)) for rank in below]
+                with suppress(TimeoutError):
+                    await within(_CHECK_EVERY, group.changed.wait())
         finally:
-            for task in knocking:
+            for task in connecting:
                 task.cancel()
-            await asyncio.gather(*knocking, return_exceptions=True)
+            await asyncio.gather(*connecting, return_exceptions=True)
             if not done:
-                for sock, _, _ in group.seats.values():
-                    sock.close()
+                for connection in group.connections.values():
+                    connection.close()
             if self._group is group:
                 self._group = None
 
@@ -165,83 +156,69 @@ class Forming:
         group = self._group
         if group is None:
             return
-        for caller in [caller for caller in self._early if secrets.compare_digest(caller.said.token, group.token)]:
-            rank = caller.said.rank
-            why = self._why_not(group, caller)
-            if not why and rank in group.seats:
-                if not tcp.is_ended(group.seats[rank].sock):
+        for early in [early for early in self._early if secrets.compare_digest(early[2].token, group.token)]:
+            _, connection, said = early
+            why = self._why_not(group, connection, said.rank)
+            if not why and said.rank in group.connections:
+                if not tcp.is_ended(group.connections[said.rank].sock):
                     continue  # a second claim waits until the first connection has ended
-                group.seats.pop(rank).sock.close()
-            self._early.remove(caller)
-            if why or tcp.is_ended(caller.sock):
-                self._turn_away(caller, why)
+                group.connections.pop(said.rank).close()
+            self._early.remove(early)
+            if why:
+                self._finder.refused(connection.address, why)
+            if why or tcp.is_ended(connection.sock):
+                connection.close()
                 continue
             try:
-                caller.sock.send(sealed(caller.handshake.sealer, hello.encode(Ready(group.machine))))
-            except OSError:
-                caller.sock.close()  # it has gone, and comes again
+                connection.say(Ready(group.machine), time.monotonic() + _SAY_WITHIN)
+            except NoConnectionError:
+                connection.close()  # it has gone, and connects again
                 continue
-            group.seats[rank] = Seat(caller.sock, caller.handshake, caller.said.machine)
+            connection.machine = said.machine
+            group.connections[said.rank] = connection
             group.changed.set()
 
-    def _why_not(self, group: _Group, caller: _Caller) -> str:
-        """Why this connection cannot be the member's that it claims to be; empty if it can."""
-        rank = caller.said.rank
+    def _why_not(self, group: _Group, connection: Connection, rank: int) -> str:
+        """Return why a connection cannot be that of the member it claims to be; empty if it can."""
         if not group.rank < rank < len(group.epoch.members):
             return f"rank {rank} does not connect to rank {group.rank}"
-        return self._other_identity(caller.handshake, group.epoch.members[rank])
+        return self._other_identity(connection, group.epoch.members[rank])
 
-    def _other_identity(self, handshake: Handshake, member: Member) -> str:
-        """Say so if the connection proved another identity than the member's. The token alone proves nothing: whoever
-        is told of the epoch, an observer too, can compute it. With encryption off there is no identity to compare."""
+    def _other_identity(self, connection: Connection, member: Member) -> str:
+        """Return a complaint if the connection proved another identity than the member's. The token alone proves
+        nothing: everyone who is told of the epoch, observers too, can compute it. With encryption off there is no
+        identity to compare."""
         try:
-            proved = self._setup.proved(handshake)
+            proved = self._setup.proved(connection.identity)
         except HandshakeError as exc:
             return str(exc)
         is_right = self._setup.wall is None or proved == node_of(member.peer)
         return "" if is_right else f"it proved to be {proved}, not {member.peer}"
 
-    def _turn_away(self, caller: _Caller, why: str) -> None:
-        if why:
-            with suppress(OSError):  # it may have gone
-                self._finder.refused(format_address(*caller.sock.getpeername()[:2]), why)
-        caller.sock.close()
-
     async def _connect(self, group: _Group, rank: int) -> None:
         member = group.epoch.members[rank]
-        meet = Meet(group.rank, len(group.epoch.members), group.token, group.machine)
-        while rank not in group.seats:
+        while rank not in group.connections:
             for address in await self._finder.ways_to(member.peer, member.addresses):
-                seat = await self._meet(group, rank, member, address, meet)
-                if seat is not None:
-                    group.seats[rank] = seat
+                try:
+                    connection = await self._meet(group, rank, member, address)
+                except DistributedError as exc:
+                    group.why[rank] = f"{member.peer} at {address}: {exc}"
+                else:
+                    group.connections[rank] = connection
                     group.changed.set()
                     return
             await asyncio.sleep(_PAUSE)
 
-    async def _meet(self, group: _Group, rank: int, member: Member, address: str, meet: Meet) -> Seat | None:
-        host, port = parse_address(address)
-        sock: socket.socket | None = None
-        try:
-            sock, handshake = await dial(host, port, self._setup.wall, meet)
-            why = self._other_identity(handshake, member)
+    async def _meet(self, group: _Group, rank: int, member: Member, address: str) -> Connection:
+        meet = Meet(group.rank, len(group.epoch.members), group.token, group.machine)
+        connection = await connect(*parse_address(address), self._setup.wall, meet)
+        with closed_on_error({rank: connection}):
+            why = self._other_identity(connection, member)
             if why:
                 raise HandshakeError(why)
             group.why[rank] = "it is connected, but its program has not come this far"
-            answer = await hear(sock, handshake)
-            if isinstance(answer, Ready):
-                return Seat(sock, handshake, answer.machine)
-        except DistributedError as exc:
-            group.why[rank] = f"{member.peer} at {address}: {exc}"
-        except BaseException:
-            if sock is not None:
-                sock.close()
-            raise
-        if sock is not None:
-            sock.close()
-        return None
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        await within(seconds, event.wait())
+            answer = await run(connection.hearing())
+            if not isinstance(answer, Ready):
+                raise ProtocolError("it answered a hello with something else")
+        connection.machine = answer.machine
+        return connection

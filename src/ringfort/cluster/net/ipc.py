@@ -79,7 +79,7 @@ class Tell(Request, frozen=True, tag="tell"):
 
 
 class Form(Request, frozen=True, tag="form"):
-    """Connect this peer with all members of `epoch`; see `Forming.form`."""
+    """Connect this peer with all members of `epoch`; see `EpochConnections.connect`."""
 
     epoch: Epoch
     machine: Machine

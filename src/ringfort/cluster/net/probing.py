@@ -1,12 +1,12 @@
-"""How fast an address is: a connection of its own, a short burst there, one back, and what each side saw of it.
+"""Measuring how fast an address is: over a connection of its own, a short burst in each direction.
 
     initiator                                  responder
     burst, end                           ->
-                                         <-    who I am and how fast that came; burst, end
-    how fast that came                   ->
+                                         <-    peer id and speed of that burst; burst, end
+    peer id and speed of that burst      ->
 
 The speed is that of the whole burst or of what came after its first part (`speed_of`). A burst ends after
-`BURST_BYTES` or `BURST_SECONDS`, whichever is first, so that it disturbs nobody for long.
+`BURST_BYTES` or `BURST_SECONDS`, whichever is first, so that it disturbs other traffic only for a moment.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from typing import Annotated, Final
 
 import msgspec
 
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.peer_messages import PeerId
-from ringfort.cluster.net.control_link import dial
+from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.waiting import within
 from ringfort.config import KIB
 from ringfort.errors import ProtocolError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import peer_id_of
-from ringfort.transport.handshake import Handshake, sealed
+from ringfort.transport.handshake import RecordReader, sealed
 from ringfort.transport.hello import Probe
-from ringfort.transport.records import LENGTH, MAX_OVERHEAD
+from ringfort.transport.records import MAX_OVERHEAD
 
 BURST_BYTES: Final = 4096 * KIB
 """34 ms of gigabit Ethernet."""
 BURST_SECONDS: Final = 0.04
-"""What a slow link is kept busy for, and what its buffers hold beyond that."""
+"""For how long a slow link is kept busy, beside what its buffers hold."""
 PROBE_TIMEOUT: Final = 2.0
-"""Seconds for all of it, after the connection is open."""
+"""Seconds for a whole probe, once connected."""
 MAX_PROBES: Final = 4
-"""That are answered at once."""
+"""Probes that are answered at the same time."""
 _PIECE: Final = bytes(64 * KIB - MAX_OVERHEAD)
 """Smaller ones would measure the interpreter: each costs it some 50 microseconds."""
 SETTLING: Final = 4
@@ -74,54 +75,55 @@ class Measurement:
         return min(self.bandwidth_out, self.bandwidth_in)
 
     round_trip: float | None = None
-    """Seconds to connect and open: about two round trips and the arithmetic of a handshake. None at the responder."""
+    """Seconds for connecting: about two round trips and the arithmetic of a handshake. None at the responder."""
 
 
 async def probe(host: str, port: int, credentials: Credentials | None, me: str, turn: asyncio.Lock) -> Measurement:
-    """Measures the way to an address, in its `turn` once it is connected: who does not answer keeps nobody waiting.
-    Raises as `dial` does, and `ProtocolError` or `TimeoutError` for what answers something else or too late."""
+    """Measure the path to an address. Takes `turn` only once it is connected, so that an address that does not answer
+    delays no other.
+
+    Raises as `connect`, and `ProtocolError` or `TimeoutError` for a wrong or late answer.
+    """
     begun = time.perf_counter()
-    sock, handshake = await dial(host, port, credentials, Probe())
+    connection = await connect(host, port, credentials, Probe())
     round_trip = time.perf_counter() - begun
 
     async def measure() -> Measurement:
-        way = _Way(sock, handshake)
-        await way.burst()
-        said = way.parse(await way.read())
-        speed = await way.sink()
-        await way.write(msgspec.msgpack.encode(_Said(me, speed)))
+        messages = _Messages(connection)
+        await messages.burst()
+        said = messages.parse(await messages.read())
+        speed = await messages.sink()
+        await messages.write(msgspec.msgpack.encode(_Said(me, speed)))
         return Measurement(said.peer, said.speed, speed, round_trip)
 
-    with sock:
+    with connection.sock:
         async with turn:
             return await within(PROBE_TIMEOUT, measure())
 
 
-async def answer_probe(sock: socket.socket, handshake: Handshake, me: str) -> Measurement:
-    """The responder's side, which closes the socket. Raises as `probe` does."""
+async def answer_probe(connection: Connection, me: str) -> Measurement:
+    """Do the responder's side, and close the connection. Raises as `probe`."""
 
     async def measure() -> Measurement:
-        way = _Way(sock, handshake)
-        speed = await way.sink()
-        await way.write(msgspec.msgpack.encode(_Said(me, speed)))
-        await way.burst()
-        said = way.parse(await way.read())
+        messages = _Messages(connection)
+        speed = await messages.sink()
+        await messages.write(msgspec.msgpack.encode(_Said(me, speed)))
+        await messages.burst()
+        said = messages.parse(await messages.read())
         return Measurement(said.peer, said.speed, speed)
 
-    with sock:
+    with connection.sock:
         return await within(PROBE_TIMEOUT, measure())
 
 
-class _Way:
-    """Records on a socket, one after the other."""
+class _Messages:
+    """The messages of a probe."""
 
-    def __init__(self, sock: socket.socket, handshake: Handshake) -> None:
-        self._sock = sock
-        self._sealer, self._opener = handshake.sealer, handshake.opener
-        self._identity = handshake.identity
+    def __init__(self, connection: Connection) -> None:
+        self._sock, self._sealer, self._identity = connection.sock, connection.sealer, connection.identity
+        self._reader = RecordReader(connection.opener, len(_PIECE))
         self._loop = asyncio.get_running_loop()
-        self._data = bytearray()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
 
     async def write(self, body: bytes) -> None:
         try:
@@ -130,34 +132,15 @@ class _Way:
             raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
 
     async def read(self) -> bytes:
-        while True:
-            body = self._next()
-            if body is not None:
-                return body
+        while (body := self._reader.next()) is None:
             try:
                 data = await self._loop.sock_recv(self._sock, 4 * len(_PIECE))
             except OSError as exc:
                 raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
             if not data:
                 raise ProtocolError("a probe ended too early")
-            self._data += data
-
-    def _next(self) -> bytes | None:
-        if len(self._data) < LENGTH.size:
-            return None
-        (length,) = LENGTH.unpack_from(self._data)
-        if length > len(_PIECE) + MAX_OVERHEAD:
-            raise ProtocolError(f"a piece of a probe claims {length} bytes")
-        end = LENGTH.size + length
-        if len(self._data) < end:
-            return None
-        record = bytes(self._data[:end])
-        del self._data[:end]
-        if self._opener is None:
-            return record[LENGTH.size :]
-        body = bytearray(end - self._opener.overhead)
-        self._opener.open(record, memoryview(body))
-        return bytes(body)
+            self._reader.feed(data)
+        return body
 
     async def burst(self) -> None:
         until = time.perf_counter() + BURST_SECONDS
@@ -168,7 +151,7 @@ class _Way:
         await self.write(b".")
 
     async def sink(self) -> float:
-        """Takes a burst; returns its speed."""
+        """Receive a burst and return its speed."""
         arrivals: list[float] = []
         while len(await self.read()) == len(_PIECE):
             arrivals.append(time.perf_counter())
@@ -179,14 +162,14 @@ class _Way:
         return speed_of(arrivals, time.perf_counter(), len(_PIECE))
 
     def parse(self, body: bytes) -> _Said:
-        """What the other side says in the end. Raises `ProtocolError` if it speaks for a peer that it is not."""
+        """Return what the other side measured. Raises `ProtocolError` if it claims to be a peer that it is not."""
         try:
             said = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise ProtocolError(f"a probe was answered with something else: {exc}") from exc
+            raise ProtocolError(f"malformed answer to a probe: {exc}") from exc
         proved = peer_id_of(self._identity) if self._identity else ""
         if proved and node_of(said.peer) != proved:
-            raise ProtocolError(f"a probe says that it is of {said.peer} and proved to be of {proved}")
+            raise ProtocolError(f"a probe claims to be of {said.peer} and proved to be of {proved}")
         return said
 
 

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from ringfort.bootstrap.connection import Session
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, Noted
 from ringfort.cluster.diagnosis import explain
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.control import STOP_WITHIN, Control
-from ringfort.cluster.net.epoch_connections import Forming, Seat
+from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.process_watch import ProcessWatch
 from ringfort.cluster.net.setup import Setup
 from ringfort.errors import ChannelClosedError, RendezvousTimeoutError
@@ -194,12 +194,12 @@ class ControlService:
         try:
             if self.control is None:
                 raise ChannelClosedError("this node is not running; call start()")
-            seats = await _within(request.timeout, self.control.forming, request)
+            connections = await _within(request.timeout, self.control.forming, request)
         except Exception as exc:
             self._failed(number, exc)
             return
-        for rank, (sock, handshake, machine) in seats.items():
-            self._send(ipc.Connected(number, rank, Session.of(handshake, machine)), [sock])
+        for rank, connection in connections.items():
+            self._send(ipc.Connected(number, rank, connection.session), [connection.sock])
         self._answer(number, None)
 
     # --- what the node is told ----------------------------------------------------------------------------------------
@@ -295,9 +295,9 @@ class ControlService:
                 self._gone()
 
 
-async def _within(timeout: float, forming: Forming, request: ipc.Form) -> dict[int, Seat]:
+async def _within(timeout: float, forming: EpochConnections, request: ipc.Form) -> dict[int, Connection]:
     """Raises `RendezvousTimeoutError` with who is missing."""
-    work = asyncio.ensure_future(forming.form(request.epoch, request.machine))
+    work = asyncio.ensure_future(forming.connect(request.epoch, request.machine))
     try:
         await asyncio.wait({work}, timeout=timeout)
         if work.done():

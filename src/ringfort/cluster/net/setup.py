@@ -23,7 +23,6 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.known import KnownKeys
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.transport.handshake import Handshake
 
 MAX_SLOTS = 4096
 """As `messages.Member` has it."""
@@ -139,12 +138,12 @@ class Setup:
         """What connections are opened with; None with encryption off."""
         return None if self.config.encryption == "off" else self.credentials
 
-    def proved(self, handshake: Handshake) -> str:
-        """Return the node that the other side of an open connection proved to be; empty with encryption off.
+    def proved(self, identity: bytes) -> str:
+        """Return the node whose key the other side of a connection has proved; empty with encryption off.
 
         Raises `HandshakeError` if another key has shown the same id before.
         """
-        return self.keys.name(handshake.identity) if handshake.identity else ""
+        return self.keys.name(identity) if identity else ""
 
     def member(self) -> Member:
         """This peer before it has an address."""

@@ -36,7 +36,7 @@ def place(rank: int = 0, machine: Machine = HERE) -> Place:
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     config = DistributedConfig(timeout=0.2)
-    with pytest.raises(RendezvousTimeoutError, match="rank 1, 2 has not come") as caught:
+    with pytest.raises(RendezvousTimeoutError, match="rank 1, 2 has not registered") as caught:
         GlooBackend(0, 3, store=torch.distributed.HashStore(), config=config)
     assert caught.value.missing == (1, 2)
 

@@ -20,8 +20,8 @@ from ringfort import (
     HybridBackend,
     ReduceOp,
 )
-from ringfort.backends import tcp
 from ringfort.backends.engines.native import ByHost
+from ringfort.bootstrap import terms
 from ringfort.config import Shape
 from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
@@ -41,7 +41,7 @@ def hybrid_group(
     def machine(*, shares: bool) -> Any:
         return replace_id(this_machine(shares=shares), where.place)
 
-    monkeypatch.setattr(tcp, "this_machine", machine)
+    monkeypatch.setattr(terms, "this_machine", machine)
     credentials = passing_credentials()
     with reserved_addresses(1) as (master,):
 

@@ -22,15 +22,15 @@ FIRST, LAST = "0" * 16, "z" * 16
 """Tokens below and above every other."""
 
 
-class Dials:
-    """Every dial ends as `outcome` says; None leaves it under way."""
+class Attempts:
+    """Every attempt to connect ends as `outcome` says; None leaves it under way."""
 
     def __init__(self) -> None:
-        self.dialled: list[str] = []
+        self.addresses: list[str] = []
         self.outcome: DistributedError | None = None
 
     async def __call__(self, host: str, port: int, *_: object) -> Any:
-        self.dialled.append(f"{host}:{port}")
+        self.addresses.append(f"{host}:{port}")
         if self.outcome is None:
             await asyncio.Event().wait()
         raise self.outcome or AssertionError
@@ -50,9 +50,9 @@ def run(scene: Callable[[Finder], Awaitable[None]]) -> None:
 
 
 @pytest.fixture
-def dials(monkeypatch: pytest.MonkeyPatch) -> Dials:
-    made = Dials()
-    monkeypatch.setattr(connector_module, "dial", made)
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    made = Attempts()
+    monkeypatch.setattr(connector_module, "connect", made)
     return made
 
 
@@ -61,8 +61,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_one_with_the_lower_token_dials_and_the_other_waits_a_moment(
-    dials: Dials, monkeypatch: pytest.MonkeyPatch
+def test_the_one_with_the_lower_token_connects_and_the_other_waits_a_moment(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(finder: Finder) -> None:
         later: list[Callable[[], None]] = []
@@ -71,18 +71,18 @@ def test_the_one_with_the_lower_token_dials_and_the_other_waits_a_moment(
             patch.setattr(loop, "call_later", lambda seconds, action: later.append(action))
             finder._heard(Announcement(FIRST, ("10.0.0.2",), 7))
         await turns()
-        assert dials.dialled == []
+        assert attempts.addresses == []
         finder._heard(Announcement(LAST, ("10.0.0.3",), 7))
         await turns()
-        assert dials.dialled == ["10.0.0.3:7"]
+        assert attempts.addresses == ["10.0.0.3:7"]
         later[0]()  # the other has not come
         await turns()
-        assert dials.dialled == ["10.0.0.3:7", "10.0.0.2:7"]
+        assert attempts.addresses == ["10.0.0.3:7", "10.0.0.2:7"]
 
     run(scene)
 
 
-def test_addresses_that_are_announced_no_more_are_forgotten(dials: Dials) -> None:
+def test_addresses_that_are_announced_no_more_are_forgotten(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
         finder._heard(Announcement(LAST, ("10.0.0.2", "10.0.0.3"), 7))
         finder._heard(Announcement(LAST, ("10.0.0.3", "10.0.0.4"), 7))
@@ -93,7 +93,7 @@ def test_addresses_that_are_announced_no_more_are_forgotten(dials: Dials) -> Non
     run(scene)
 
 
-def test_what_is_no_address_is_not_learnt(dials: Dials) -> None:
+def test_what_is_no_address_is_not_learnt(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
         finder.learn(f"node.{LAST}", ["nonsense", "10.0.0.2:0", ":::", "10.0.0.2:7"], "somebody")
         assert finder.directory.addresses(LAST) == ["10.0.0.2:7"]
@@ -101,19 +101,19 @@ def test_what_is_no_address_is_not_learnt(dials: Dials) -> None:
     run(scene)
 
 
-def test_who_refuses_is_remembered_and_who_is_not_there_is_not(dials: Dials) -> None:
+def test_who_refuses_is_remembered_and_who_is_not_there_is_not(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
-        dials.outcome = NamespaceMismatchError("another cluster")
-        await finder._dial("10.0.0.2:7")
-        await finder._dial("10.0.0.2:7")
-        dials.outcome = NoConnectionError("Connection refused")
-        await finder._dial("10.0.0.3:7")
+        attempts.outcome = NamespaceMismatchError("another cluster")
+        await finder._connect("10.0.0.2:7")
+        await finder._connect("10.0.0.2:7")
+        attempts.outcome = NoConnectionError("Connection refused")
+        await finder._connect("10.0.0.3:7")
         assert list(finder.refusals) == ["10.0.0.2:7: another cluster"]
 
     run(scene)
 
 
-def test_of_one_that_keeps_coming_one_line_is_kept_and_of_many_the_last(dials: Dials) -> None:
+def test_of_one_that_keeps_coming_one_line_is_kept_and_of_many_the_last(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
         for port in (1, 2, 3):
             finder.refused(f"10.0.0.2:{port}", "not Ringfort")
@@ -126,11 +126,11 @@ def test_of_one_that_keeps_coming_one_line_is_kept_and_of_many_the_last(dials: D
     run(scene)
 
 
-def test_a_finder_that_is_closed_dials_nobody(dials: Dials) -> None:
+def test_a_finder_that_is_closed_connects_to_nobody(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
         await finder.close()
         finder._heard(Announcement(LAST, ("10.0.0.2",), 7))
         await turns()
-        assert dials.dialled == []
+        assert attempts.addresses == []
 
     run(scene)

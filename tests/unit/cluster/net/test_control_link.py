@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from ringfort.bootstrap.connection import Connection, shake_hands
 from ringfort.cluster.core.peer_messages import MAX_MESSAGE_BYTES
-from ringfort.cluster.net.control_link import ControlLink, dial, open_over
+from ringfort.cluster.net.control_link import ControlLink, connect
 from ringfort.cluster.net.probing import BURST_BYTES, answer_probe, probe
+from ringfort.cluster.net.waiting import run
 from ringfort.errors import HandshakeError, NoConnectionError, ProtocolError, RefusedError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
@@ -30,10 +32,10 @@ class End:
     """One end of a link, and what came out of it."""
 
     def __init__(self, handshake: Handshake, sock: socket.socket) -> None:
-        self.handshake, self.sock = handshake, sock
+        self.connection, self.sock = Connection.of(sock, handshake), sock
         self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.link = ControlLink(handshake, self.messages.put_nowait, self.ended.set_result)
+        self.link = ControlLink(self.connection, self.messages.put_nowait, self.ended.set_result)
 
 
 async def opened(*, encrypted: bool = True) -> tuple[End, End]:
@@ -42,7 +44,7 @@ async def opened(*, encrypted: bool = True) -> tuple[End, End]:
         sock.setblocking(False)
     credentials = member if encrypted else lambda: None
     handshakes = Handshake(credentials(), Control()), Handshake(credentials())
-    await asyncio.gather(open_over(near, handshakes[0]), open_over(far, handshakes[1]))
+    await asyncio.gather(run(shake_hands(near, handshakes[0])), run(shake_hands(far, handshakes[1])))
     return End(handshakes[0], near), End(handshakes[1], far)
 
 
@@ -56,8 +58,8 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 async def _carries(encrypted: bool) -> None:
     one, two = await opened(encrypted=encrypted)
-    await one.link.attach(one.sock)
-    await two.link.attach(two.sock)
+    await one.link.attach()
+    await two.link.attach()
     sizes = (1, 100, 65_536, MAX_MESSAGE_BYTES)
     for size in sizes:
         one.link.send(bytes(size))
@@ -81,7 +83,7 @@ def test_a_link_that_is_ended_while_it_is_only_being_attached_ends(how: Callable
     async def end() -> None:
         one, two = await opened()
         how(one.link)  # as a node that stops does: nothing has been made yet that could be closed
-        await one.link.attach(one.sock)
+        await one.link.attach()
         await one.link.ended.wait()
         two.sock.close()
 
@@ -91,8 +93,8 @@ def test_a_link_that_is_ended_while_it_is_only_being_attached_ends(how: Callable
 @in_loop
 async def test_a_message_may_arrive_byte_by_byte() -> None:
     one, two = await opened()
-    await two.link.attach(two.sock)
-    for byte in sealed(one.handshake.sealer, b"slowly"):
+    await two.link.attach()
+    for byte in sealed(one.connection.sealer, b"slowly"):
         one.sock.send(bytes([byte]))
         await asyncio.sleep(0)
     assert await two.messages.get() == b"slowly"
@@ -102,8 +104,8 @@ async def test_a_message_may_arrive_byte_by_byte() -> None:
 
 async def _breaks(data: bytes, words: str) -> None:
     one, two = await opened()
-    await two.link.attach(two.sock)
-    one.sock.send(data or sealed(one.handshake.sealer, b"x")[:-1] + b"\0\0\0\0")
+    await two.link.attach()
+    one.sock.send(data or sealed(one.connection.sealer, b"x")[:-1] + b"\0\0\0\0")
     why = await two.ended
     assert words in why
     await two.link.ended.wait()
@@ -121,7 +123,7 @@ def test_what_was_tampered_with_or_is_too_long_ends_the_link(data: bytes, words:
 @in_loop
 async def test_a_peer_that_does_not_read_is_given_up() -> None:
     one, two = await opened()
-    await one.link.attach(one.sock)
+    await one.link.attach()
     for _ in range(40):
         one.link.send(bytes(MAX_MESSAGE_BYTES))
     why = await one.ended
@@ -130,7 +132,7 @@ async def test_a_peer_that_does_not_read_is_given_up() -> None:
 
 
 async def _serve(
-    credentials: Credentials | None, then: Callable[[socket.socket, Handshake], Awaitable[object]]
+    credentials: Credentials | None, then: Callable[[Connection], Awaitable[object]]
 ) -> tuple[int, asyncio.Task[object]]:
     """Accepts one connection, opens it and does `then`; returns the port."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -140,45 +142,46 @@ async def _serve(
         with listener:
             sock, _ = await asyncio.get_running_loop().sock_accept(listener)
         with sock:
+            sock.setblocking(False)
             handshake = Handshake(credentials)
-            await open_over(sock, handshake)
-            return await then(sock, handshake)
+            await run(shake_hands(sock, handshake))
+            return await then(Connection.of(sock, handshake))
 
     return listener.getsockname()[1], asyncio.ensure_future(serve())
 
 
 @in_loop
-async def test_dialling_proves_who_is_there() -> None:
+async def test_connecting_proves_who_is_there() -> None:
     there, here = member(), member()
 
-    async def nothing(sock: socket.socket, handshake: Handshake) -> bytes:
-        return handshake.identity
+    async def nothing(connection: Connection) -> bytes:
+        return connection.identity
 
     port, served = await _serve(there, nothing)
-    sock, handshake = await dial("127.0.0.1", port, here, Control())
-    sock.close()
-    assert handshake.identity == there.identity.public_key
+    connection = await connect("127.0.0.1", port, here, Control())
+    connection.close()
+    assert connection.identity == there.identity.public_key
     assert await served == here.identity.public_key
 
 
 @in_loop
-async def test_dialling_fails_in_words() -> None:
+async def test_connecting_fails_in_words() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(NoConnectionError, match="Connection refused"):
-        await dial("127.0.0.1", port, member(), Control())
-    with pytest.raises(NoConnectionError, match="is no address"):
-        await dial("not an address", port, member(), Control())
+        await connect("127.0.0.1", port, member(), Control())
+    with pytest.raises(NoConnectionError, match="is not an address"):
+        await connect("not an address", port, member(), Control())
 
 
 @in_loop
 async def test_another_clusters_member_is_told_so() -> None:
-    async def nothing(sock: socket.socket, handshake: Handshake) -> None: ...
+    async def nothing(connection: Connection) -> None: ...
 
-    stranger = Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("other"))
-    port, served = await _serve(stranger, nothing)
+    other = Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("other"))
+    port, served = await _serve(other, nothing)
     with pytest.raises((RefusedError, HandshakeError), match="another cluster"):
-        await dial("127.0.0.1", port, member(), Control())
+        await connect("127.0.0.1", port, member(), Control())
     with pytest.raises(RefusedError, match="another cluster"):
         await served
 
@@ -187,8 +190,8 @@ async def test_another_clusters_member_is_told_so() -> None:
 async def test_a_probe_tells_both_sides_the_same_of_both_ways() -> None:
     here, there = member(), member()
 
-    async def answer(sock: socket.socket, handshake: Handshake) -> object:
-        return await answer_probe(sock, handshake, f"{there.identity.peer_id}.1")
+    async def answer(connection: Connection) -> object:
+        return await answer_probe(connection, f"{there.identity.peer_id}.1")
 
     port, served = await _serve(there, answer)
     found = await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1", asyncio.Lock())
@@ -205,28 +208,28 @@ async def test_who_answers_a_probe_speaks_for_no_other_peer() -> None:
     """Else a member could have the data of another come its way."""
     here, victim = member(), f"{member().identity.peer_id}.1"
 
-    async def answer(sock: socket.socket, handshake: Handshake) -> object:
+    async def answer(connection: Connection) -> object:
         with pytest.raises(ProtocolError):
-            await answer_probe(sock, handshake, victim)
+            await answer_probe(connection, victim)
 
     port, served = await _serve(member(), answer)
-    with pytest.raises(ProtocolError, match=f"says that it is of {victim} and proved to be"):
+    with pytest.raises(ProtocolError, match=f"claims to be of {victim} and proved to be"):
         await probe("127.0.0.1", port, here, f"{here.identity.peer_id}.1", asyncio.Lock())
     await served
 
 
 @in_loop
 async def test_a_burst_without_an_end_is_broken_off() -> None:
-    async def flood(sock: socket.socket, handshake: Handshake) -> object:
-        return await answer_probe(sock, handshake, "there.1")
+    async def flood(connection: Connection) -> object:
+        return await answer_probe(connection, "there.1")
 
     port, served = await _serve(member(), flood)
-    sock, handshake = await dial("127.0.0.1", port, member(), Probe())
+    connection = await connect("127.0.0.1", port, member(), Probe())
     piece = bytes(64 * 1024 - MAX_OVERHEAD)
-    with sock:
+    with connection.sock as sock:
         for _ in range(3 * BURST_BYTES // len(piece)):
             try:
-                await asyncio.get_running_loop().sock_sendall(sock, sealed(handshake.sealer, piece))
+                await asyncio.get_running_loop().sock_sendall(sock, sealed(connection.sealer, piece))
             except OSError:
                 break
         with pytest.raises(ProtocolError, match="no end"):

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
 import pytest
 
+from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.peer_messages import Epoch, Member
+from ringfort.cluster.net import waiting
 from ringfort.cluster.net.connector import Finder
-from ringfort.cluster.net.control_link import dial, hear
+from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.control_listener import ControlListener
-from ringfort.cluster.net.epoch_connections import MAX_EARLY, Forming, Seat, token_of
+from ringfort.cluster.net.epoch_connections import MAX_EARLY, EpochConnections, token_of
 from ringfort.cluster.net.setup import Setup
+from ringfort.cluster.net.waiting import run
 from ringfort.config import AutoDiscoveryConfig, parse_address
 from ringfort.errors import AbortedError, DistributedError, NoConnectionError
 from ringfort.identity.credentials import Credentials
-from ringfort.transport.handshake import Handshake
 from ringfort.transport.hello import Meet, Ready
 from ringfort.transport.machine import Machine
 from tests.helpers.handshakes import member
@@ -37,30 +38,28 @@ class Node:
         self.refused: list[str] = []
         self.ways: dict[str, list[str]] = {}
         """Where a peer is said to be, where that is not what the epoch says."""
-        self.forming = Forming(self.setup, cast("Finder", _Ways(self)))
-        self.listener = ControlListener(self.setup.wall, self._came, lambda where, why: None)
+        self.links = EpochConnections(self.setup, cast("Finder", _Ways(self)))
+        self.listener = ControlListener(Listener(self.setup.wall, on_refused=lambda where, why: None), self._accepted)
         self.listener.open(["127.0.0.1"], 0)
         self.address = self.listener.addresses[0]
-        self.came: list[Meet] = []
-        self.stirred = asyncio.Event()
+        self.accepted: list[Meet] = []
+        self.changed = asyncio.Event()
 
-    def _came(self, sock: socket.socket, handshake: Handshake, where: str) -> None:
-        said = handshake.purpose
+    def _accepted(self, connection: Connection) -> None:
+        said = connection.purpose
         assert isinstance(said, Meet)
-        self.forming.came(sock, handshake, said)
-        self.came.append(said)
-        self.stirred.set()
+        self.links.accepted(connection, said)
+        self.accepted.append(said)
+        self.changed.set()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
-            self.stirred.clear()
-            await asyncio.wait_for(self.stirred.wait(), PATIENCE)
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), PATIENCE)
 
     async def close(self) -> None:
         self.listener.close()
-        self.forming.close()
-        while self.listener._waiting:
-            await asyncio.sleep(0)
+        self.links.close()
 
 
 class _Ways:
@@ -93,23 +92,21 @@ def with_nodes(count: int, scene: Callable[..., Awaitable[None]], encryption: st
     asyncio.run(main())
 
 
-async def claim(
-    node: Node, epoch: Epoch, rank: int, credentials: Credentials | None
-) -> tuple[socket.socket, Handshake]:
-    """Somebody who knows the epoch says that it is `rank`."""
+async def claim(node: Node, epoch: Epoch, rank: int, credentials: Credentials | None) -> Connection:
+    """A member that knows the epoch claims to be `rank`."""
     host, port = parse_address(node.address)
-    return await dial(host, port, credentials, Meet(rank, len(epoch.members), token_of(epoch), HERE))
+    return await connect(host, port, credentials, Meet(rank, len(epoch.members), token_of(epoch), HERE))
 
 
-def close_all(formed: Sequence[dict[int, Seat]]) -> None:
-    for seats in formed:
-        for seat in seats.values():
-            seat.sock.close()
+def close_all(formed: Sequence[dict[int, Connection]]) -> None:
+    for connections in formed:
+        for connection in connections.values():
+            connection.close()
 
 
-async def refusal(sock: socket.socket, handshake: Handshake) -> DistributedError:
-    with sock, pytest.raises(NoConnectionError) as raised:
-        await hear(sock, handshake)
+async def refusal(connection: Connection) -> DistributedError:
+    with connection.sock, pytest.raises(NoConnectionError) as raised:
+        await run(connection.hearing())
     return raised.value
 
 
@@ -118,12 +115,12 @@ def test_who_is_in_no_epoch_does_not_get_a_members_place_and_the_member_does() -
 
     async def scene(epoch: Epoch, first: Node, second: Node) -> None:
         observer = await claim(first, epoch, 1, member())
-        await first.until(lambda: len(first.came) == 1)
-        forming = asyncio.ensure_future(first.forming.form(epoch, HERE))
-        await refusal(*observer)
-        formed = await asyncio.gather(forming, second.forming.form(epoch, HERE))
-        assert formed[0][1].handshake.identity == second.setup.credentials.identity.public_key
-        assert formed[1][0].handshake.identity == first.setup.credentials.identity.public_key
+        await first.until(lambda: len(first.accepted) == 1)
+        forming = asyncio.ensure_future(first.links.connect(epoch, HERE))
+        await refusal(observer)
+        formed = await asyncio.gather(forming, second.links.connect(epoch, HERE))
+        assert formed[0][1].identity == second.setup.credentials.identity.public_key
+        assert formed[1][0].identity == first.setup.credentials.identity.public_key
         assert len(first.refused) == 1
         assert f"not {second.setup.peer}" in first.refused[0]
         close_all(formed)
@@ -134,16 +131,16 @@ def test_who_is_in_no_epoch_does_not_get_a_members_place_and_the_member_does() -
 @pytest.mark.parametrize("is_same", [False, True], ids=["another identity", "the same identity"])
 def test_a_member_that_has_its_place_keeps_it_whoever_claims_it_next(is_same: bool) -> None:
     async def scene(epoch: Epoch, first: Node, second: Node, third: Node) -> None:
-        forming = [asyncio.ensure_future(node.forming.form(epoch, HERE)) for node in (first, second)]
-        await first.until(lambda: len(first.came) == 1)  # the second; the third is waited for
-        sock, handshake = await claim(first, epoch, 1, second.setup.credentials if is_same else member())
-        await first.until(lambda: len(first.came) == 2)
+        forming = [asyncio.ensure_future(node.links.connect(epoch, HERE)) for node in (first, second)]
+        await first.until(lambda: len(first.accepted) == 1)  # the second; the third is waited for
+        connection = await claim(first, epoch, 1, second.setup.credentials if is_same else member())
+        await first.until(lambda: len(first.accepted) == 2)
         if not is_same:
-            await refusal(sock, handshake)
-        formed = await asyncio.gather(*forming, third.forming.form(epoch, HERE))
+            await refusal(connection)
+        formed = await asyncio.gather(*forming, third.links.connect(epoch, HERE))
         here, there = formed[0][1].sock, formed[1][0].sock
         assert here.getpeername() == there.getsockname()
-        sock.close()
+        connection.close()
         close_all(formed)
 
     with_nodes(3, scene)
@@ -151,11 +148,11 @@ def test_a_member_that_has_its_place_keeps_it_whoever_claims_it_next(is_same: bo
 
 def test_a_member_whose_first_connection_has_ended_gets_its_place_again() -> None:
     async def scene(epoch: Epoch, first: Node, second: Node, third: Node) -> None:
-        forming = asyncio.ensure_future(first.forming.form(epoch, HERE))
-        sock, handshake = await claim(first, epoch, 1, second.setup.credentials)
-        assert isinstance(await hear(sock, handshake), Ready)
-        sock.close()
-        formed = await asyncio.gather(forming, *(node.forming.form(epoch, HERE) for node in (second, third)))
+        forming = asyncio.ensure_future(first.links.connect(epoch, HERE))
+        connection = await claim(first, epoch, 1, second.setup.credentials)
+        assert isinstance(await run(connection.hearing()), Ready)
+        connection.close()
+        formed = await asyncio.gather(forming, *(node.links.connect(epoch, HERE) for node in (second, third)))
         assert formed[0][1].sock.getpeername() == formed[1][0].sock.getsockname()
         close_all(formed)
 
@@ -168,8 +165,8 @@ def test_who_answers_in_a_members_place_with_another_identity_gets_no_connection
     async def scene(epoch: Epoch, first: Node, second: Node, other: Node) -> None:
         two = Epoch(1, epoch.leader, epoch.members[:2])
         second.ways[first.setup.peer] = [other.address, first.address]
-        formed = await asyncio.gather(first.forming.form(two, HERE), second.forming.form(two, HERE))
-        assert formed[1][0].handshake.identity == first.setup.credentials.identity.public_key
+        formed = await asyncio.gather(first.links.connect(two, HERE), second.links.connect(two, HERE))
+        assert formed[1][0].identity == first.setup.credentials.identity.public_key
         close_all(formed)
 
     with_nodes(3, scene)
@@ -177,8 +174,8 @@ def test_who_answers_in_a_members_place_with_another_identity_gets_no_connection
 
 def test_with_encryption_off_there_is_no_identity_and_members_still_meet() -> None:
     async def scene(epoch: Epoch, first: Node, second: Node) -> None:
-        formed = await asyncio.gather(first.forming.form(epoch, HERE), second.forming.form(epoch, HERE))
-        assert [seats[1 - rank].handshake.identity for rank, seats in enumerate(formed)] == [b"", b""]
+        formed = await asyncio.gather(first.links.connect(epoch, HERE), second.links.connect(epoch, HERE))
+        assert [connections[1 - rank].identity for rank, connections in enumerate(formed)] == [b"", b""]
         close_all(formed)
 
     with_nodes(2, scene, encryption="off")
@@ -190,9 +187,9 @@ def numbered(epoch: Epoch, number: int) -> Epoch:
 
 def test_an_epoch_that_ended_before_the_forming_began_is_not_waited_for() -> None:
     async def scene(epoch: Epoch, first: Node, _: Node) -> None:
-        first.forming.ended(epoch, "contact is lost")
+        first.links.ended(epoch, "contact is lost")
         with pytest.raises(AbortedError, match="epoch 1 of 2 has ended: contact is lost"):
-            await first.forming.form(epoch, HERE)
+            await first.links.connect(epoch, HERE)
 
     with_nodes(2, scene)
 
@@ -200,15 +197,15 @@ def test_an_epoch_that_ended_before_the_forming_began_is_not_waited_for() -> Non
 def test_an_epoch_that_ends_while_it_forms_is_given_up_and_another_is_not() -> None:
     async def scene(epoch: Epoch, first: Node, second: Node) -> None:
         later = numbered(epoch, 2)
-        forming = asyncio.ensure_future(first.forming.form(later, HERE))
+        forming = asyncio.ensure_future(first.links.connect(later, HERE))
         await asyncio.sleep(0)  # it has begun
-        first.forming.ended(epoch, "it was before")
-        formed = await asyncio.gather(forming, second.forming.form(later, HERE))
+        first.links.ended(epoch, "it was before")
+        formed = await asyncio.gather(forming, second.links.connect(later, HERE))
         close_all(formed)
         last = numbered(epoch, 3)
-        forming = asyncio.ensure_future(first.forming.form(last, HERE))
+        forming = asyncio.ensure_future(first.links.connect(last, HERE))
         await asyncio.sleep(0)
-        first.forming.ended(last, "somebody left")
+        first.links.ended(last, "somebody left")
         with pytest.raises(AbortedError, match="epoch 3 of 2 has ended: somebody left"):
             await forming
 
@@ -224,19 +221,21 @@ def test_an_epoch_that_ends_just_when_a_connection_is_refused_is_given_up(
     async def scene(epoch: Epoch, first: Node, second: Node) -> None:
         refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        async def connect(loop: object, sock: socket.socket, address: object) -> None:
-            await refused
+        async def ready(sock: object, event: int, deadline: float | None) -> None:
+            await asyncio.wait({refused})
+            refused.result()
 
-        monkeypatch.setattr(BaseSelectorEventLoop, "sock_connect", connect)
-        forming = asyncio.ensure_future(second.forming.form(epoch, HERE))
+        monkeypatch.setattr(waiting, "_ready", ready)
+        forming = asyncio.ensure_future(second.links.connect(epoch, HERE))
         for _ in range(8):  # it waits for its connection
             await asyncio.sleep(0)
-        second.forming.ended(epoch, "contact is lost")
+        second.links.ended(epoch, "contact is lost")
         for _ in range(before):
             await asyncio.sleep(0)
         refused.set_exception(ConnectionRefusedError())
         with pytest.raises(AbortedError, match="epoch 1 of 2 has ended: contact is lost"):
             await forming
+        refused.exception()  # perhaps nobody was there to take it
 
     with_nodes(2, scene)
 
@@ -244,7 +243,7 @@ def test_an_epoch_that_ends_just_when_a_connection_is_refused_is_given_up(
 def test_only_the_latest_ends_of_epochs_are_remembered() -> None:
     async def scene(epoch: Epoch, first: Node) -> None:
         for number in range(1, MAX_EARLY + 10):
-            first.forming.ended(numbered(epoch, number), "over")
-        assert len(first.forming._over) == MAX_EARLY
+            first.links.ended(numbered(epoch, number), "over")
+        assert len(first.links._over) == MAX_EARLY
 
     with_nodes(1, scene)
