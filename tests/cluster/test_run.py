@@ -197,7 +197,7 @@ def test_what_is_piped_in_goes_to_the_first_rank() -> None:
 
 def test_in_a_terminal_progress_bars_show_live_one_for_each_rank(tmp_path: Path) -> None:
     pytest.importorskip("tqdm")
-    fifo = tmp_path / "is_clear"
+    fifo = tmp_path / "go"
     os.mkfifo(fifo)
     ours, theirs = pty.openpty()
     screen, text = Screen(), codecs.getincrementaldecoder("utf-8")()
@@ -222,7 +222,7 @@ def test_in_a_terminal_progress_bars_show_live_one_for_each_rank(tmp_path: Path)
     try:
         with launcher:
             assert shows(["[0] half way", "[0] train:  50%", "[1] train:  50%"]), screen.rows
-            fifo.write_text("is_clear")
+            fifo.write_text("go")
             assert shows(["[0] train: 100%", "[1] train: 100%"]), screen.rows
             assert not shows(["more"])
             assert launcher.wait(PATIENCE) == 0
@@ -235,8 +235,8 @@ def test_in_a_terminal_progress_bars_show_live_one_for_each_rank(tmp_path: Path)
 
 def test_in_a_pipe_a_progress_bar_is_its_last_state(tmp_path: Path) -> None:
     pytest.importorskip("tqdm")
-    (tmp_path / "is_clear").touch()
-    code, out, err = run("-n", "2", WORKER, "bars", str(tmp_path / "is_clear"))
+    (tmp_path / "go").touch()
+    code, out, err = run("-n", "2", WORKER, "bars", str(tmp_path / "go"))
     assert (code, out) == (0, "[0] half way\n"), err
     lines = err.splitlines()
     assert sorted(line[:15] for line in lines if "100%" in line) == ["[0] train: 100%", "[1] train: 100%"]
@@ -333,7 +333,7 @@ def test_ctrl_c_does_not_start_again() -> None:
 
 
 def test_a_second_run_is_told_of_the_first_and_one_of_another_name_goes_on_beside_it(tmp_path: Path) -> None:
-    fifo = tmp_path / "is_clear"
+    fifo = tmp_path / "go"
     os.mkfifo(fifo)
     one, other = pair([WORKER, "follow", str(fifo)])
     with launched(one, other):
@@ -347,7 +347,7 @@ def test_a_second_run_is_told_of_the_first_and_one_of_another_name_goes_on_besid
         assert "the run 'run.py' started at" in late[2]
         assert "start another run with --name" in late[2]
         assert [code for code, _, _ in beside] == [0, 0], beside
-        fifo.write_text("is_clear")
+        fifo.write_text("go")
         assert [code for code, _, _ in ends(one, other)] == [0, 0]
 
 
@@ -412,7 +412,7 @@ def peers(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_peers_shows_a_run_and_does_not_disturb_it(tmp_path: Path) -> None:
-    fifo = tmp_path / "is_clear"
+    fifo = tmp_path / "go"
     os.mkfifo(fifo)
     one, other = pair([WORKER, "follow", str(fifo)])
     with launched(one, other):
@@ -426,7 +426,7 @@ def test_peers_shows_a_run_and_does_not_disturb_it(tmp_path: Path) -> None:
         assert [peer["step"] for peer in found] == [3, 3]
         assert {peer["interface"] for peer in found} == {"lo"}
         assert all(0 < peer["round_trip_seconds"] < 10 for peer in found)
-        fifo.write_text("is_clear")
+        fifo.write_text("go")
         assert [code for code, _, _ in ends(one, other)] == [0, 0]
 
 
@@ -498,13 +498,13 @@ def test_a_host_that_is_cut_off_ends_the_run_everywhere(tmp_path: Path) -> None:
 @needs_namespaces
 def test_a_link_that_is_down_for_two_seconds_ends_nothing(tmp_path: Path) -> None:
     with lan(2) as net:
-        launchers = on_all(net, tmp_path, WORKER, "work", str(tmp_path / "is_clear"))
+        launchers = on_all(net, tmp_path, WORKER, "work", str(tmp_path / "go"))
         with launched(*launchers):
             for launcher in launchers:
                 launcher.pids(1)
             net.cut(net.hosts[1])
             time.sleep(2.0)  # the fault itself
             net.heal(net.hosts[1])
-            (tmp_path / "is_clear").touch()
+            (tmp_path / "go").touch()
             found = ends(*launchers)
     assert [code for code, _, _ in found] == [0, 0], found
