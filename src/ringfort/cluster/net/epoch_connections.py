@@ -92,9 +92,9 @@ class EpochConnections:
     def missing(self) -> dict[int, str]:
         """Return the ranks of the current group that are not connected, and why, as far as that is known."""
         group = self._group
-        return (
-            {} if group is None else {rank: group.why.get(rank, "it has not connected yet") for rank in group.missing}
-        )
+        if group is None:
+            return {}
+        return {rank: group.why.get(rank, "it has not connected yet") for rank in group.missing}
 
     def ended(self, epoch: Epoch, why: str) -> None:
         """Give up the connections of an epoch that has ended."""
