@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ringfort.cluster.core.strangers import HOW_TO_JOIN
+
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from tests.helpers.namespaces import Host, lan, needs_namespaces
@@ -81,12 +81,12 @@ def test_peers_that_are_there_are_met_and_their_versions_are_compared(home: Path
         code, found = report(net.hosts[0], home, key=node.key)
         _, elsewhere = report(net.hosts[0], home, key=NetworkNamespace.generate("other").join_code())
     assert code == 0
-    assert elsewhere["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries it"
+    assert elsewhere["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries multicast"
     alone = elsewhere["peers"][-1]  # beside the other side, which still tries where the first doctor was
     assert (alone["outcome"], alone["fix"]) == ("warn", HOW_TO_JOIN)
     assert alone["what"].startswith(f"1 machine of another cluster announces itself here ({net.hosts[1].address()})")
-    assert found["peers"][0]["what"].startswith("met: ")
-    assert found["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries it"
+    assert found["peers"][0]["what"].startswith("connected: ")
+    assert found["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries multicast"
     assert found["version"][0]["what"].endswith("so has every peer that was met")
 
 

@@ -9,7 +9,7 @@ import typer
 from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines
 
 if TYPE_CHECKING:
-    from ringfort.cluster.diagnosis.doctor import Check
+    from ringfort.cluster.diagnosis.checks import Check
 
 
 def doctor(
@@ -27,12 +27,13 @@ def doctor(
     with errors_as_lines():
         import asyncio
 
-        from ringfort.cluster.diagnosis.checks import look
-        from ringfort.cluster.diagnosis.doctor import Outcome, examine
+        from ringfort.cluster.diagnosis.checks import Outcome, run_checks
+        from ringfort.cluster.diagnosis.findings import gather_findings
         from ringfort.config import Environment
 
         told = Environment.from_mapping()
-        checks = examine(asyncio.run(look(interface or _listed(told.interfaces), peer or _listed(told.peers))))
+        wanted, peers = interface or _listed(told.interfaces), peer or _listed(told.peers)
+        checks = run_checks(asyncio.run(gather_findings(wanted, peers)))
         if json_:
             _print_json(checks)
         else:

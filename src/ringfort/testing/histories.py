@@ -18,7 +18,7 @@ from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import EpochStarted
 from ringfort.cluster.core.instructions import Instruction, Notify, Send
 from ringfort.cluster.core.membership import records_of
-from ringfort.cluster.core.peer_messages import Epoch, Term, Vote
+from ringfort.cluster.core.peer_messages import ElectionVote, Epoch, Term
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
 
@@ -48,7 +48,7 @@ class Rules:
         match instruction:
             case Notify(event=EpochStarted(epoch=epoch)):
                 self._on_start(peer, epoch)
-            case Send(message=Vote(term=term, granted=True)):
+            case Send(message=ElectionVote(term=term, granted=True)):
                 first = self._votes.setdefault((peer.id, term.number), term.candidate)
                 if first != term.candidate:
                     raise RuleBroken(f"{peer.id} voted twice in term {term.number}")
@@ -71,19 +71,19 @@ class Rules:
                 raise RuleBroken(f"{other.id} is still in epoch {theirs.number} when {epoch} starts at {peer.id}")
         if epoch.key not in self._dead:
             self._dead[epoch.key] = frozenset(dead.id for dead in self.network.ended)
-            for line in epoch.lines:
-                self._check_line(line)
-            if any(line == f"{epoch.leader}#{epoch.number}" for line in epoch.lines):
+            for lineage in epoch.lineages:
+                self._check_lineage(lineage)
+            if any(lineage == f"{epoch.leader}#{epoch.number}" for lineage in epoch.lineages):
                 self._check_founding(epoch)
         self._last[peer.id] = epoch
 
-    def _check_line(self, line: str) -> None:
-        """The epochs of a line are a chain: each holds the majority of the one before it that was alive. So at no
+    def _check_lineage(self, lineage: str) -> None:
+        """The epochs of a lineage are a chain: each holds the majority of the one before it that was alive. So at no
         moment can two groups go on."""
-        chain = sorted((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
+        chain = sorted((e for e in self.epochs.values() if lineage in e.lineages), key=lambda e: e.number)
         for before, after in pairwise(chain):
             if before.number == after.number:
-                raise RuleBroken(f"two epochs of one line have number {before.number}")
+                raise RuleBroken(f"two epochs of one lineage have number {before.number}")
             # Who died after it had accepted counts: it was asked.
             living = sorted(set(before.peers) - (self._dead[after.key] - set(after.peers)))
             kept = [peer for peer in living if peer in after.peers]
@@ -94,8 +94,8 @@ class Rules:
                 )
 
     def _check_founding(self, new: Epoch) -> None:
-        """A machine that was a member founds a new line only when everyone in the last epoch of the old one is with it
-        or dead. So no two groups are at work because one of them was started again."""
+        """A machine that was a member founds a new lineage only when everyone in the last epoch of the old one is with
+        it or dead. So no two groups are at work because one of them was started again."""
         assert self.network is not None
         peers = {peer.id: peer for peer in self.network.alive}
         members = [peers[peer] for peer in new.peers if peer in peers]
@@ -104,15 +104,14 @@ class Rules:
             last = self._last.get(peer.id)
             # A member may have gone on before the leader heard that all had accepted.
             known = [last] if last is not None and last.number < new.number else []
-            known += [record for standing in peer.recalls for record in records_of(standing)]
-            remembered |= {line for epoch in known if epoch.key in self.epochs for line in epoch.lines}
-        for line in remembered - set(new.lines):
-            last = max((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
+            known += [record for votes in peer.recalls for record in records_of(votes)]
+            remembered |= {lineage for epoch in known if epoch.key in self.epochs for lineage in epoch.lineages}
+        for lineage in remembered - set(new.lineages):
+            last = max((e for e in self.epochs.values() if lineage in e.lineages), key=lambda e: e.number)
             working = set(last.peers) - self._dead[new.key] - set(new.peers)
             if working:
-                raise RuleBroken(
-                    f"epoch {new.number} {new.peers} begins a new line beside {sorted(working)} of epoch {last.number}"
-                )
+                beside = f"{sorted(working)} of epoch {last.number}"
+                raise RuleBroken(f"epoch {new.number} {new.peers} begins a new lineage beside {beside}")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
 from ringfort.cluster.core.peer import PeerCore
-from ringfort.cluster.core.peer_messages import AnyMessage, Member, Standing
+from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -60,11 +60,11 @@ class SimulatedPeer:
         default_factory=deque[tuple[Callable[..., None], tuple[Any, ...]]]
     )
     tick_at: float = -1.0
-    standing: Standing = field(default_factory=Standing)
+    votes: Votes = field(default_factory=Votes)
     """What it wrote down last."""
     work: int = 0
     """What it has done."""
-    recalls: list[Standing] = field(default_factory=list[Standing])
+    recalls: list[Votes] = field(default_factory=list[Votes])
     """The promises of earlier processes that it took over."""
 
     @property
@@ -149,8 +149,8 @@ class SimulatedNetwork:
         self.peers[host] = peer
         self.log(f"{peer.id} starts")
         for before in self._disks[key] if copy_of is None else ():
-            self._do(peer, core.vouch(self._clock(peer), before.id, before.standing))
-        peer.recalls = [promised_by(before.id, before.standing) for before in self.remembers(key)]
+            self._do(peer, core.vouch(self._clock(peer), before.id, before.votes))
+        peer.recalls = [promised_by(before.id, before.votes) for before in self.remembers(key)]
         self._do(peer, core.recall(self._clock(peer), peer.recalls))
         if copy_of is None:
             self._disks[key].append(peer)
@@ -354,20 +354,20 @@ class SimulatedNetwork:
     def _clock(self, peer: SimulatedPeer) -> float:
         return peer.offset + self.now * peer.rate
 
-    def _written(self, peer: SimulatedPeer, standing: Standing) -> None:
+    def _written(self, peer: SimulatedPeer, votes: Votes) -> None:
         """The disk has done its work, well or not."""
         if not peer.alive:
             return
         if peer.frozen:
-            peer.backlog.append((self._written, (peer, standing)))
+            peer.backlog.append((self._written, (peer, votes)))
             return
         _, why = self._disk_faults.get(peer.host, (0.0, ""))
         if not why:
-            peer.standing = standing
-        self._do(peer, peer.core.remembered(self._clock(peer), standing, why))
+            peer.votes = votes
+        self._do(peer, peer.core.persisted(self._clock(peer), votes, why))
 
     def _do(self, peer: SimulatedPeer, instructions: list[Instruction]) -> None:
-        written: list[Standing] = []
+        written: list[Votes] = []
         for instruction in instructions:
             match instruction:
                 case Send(link=link, message=message):
@@ -380,9 +380,9 @@ class SimulatedNetwork:
                         self._put(pipe, None)
                         assert pipe.back is not None
                         pipe.back.is_open = False
-                case Remember(standing=standing):
+                case Persist(votes=votes):
                     delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
-                    self._at(delay, self._written, peer, standing) if delay else written.append(standing)
+                    self._at(delay, self._written, peer, votes) if delay else written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -390,8 +390,8 @@ class SimulatedNetwork:
                         self.log(f"{peer.id}: {event}")
             if self._observer is not None:
                 self._observer(peer, instruction)
-        for standing in written:
-            self._written(peer, standing)
+        for votes in written:
+            self._written(peer, votes)
         if instructions or peer.tick_at <= self.now:
             self._tick(peer, peer.tick_at)
 

@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.peer_messages import AnyMessage, Campaign, Lead, Retire, Term, Vote
+from ringfort.cluster.core.peer_messages import AnyMessage, Campaign, ElectionVote, Lead, Retire, Term
 from ringfort.config import ElectionConfig
 
 
@@ -111,13 +111,13 @@ class ElectionManager:
         elif self.state is ElectionState.IDLE and now >= self._stand_at():
             self._stand(now)
 
-    def received(self, now: float, peer: str, message: Campaign | Vote | Lead | Retire) -> None:
+    def received(self, now: float, peer: str, message: Campaign | ElectionVote | Lead | Retire) -> None:
         """`peer`, who is in sight, sent `message`."""
         self._highest = max(self._highest, message.term.number)
         match message:
             case Campaign(term=term):
                 self._answer(now, peer, term)
-            case Vote(term=term, granted=granted):
+            case ElectionVote(term=term, granted=granted):
                 if self.state is ElectionState.CAMPAIGNING and term == self.term:
                     (self._granted if granted else self._refused).add(peer)
                     if not granted and not message.leader:
@@ -184,20 +184,20 @@ class ElectionManager:
 
     def _answer(self, now: float, peer: str, term: Term) -> None:
         if self.leader is not None:
-            self.outbox.append((peer, Vote(term, False, self.leader)))
+            self.outbox.append((peer, ElectionVote(term, False, self.leader)))
             self.met(peer)
             return
         claim = self._claims.get(peer)
         if claim is None or term.number <= self._voted or term.candidate != peer:
-            self.outbox.append((peer, Vote(term, False)))
+            self.outbox.append((peer, ElectionVote(term, False)))
         elif self._mine < claim:
-            self.outbox.append((peer, Vote(term, False)))
+            self.outbox.append((peer, ElectionVote(term, False)))
             if self.state is ElectionState.IDLE:
                 self._stand(now)
         else:
             self._voted = term.number
             self._rest(now)
-            self.outbox.append((peer, Vote(term, True)))
+            self.outbox.append((peer, ElectionVote(term, True)))
 
     def _count(self, now: float) -> None:
         waiting = self._claims.keys() - self._granted - self._refused

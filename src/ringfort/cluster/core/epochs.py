@@ -12,10 +12,10 @@ from typing import Final
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import EpochStarted, Waiting
-from ringfort.cluster.core.instructions import Remember
+from ringfort.cluster.core.instructions import Persist
 from ringfort.cluster.core.membership import unlawful
 from ringfort.cluster.core.peer_links import Links
-from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Standing
+from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Votes
 from ringfort.cluster.core.proposer import Proposer, RingOrder, Situation
 from ringfort.cluster.core.state import PeerState, ambiguous_names
 
@@ -27,7 +27,7 @@ DISCOVERY: Final = 3.0
 class _Promise:
     """What is being written to the disk, and takes effect when it is there."""
 
-    standing: Standing
+    votes: Votes
     accepts: Propose | None = None
     commits: Epoch | None = None
 
@@ -64,18 +64,18 @@ class Epochs:
             return
         if leader != state.me.peer:
             self._proposer.rest()  # the law: what we proposed ourselves, we never commit from now on
-        self._write(_Promise(state.ledger.accepting(proposal), accepts=proposal))
+        self._write(_Promise(state.voter.accepting(proposal), accepts=proposal))
 
     def _write(self, promise: _Promise) -> None:
         """The law: a promise is on the disk before it takes effect. Until then this peer is where it was, and promises
         nothing else."""
         self._writing = promise
-        self._state.out.append(Remember(promise.standing))
+        self._state.out.append(Persist(promise.votes))
 
-    def written(self, standing: Standing, why: str) -> None:
-        """`standing` is on the disk; or it is not, for the reason `why`, and this peer has promised nothing."""
+    def written(self, votes: Votes, why: str) -> None:
+        """`votes` is on the disk; or it is not, for the reason `why`, and this peer has promised nothing."""
         promise = self._writing
-        if promise is None or promise.standing is not standing:
+        if promise is None or promise.votes is not votes:
             return
         self._writing = None
         if promise.accepts is not None:
@@ -83,7 +83,7 @@ class Epochs:
         elif promise.commits is not None and why:
             self._proposer.give_up(self._state.time, why)
         elif promise.commits is not None:
-            started = self._state.ledger.commit(promise.commits.key)
+            started = self._state.voter.commit(promise.commits.key)
             self._state.tell(promise.commits.peers, Commit(promise.commits.number))
             if started is not None:
                 self._started(started)
@@ -94,7 +94,7 @@ class Epochs:
         if objection:
             self._answer(epoch.leader, Reject(epoch.number, objection[:256]))
             return
-        state.end_epoch(state.ledger.accept(proposal), f"{epoch} is to follow")
+        state.end_epoch(state.voter.accept(proposal), f"{epoch} is to follow")
         self._answer(epoch.leader, Accept(epoch.number))
 
     def _objection(self, leader: str, proposal: Propose) -> str | None:
@@ -103,26 +103,22 @@ class Epochs:
             return "my disk is slow: I am still writing down an earlier promise"
         if state.election.leader != leader:
             return f"I follow {state.election.leader}"
-        why = state.ledger.objection(proposal)
+        why = state.voter.objection(proposal)
         if why is not None:
             return why
         unseen = wanted - state.reports.keys() - {state.me.peer}
         if unseen:
             return f"I do not see {min(unseen)}"
-        if (
-            state.holds
-            and self._is_whole()
-            and wanted > set(state.ledger.current.peers if state.ledger.current else ())
-        ):
+        if state.holds and self._is_whole() and wanted > set(state.voter.current.peers if state.voter.current else ()):
             return "I hold: newcomers must wait"  # the leader may have proposed before it knew
         return None
 
     def _is_whole(self) -> bool:
         """Whether this peer is in an epoch and no member has left it for a later one. One that has will not come back:
         to hold the rest of the epoch together would keep all of them waiting."""
-        state, current = self._state, self._state.ledger.current
+        state, current = self._state, self._state.voter.current
         others = () if current is None else (peer for peer in current.peers if peer in state.reports)
-        return current is not None and all(state.reports[p].standing.highest <= current.number for p in others)
+        return current is not None and all(state.reports[p].votes.highest <= current.number for p in others)
 
     def _answer(self, leader: str, message: Accept | Reject) -> None:
         state = self._state
@@ -137,7 +133,7 @@ class Epochs:
 
     def committed(self, contact: Contact, number: int) -> None:
         """The peer of `contact` says that all have accepted what it proposed."""
-        if number > self._state.ledger.standing.highest:
+        if number > self._state.voter.votes.highest:
             self._links.refuse(contact, f"it commits epoch {number}, which we never accepted")
             return
         self.start((number, contact.peer))
@@ -145,7 +141,7 @@ class Epochs:
     def start(self, key: tuple[int, str]) -> None:
         """The epoch of `key` is committed, and this peer in it, unless it has gone on since."""
         state = self._state
-        epoch = state.ledger.commit(key)
+        epoch = state.voter.commit(key)
         if epoch is not None:
             self._started(epoch)
 
@@ -158,15 +154,15 @@ class Epochs:
         """An epoch is over for a member that has lost another, or that may not go on."""
         state = self._state
         known = {state.me.peer, *state.reports}
-        missing = set(state.ledger.current.peers) - known if state.ledger.current else set[str]()
-        state.is_stuck = not state.ledger.companions() <= known and bool(self._unlawful(known))
+        missing = set(state.voter.current.peers) - known if state.voter.current else set[str]()
+        state.is_stuck = not state.voter.companions() <= known and bool(self._unlawful(known))
         if missing or state.is_stuck:
-            state.end_epoch(state.ledger.leave(), f"contact with {', '.join(sorted(missing))} is lost")
+            state.end_epoch(state.voter.leave(), f"contact with {', '.join(sorted(missing))} is lost")
 
     def _unlawful(self, known: set[str]) -> list[Epoch]:
         """What this peer must not go on without the majority of, and has not."""
         state = self._state
-        return unlawful(known, state.ledger.standing, state.departed, state.without, state.config.on_partition)
+        return unlawful(known, state.voter.votes, state.departed, state.without, state.config.on_partition)
 
     def _why_stuck(self) -> str:
         """For whom this peer waits, in words."""
@@ -210,8 +206,8 @@ class Epochs:
         state, me = self._state, self._state.me
         situation = Situation(
             state.election.term,
-            state.ledger.current,
-            state.ledger.standing,
+            state.voter.current,
+            state.voter.votes,
             {**state.reports, me.peer: state.own_report()},
             {me.peer: me, **{c.peer: c.hello.member for c in state.contacts if c.hello is not None}},
             state.departed,
@@ -231,7 +227,7 @@ class Epochs:
         state = self._state
         epoch = self._proposer.accepted(state.time, peer, number)
         if epoch is not None:
-            self._write(_Promise(state.ledger.committing(epoch.key), commits=epoch))
+            self._write(_Promise(state.voter.committing(epoch.key), commits=epoch))
 
     def rejected(self, peer: str, number: int, why: str) -> None:
         """`peer` does not accept what we proposed."""

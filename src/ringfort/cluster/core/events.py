@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.cluster.core.strangers import HOW_TO_JOIN, other_clusters
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class OtherClusters(ClusterEvent):
     """An address for each."""
 
     def __str__(self) -> str:
-        return f"{other_clusters(self.machines)}.\n  If they should be one cluster: {HOW_TO_JOIN}"
+        return f"{describe_other_clusters(self.machines)}.\n  If they should be one cluster: {HOW_TO_JOIN}"
 
 
 @dataclass(frozen=True)

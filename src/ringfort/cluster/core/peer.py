@@ -12,12 +12,12 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     this process wants to go            leave(now, why, died=...)
     the program starts or ends what     hold(now, True), hold(now, False)
       newcomers must not interrupt
-    a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
-    earlier processes of this machine   recall(now, standings)               once, before anything else happens
+    a process of this node is dead      vouch(now, peer_id, votes)        from the file it left behind
+    earlier processes of this machine   recall(now, all_votes)               once, before anything else happens
       were in groups
     the program holds its interpreter   set_busy(now, True), set_busy(now, False)
       lock, or does no longer
-    a promise is on the disk, or        remembered(now, standing, why)
+    a promise is on the disk, or        persisted(now, votes, why)
       cannot be written
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
@@ -27,8 +27,8 @@ instructions in the order given, and calls `tick` when `deadline` has come. Ever
     Close(link, why)                    closes the link once what was queued has left or a second has passed; no
                                         closed() is expected for it
     Learn(peer, addresses)              may dial these: hints that prove nothing (for the address directory)
-    Remember(standing)                  writes it to this instance's file (standings.py), in the background, and calls
-                                        remembered() when it is on the disk or cannot be: only then does it take effect
+    Persist(votes)                  writes it to this instance's file (durable_votes.py), in the background, and calls
+                                        persisted() when it is on the disk or cannot be: only then does it take effect
     Notify(event)                       gives the event to the program (events, ElectionEvent, HealthEvent)
 
 `now` is seconds of a clock that never goes back and runs on while the machine sleeps (CLOCK_BOOTTIME on Linux): after a
@@ -58,8 +58,8 @@ from ringfort.cluster.core.election import ElectionManager
 from ringfort.cluster.core.epochs import Epochs
 from ringfort.cluster.core.health import HealthMonitor, HealthSummary
 from ringfort.cluster.core.heartbeats import Heartbeats
-from ringfort.cluster.core.instructions import Close, Instruction, Remember
-from ringfort.cluster.core.membership import Ledger
+from ringfort.cluster.core.instructions import Close, Instruction, Persist
+from ringfort.cluster.core.membership import Voter
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import (
     MAX_NUMBER,
@@ -69,6 +69,7 @@ from ringfort.cluster.core.peer_messages import (
     Campaign,
     Commit,
     Departed,
+    ElectionVote,
     Epoch,
     Hangup,
     Hello,
@@ -79,8 +80,7 @@ from ringfort.cluster.core.peer_messages import (
     Reject,
     Report,
     Retire,
-    Standing,
-    Vote,
+    Votes,
 )
 from ringfort.cluster.core.proposer import RingOrder
 from ringfort.cluster.core.reports import Reports
@@ -149,14 +149,14 @@ class PeerCore:
         return self._state.election
 
     @property
-    def ledger(self) -> Ledger:
+    def voter(self) -> Voter:
         """What it has promised."""
-        return self._state.ledger
+        return self._state.voter
 
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that this peer is in now."""
-        return self.ledger.current
+        return self.voter.current
 
     def epoch_of(self, peer: str) -> Epoch | None:
         """The epoch that `peer`, this one or one in sight, is in now; there may be one for each run."""
@@ -164,7 +164,7 @@ class PeerCore:
             return self.epoch
         contact = self.contacts.get(peer)
         report = None if contact is None else contact.report
-        return report.standing.formed if report is not None and report.current else None
+        return report.votes.formed if report is not None and report.current else None
 
     @property
     def leader(self) -> str | None:
@@ -198,7 +198,7 @@ class PeerCore:
         if not self._begin(now) or contact is None:
             return self._end()
         if contact.is_flooding(now):
-            self._links.refuse(contact, "it floods: too many messages")
+            self._links.refuse(contact, "it floods this peer with messages")
         elif contact.hello is None and not isinstance(message, Hangup):
             if not isinstance(message, Hello):
                 self._links.refuse(contact, "it did not say who it is")
@@ -245,10 +245,10 @@ class PeerCore:
         want to go. `is_released` says what that means for the next process."""
         if self._begin(now):
             state = self._state
-            self.is_released = not died and all(map(self._is_here, state.ledger.companions() - state.dead))
-            state.end_epoch(state.ledger.leave(), why or "this peer leaves")
+            self.is_released = not died and all(map(self._is_here, state.voter.companions() - state.dead))
+            state.end_epoch(state.voter.leave(), why or "this peer leaves")
             for contact in state.contacts:
-                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why, died))
+                state.send(contact.link, Departed(state.me.peer, state.voter.votes, why, died))
                 state.out.append(Close(contact.link, why or "this peer leaves"))
             self.is_over = True
         self._deadline = inf
@@ -271,33 +271,33 @@ class PeerCore:
         """The program of this peer has done so many steps of training. The next heartbeats say so."""
         self._state.step = min(step, MAX_NUMBER - 1)
 
-    def vouch(self, now: float, peer: str, standing: Standing) -> list[Instruction]:
-        """`peer`, an earlier process of this node, has ended, and `standing` is the last it wrote down."""
+    def vouch(self, now: float, peer: str, votes: Votes) -> list[Instruction]:
+        """`peer`, an earlier process of this node, has ended, and `votes` is the last it wrote down."""
         if node_of(peer) != node_of(self.me.peer) or peer == self.me.peer:
             raise InvalidArgumentError("peer", peer, "one vouches for other processes of one's own node alone")
         if self._begin(now):
             state = self._state
-            state.departed[peer] = standing
-            state.vouched[peer] = Departed(peer, standing, "its process has ended", died=True)
+            state.departed[peer] = votes
+            state.vouched[peer] = Departed(peer, votes, "its process has ended", died=True)
             state.tell_all(state.vouched[peer])
             self._refresh()
         return self._end()
 
-    def recall(self, now: float, standings: Sequence[Standing]) -> list[Instruction]:
-        """`standings` are the last that earlier processes of this machine promised, without those that were released:
+    def recall(self, now: float, all_votes: Sequence[Votes]) -> list[Instruction]:
+        """`all_votes` are the last that earlier processes of this machine promised, without those that were released:
         what they were in, this peer does not found a new group beside. To be called before anything else happens."""
         if self._begin(now) and self.me.slots:
             state = self._state
-            state.recall(standings)
-            if state.ledger.standing != Standing():
-                state.out.append(Remember(state.ledger.standing))
+            state.recall(all_votes)
+            if state.voter.votes != Votes():
+                state.out.append(Persist(state.voter.votes))
             self._refresh()
         return self._end()
 
-    def remembered(self, now: float, standing: Standing, why: str = "") -> list[Instruction]:
-        """`standing`, of a `Remember`, is on the disk; or it could not be written, for the reason `why`."""
+    def persisted(self, now: float, votes: Votes, why: str = "") -> list[Instruction]:
+        """`votes`, of a `Persist`, is on the disk; or it could not be written, for the reason `why`."""
         if self._begin(now):
-            self._epochs.written(standing, why)
+            self._epochs.written(votes, why)
             self._refresh()
         return self._end()
 
@@ -350,7 +350,7 @@ class PeerCore:
         match message:
             case Report():
                 self._reports.came(contact, message)
-            case Campaign() | Vote() | Lead() | Retire():
+            case Campaign() | ElectionVote() | Lead() | Retire():
                 if peer in state.reports:
                     state.election.received(state.time, peer, message)
                     state.tell_election()

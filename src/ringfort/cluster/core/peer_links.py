@@ -68,7 +68,7 @@ class Links:
         """The peer of `contact` says where `about`, which may be itself, is found."""
         state = self._state
         if about != state.me.peer and state.contacts.get(about) is None:
-            state.out.append(Learn(about, addresses))
+            state.out.append(Learn(about, addresses, contact.peer))
         elif about == contact.peer and contact.hello is not None:
             member = replace(contact.hello.member, addresses=addresses)
             contact.hello = replace(contact.hello, member=member)

@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, records_of, seat
-from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, Standing, Term
+from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, Term, Votes
 from ringfort.config import AutoDiscoveryConfig
 
 QUICK: Final = 0.1
@@ -37,11 +37,11 @@ class Situation:
 
     term: Term
     current: Epoch | None
-    standing: Standing
+    votes: Votes
     reports: Mapping[str, Report]
     """Of all in sight, its own too."""
     members: Mapping[str, Member]
-    departed: Mapping[str, Standing]
+    departed: Mapping[str, Votes]
     without: Collection[str] = ()
 
 
@@ -89,7 +89,7 @@ class Proposer:
             self._fail(now)
         group, basis = largest_lawful(
             self._clique(situation),
-            {peer: report.standing for peer, report in situation.reports.items()},
+            {peer: report.votes for peer, report in situation.reports.items()},
             situation.departed,
             situation.without,
             self._config.on_partition,
@@ -141,7 +141,7 @@ class Proposer:
         """Peers that all see each other, this one among them: members of the last epoch in their order, then others by
         id. Who does not see one that comes before it waits."""
         known = situation.reports
-        before = situation.standing.formed
+        before = situation.votes.formed
         old = [peer for peer in (before.peers if before else ()) if peer in known and peer != self.me]
         group = [self.me]
         sees = {peer: set(report.sees) for peer, report in known.items()}
@@ -167,7 +167,7 @@ class Proposer:
             self._wanted, self._since = wanted, now
         if self._first is None:
             self._first = now
-        is_broken = current is None and situation.standing.formed is not None
+        is_broken = current is None and situation.votes.formed is not None
         settle = QUICK if is_broken or self._are_all(wanted, situation) else self._config.settle
         return max(min(self._since + settle, self._first + 3 * settle), self._backoff())
 
@@ -183,8 +183,8 @@ class Proposer:
     # --- what -------------------------------------------------------------------------------------------------------
 
     def _propose(self, now: float, group: Sequence[str], basis: Basis, situation: Situation) -> Propose:
-        number = max(basis.highest, situation.standing.highest, self._last_number) + 1
-        own = () if situation.standing.formed is None else (situation.standing.formed,)
+        number = max(basis.highest, situation.votes.highest, self._last_number) + 1
+        own = () if situation.votes.formed is None else (situation.votes.formed,)
         before = max(
             (*basis.formed, *own),
             key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number),
@@ -192,15 +192,15 @@ class Proposer:
         )
         members = seat(before, {peer: situation.members[peer] for peer in group}, number)
         ring = tuple(self._ring_order(members)) if self._ring_order else ()
-        lines, ended = heritage(basis.formed, group, {*situation.departed, *situation.without})
-        if not lines and (len(group) > 1 or basis.doubts or ended):
-            lines = (f"{self.me}#{number}",)
+        lineages, ended = heritage(basis.formed, group, {*situation.departed, *situation.without})
+        if not lineages and (len(group) > 1 or basis.doubts or ended):
+            lineages = (f"{self.me}#{number}",)
         # Of what the members hold, not of what the epoch rests on: they must see why something no longer counts.
-        held = [record for peer in group for record in records_of(situation.reports[peer].standing)]
+        held = [record for peer in group for record in records_of(situation.reports[peer].votes)]
         concerned = {peer for record in (*basis.records, *held) for peer in record.peers}
         self.pending = Propose(
             situation.term,
-            Epoch(number, self.me, members, ring, lines, ended),
+            Epoch(number, self.me, members, ring, lineages, ended),
             basis.formed,
             basis.doubts,
             tuple(sorted(situation.departed.keys() & concerned)),

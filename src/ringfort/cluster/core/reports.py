@@ -40,8 +40,8 @@ class Reports:
         state.note(contact.peer, report)
         if is_first:
             self._welcome(contact)
-        formed = report.standing.formed
-        if formed is not None and formed in state.ledger.standing.doubts:
+        formed = report.votes.formed
+        if formed is not None and formed in state.voter.votes.doubts:
             self._epochs.start(formed.key)  # the leader died before it could tell all
 
     def _welcome(self, contact: Contact) -> None:
@@ -52,15 +52,15 @@ class Reports:
         self._links.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
-        ours = {record.key: record for record in records_of(self._state.ledger.standing)}
-        for record in records_of(report.standing):
+        ours = {record.key: record for record in records_of(self._state.voter.votes)}
+        for record in records_of(report.votes):
             # In doubt may also be what an earlier process of its machine was in.
-            mine = peer in record.peers if record is report.standing.formed else _names_node_of(peer, record)
-            if not mine or record.number > report.standing.highest:
+            mine = peer in record.peers if record is report.votes.formed else _names_node_of(peer, record)
+            if not mine or record.number > report.votes.highest:
                 return f"it lies about epoch {record.number}"
             if record.key in ours and ours[record.key] != record:
                 return f"it has another epoch {record.number} than we agreed on"
-        formed = report.standing.formed
+        formed = report.votes.formed
         if report.current and (formed is None or formed.number != report.current):
             return f"it lies about being in epoch {report.current}"
         return ""
@@ -75,7 +75,7 @@ class Reports:
             self._links.refuse(contact, "it says that we have ended")
             return
         state.departed.pop(about, None)
-        state.departed[about] = said.standing
+        state.departed[about] = said.votes
         while len(state.departed) > MAX_DEPARTED:
             del state.departed[next(iter(state.departed))]
         state.find_restart_without()

@@ -10,8 +10,8 @@ from ringfort.cluster.core.election import Claim, ElectionManager
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded
 from ringfort.cluster.core.health import HealthMonitor
 from ringfort.cluster.core.instructions import Instruction, Notify, Send
-from ringfort.cluster.core.membership import Ledger, known_to
-from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Standing
+from ringfort.cluster.core.membership import Voter, known_to
+from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -34,20 +34,20 @@ class PeerState:
         self.contacts = Contacts(me)
         self.health = HealthMonitor(config.health)
         self.election = ElectionManager(me.peer, config.election, 0.0)
-        self.ledger = Ledger(me.peer, config.on_partition)
+        self.voter = Voter(me.peer, config.on_partition)
         self.out: list[Instruction] = []
         """What the node is to do."""
         self.reports: dict[str, Report] = {}
         """The latest of every peer that counts: those it has a sound link with."""
         self.claims: dict[str, Claim] = {}
         """What they bring to an election; follows from their reports."""
-        self.departed: dict[str, Standing] = {}
+        self.departed: dict[str, Votes] = {}
         """Peers that have surely ended, with the last they promised."""
         self.vouched: dict[str, Departed] = {}
         """Those of this node, for whom this peer vouches."""
         self.restart_without: tuple[str, ...] = ()
         """Members of earlier epochs that do not count because a person at this machine said so."""
-        self._recalled = Standing()
+        self._recalled = Votes()
         self.work = 0
         """The work done when the last epoch ended."""
         self.holds = False
@@ -82,10 +82,10 @@ class PeerState:
         assert contact.hello is not None
         return self.me.slots > 0 and contact.hello.member.slots > 0 and contact.hello.run == self.config.run
 
-    def recall(self, standings: Iterable[Standing]) -> None:
+    def recall(self, all_votes: Iterable[Votes]) -> None:
         """Takes over what earlier processes of this machine promised."""
-        self.ledger.recall(standings)
-        self._recalled = self.ledger.standing
+        self.voter.recall(all_votes)
+        self._recalled = self.voter.votes
         self.find_restart_without()
 
     def find_restart_without(self) -> None:
@@ -93,7 +93,7 @@ class PeerState:
         peers have reported. Names are not resolved any more once this process has accepted a proposal itself: a live
         machine with that name may be a member of it."""
         named = set(self.config.restart_without)
-        if named and self.ledger.standing is self._recalled:
+        if named and self.voter.votes is self._recalled:
             members = {member for record in known_to(self._recalled, self.departed) for member in record.members}
             shared = ambiguous_names(members)
             gone = {m.peer for m in members if named & {m.peer, node_of(m.peer), *({m.name} - shared)}}
@@ -130,9 +130,9 @@ class PeerState:
 
     def own_report(self) -> Report:
         """Where this peer stands."""
-        current = self.ledger.current
+        current = self.voter.current
         return Report(
-            self.ledger.standing,
+            self.voter.votes,
             0 if current is None else current.number,
             self.sees,
             self.restart_without,
@@ -195,7 +195,7 @@ def ambiguous_names(members: Iterable[Member]) -> set[str]:
 
 
 def _claim(peer: str, report: Report) -> Claim:
-    formed, is_last = report.standing.formed, report.stuck or report.yields
+    formed, is_last = report.votes.formed, report.stuck or report.yields
     if formed is None:
         return Claim(is_last, 0, MAX_NUMBER, -report.work, peer)
     joined = next(member.joined for member in formed.members if member.peer == peer)

@@ -201,7 +201,7 @@ class MdnsDiscovery:
                 )
             )
 
-    def strangers(self) -> tuple[str, ...]:
+    def other_clusters(self) -> tuple[str, ...]:
         """The machines from which peers of other clusters announce themselves, an address for each; `this machine` for
         the own one. Asks nobody: what zeroconf has heard is enough."""
         if self._zeroconf is None:

@@ -1,7 +1,7 @@
-"""`ControlClient`: a node's end of the socket to its control service.
+"""`ControlClient`: the node's end of the socket to its control service.
 
-One thread moves all bytes, because a write that Ctrl-C interrupts halfway would put the socket out of step, and answers
-pings. A second one runs the program's callbacks, which may be slow and may ask the service in turn.
+One thread does all I/O and answers pings: a write in the caller's thread could be interrupted halfway by Ctrl-C. A
+second thread runs the program's callbacks, which may be slow and may send requests themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _READ: Final = 1 << 16
 _MAX_DESCRIPTORS: Final = 64
-"""That one read may bring. Each message brings at most one, and reads end at it; other systems may join some."""
+"""Limit for one read. A message carries at most one, and on Linux a read stops after it; elsewhere it may not."""
 _CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -47,7 +47,7 @@ class _Pending:
 
 
 class ControlClient:
-    """All methods may be called from any thread."""
+    """All methods are thread-safe."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class ControlClient:
         work_done: Callable[[], int],
         steps_done: Callable[[], int],
     ) -> None:
-        """`on_change` is called in a thread of its own with every change of state and every event, in order. `on_end`
-        is called when the service has closed the connection, and says why. `work_done` and `steps_done` are asked
-        several times a second."""
+        """`on_change` is called in a thread of its own with every state and every event, in order. `on_end` is called
+        when the service has closed the connection, and returns the error for pending requests. `work_done` and
+        `steps_done` are called several times a second."""
         self._sock = sock
         self._on_change = on_change
         self._on_end = on_end
@@ -72,11 +72,11 @@ class ControlClient:
         self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = queue.SimpleQueue()
         self._failure: DistributedError | None = None
         self.is_forked = False
-        """This is a child of the process that the client belongs to; it must leave it alone."""
+        """This process is a forked child of the one that the client belongs to."""
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
-        # Not before nobody can ask any more: a late question must not write to a descriptor of somebody else.
+        # Closed only when the client is collected: a late request must not write to a reused descriptor.
         when_gone(self, partial(_close, self._wake_reader, self._wake_writer))
         sock.setblocking(False)
         keep_from_children(self)
@@ -88,22 +88,22 @@ class ControlClient:
         try:
             return self._steps_done()
         except Exception:
-            _log.exception("the steps that were done cannot be told")
+            _log.exception("steps_done() failed")
             return 0
 
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
-        """The answer to `request`. Raises what the service raises, `ControlLostError` if it does not answer, or what
-        `on_end` gave once the service has ended."""
+        """Return the answer to `request`. Raise what the service raised, `ControlLostError` if it does not answer, or
+        the error that `on_end` returned if the service has ended."""
         number, pending = self._begin(request)
         try:
             return ipc.decode_value(_answer(pending, timeout), kind)
         finally:
             self._pending.pop(number, None)
 
-    def form(self, request: ipc.Form, timeout: float) -> dict[int, Connection]:
-        """As `ask`, for connections: gives a connection to each member."""
+    def connect(self, request: ipc.Connect, timeout: float) -> dict[int, Connection]:
+        """Return a connection to each member, by rank. Raise as `ask` does."""
         number, pending = self._begin(request)
         is_done = False
         try:
@@ -118,14 +118,14 @@ class ControlClient:
                     connection.close()
 
     def tell(self, request: ipc.AnyRequest) -> None:
-        """Sends a request whose answer nobody waits for."""
+        """Send a request without waiting for the answer."""
         self._post(ipc.Ask(next(self._numbers), request, self._work_done()))
 
     def _begin(self, request: ipc.AnyRequest) -> tuple[int, _Pending]:
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
         self._post(ipc.Ask(number, request, self._work_done()))
-        if self._failure is not None and not pending.answer.done():  # it ended before it saw this one
+        if self._failure is not None and not pending.answer.done():  # the service ended before it saw the request
             with suppress(Exception):
                 pending.answer.set_exception(self._failure)
         return number, pending
@@ -135,17 +135,17 @@ class ControlClient:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # full: it is awake
+        with suppress(BlockingIOError):  # the pipe is full, so the thread is awake
             os.write(self._wake_writer, b"w")
 
     def join(self, seconds: float) -> bool:
-        """Whether both threads have ended within about `seconds`. The thread of a callback does not wait for itself."""
+        """Return whether both threads have ended within about `seconds`. May be called in either thread."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
 
-    # --- the thread that moves bytes ----------------------------------------------------------------------------------
+    # --- the I/O thread -----------------------------------------------------------------------------------------------
 
     def _move(self) -> None:
         poll = select.poll()
@@ -161,9 +161,9 @@ class ControlClient:
                 if not self._read():
                     break
         except OSError as exc:
-            _log.debug("the connection to the control service broke: %s", exc)
+            _log.debug("Lost the connection to the control service: %s", exc)
         except Exception:
-            _log.exception("the control service sent what cannot be read")
+            _log.exception("The control service sent a malformed message")
         finally:
             self._finish()
 
@@ -174,7 +174,7 @@ class ControlClient:
                 count = self._sock.send(data)
             except (BlockingIOError, InterruptedError):
                 return
-            except BrokenPipeError:  # what it said before it ended is still read
+            except BrokenPipeError:  # what the service sent before it ended is still read
                 self._outgoing.clear()
                 return
             if count == len(data):
@@ -183,7 +183,7 @@ class ControlClient:
                 self._outgoing[0] = data[count:]
 
     def _read(self) -> bool:
-        """False when the service has closed the connection."""
+        """Return False when the service has closed the connection."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._sock, _READ, _MAX_DESCRIPTORS, _CLOEXEC)
         except (BlockingIOError, InterruptedError):
@@ -226,7 +226,7 @@ class ControlClient:
             settle(pending.answer)
 
     def _finish(self) -> None:
-        """The service has ended, or the connection cannot be read: whoever waits is told so."""
+        """Fail all pending requests: the service has ended, or its messages cannot be read."""
         self._sock.close()
         failure = self._failure = self._on_end()
         if isinstance(failure, ControlLostError):
@@ -238,7 +238,7 @@ class ControlClient:
             os.close(descriptor)
         self._changes.put(None)
 
-    # --- the thread of callbacks --------------------------------------------------------------------------------------
+    # --- the callback thread ------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         while True:
@@ -247,10 +247,10 @@ class ControlClient:
                 return
             self._on_change(change)
 
-    # --- a child that was forked --------------------------------------------------------------------------------------
+    # --- forked children ----------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """In a child that was forked: closes its copies of the descriptors. The threads are not there."""
+        """Close this process's copies of the descriptors. Called in a forked child, which has none of the threads."""
         self.is_forked = True
         with suppress(OSError):
             os.close(self._sock.detach())

@@ -120,9 +120,9 @@ class Finder:
         """`introducer` says that `peer` is to be found at `addresses`."""
         self._learn(key_of(peer), self._usable(addresses), Source.EXCHANGE, introducer)
 
-    def strangers(self) -> tuple[str, ...]:
+    def other_clusters(self) -> tuple[str, ...]:
         """The machines from which peers of other clusters announce themselves, an address for each."""
-        return () if self._mdns is None else self._mdns.strangers()
+        return () if self._mdns is None else self._mdns.other_clusters()
 
     def interface_of(self, address: str) -> Interface | None:
         """The interface that leads to `address`, which is `host:port`."""

@@ -128,7 +128,7 @@ class Setup:
         return self.credentials.namespace.network_id
 
     @property
-    def lineage(self) -> str:
+    def vote_scope(self) -> str:
         """Names the epochs that may follow each other, for the files of `standings.py`: a run is bound by what its own
         processes have promised, not by those of another run."""
         network, run = self.network_id.hex(), self.config.run

@@ -26,7 +26,7 @@ EPOCH = Epoch(7, "a.1", (Member("a.1", "host", 2, ("10.0.0.1:1",)), Member("b.2"
 
 @given(st.lists(st.binary(max_size=50)), st.integers(1, 20))
 def test_messages_are_cut_from_the_stream_however_it_arrives(notes: list[bytes], step: int) -> None:
-    messages = [ipc.Ask(number, ipc.Tell("topic", note, None)) for number, note in enumerate(notes)]
+    messages = [ipc.Ask(number, ipc.SendNote("topic", note, None)) for number, note in enumerate(notes)]
     stream = b"".join(map(ipc.frame, messages))
     frames = ipc.Frames()
     bodies = [body for at in range(0, len(stream), step) for body in frames.feed(stream[at : at + step])]
