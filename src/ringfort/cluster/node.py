@@ -14,8 +14,8 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.election import ElectionState
@@ -368,12 +368,16 @@ def _own_steps() -> int:
 
 
 def _weakly(method: Callable[P, T], otherwise: T) -> Callable[P, T]:
-    """Return a function that calls `method` but does not keep its object alive; then it returns `otherwise`."""
-    reference = weakref.WeakMethod(method)
+    """Return a function that calls `method` without keeping its object alive, and returns `otherwise` once it is gone.
+
+    (`weakref.WeakMethod` would run Python code in a finaliser, which could swallow a Ctrl-C.)
+    """
+    bound = cast("MethodType", method)
+    reference, function = weakref.ref(bound.__self__), bound.__func__
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        alive = reference()
-        return otherwise if alive is None else alive(*args, **kwargs)
+        node = reference()
+        return otherwise if node is None else function(node, *args, **kwargs)
 
     return call
 

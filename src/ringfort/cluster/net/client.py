@@ -1,4 +1,4 @@
-"""`ControlClient`: the node's end of the socket to its control service.
+"""`ControlClient`: sends the requests of a node to its control service.
 
 One thread does all I/O and answers pings: a write in the caller's thread could be interrupted halfway by Ctrl-C. A
 second thread runs the program's callbacks, which may be slow and may send requests themselves.
@@ -6,38 +6,31 @@ second thread runs the program's callbacks, which may be slow and may send reque
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
 import queue
-import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, ControlLost
 from ringfort.cluster.net import ipc
+from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.errors import ControlLostError, DistributedError
-from ringfort.transport.finalisers import when_gone
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Future, Thread
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_READ: Final = 1 << 16
-_MAX_DESCRIPTORS: Final = 64
-"""Limit for one read. A message carries at most one, and on Linux a read stops after it; elsewhere it may not."""
-_CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @dataclass
@@ -66,30 +59,16 @@ class ControlClient:
         self._work_done, self._steps_done = work_done, steps_done
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._frames = ipc.Frames()
-        self._descriptors: deque[int] = deque()
-        self._outgoing: deque[memoryview] = deque()
         self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = queue.SimpleQueue()
         self._failure: DistributedError | None = None
         self.is_forked = False
         """This process is a forked child of the one that the client belongs to."""
-        self._wake_reader, self._wake_writer = os.pipe()
-        for descriptor in (self._wake_reader, self._wake_writer):
-            os.set_blocking(descriptor, False)
-        # Closed only when the client is collected: a late request must not write to a reused descriptor.
-        when_gone(self, partial(_close, self._wake_reader, self._wake_writer))
-        sock.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._connection = IpcConnection(sock, ipc.decode_for_node, self._on_message, self._finish)
         keep_from_children(self)
-        self._threads = [Thread(self._move, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
+        self._threads = [Thread(self._run, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
         for thread in self._threads:
             thread.start()
-
-    def _steps(self) -> int:
-        try:
-            return self._steps_done()
-        except Exception:
-            _log.exception("steps_done() failed")
-            return 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -131,12 +110,8 @@ class ControlClient:
         return number, pending
 
     def _post(self, message: ipc.ToService) -> None:
-        self._outgoing.append(memoryview(ipc.frame(message)))
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):  # the pipe is full, so the thread is awake
-            os.write(self._wake_writer, b"w")
+        with suppress(RuntimeError):  # the loop is closed: the service has ended
+            self._loop.call_soon_threadsafe(self._connection.send, message)
 
     def join(self, seconds: float) -> bool:
         """Return whether both threads have ended within about `seconds`. May be called in either thread."""
@@ -145,69 +120,25 @@ class ControlClient:
                 thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
 
-    # --- the I/O thread -----------------------------------------------------------------------------------------------
+    # --- the I/O thread ---------------------------------------------------------------------------------------------
 
-    def _move(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake_reader, select.POLLIN)
+    def _run(self) -> None:
         try:
-            while True:
-                poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
-                for descriptor, _ in poll.poll():
-                    if descriptor == self._wake_reader:
-                        with suppress(BlockingIOError):
-                            os.read(self._wake_reader, 4096)
-                self._write()
-                if not self._read():
-                    break
-        except OSError as exc:
-            _log.debug("Lost the connection to the control service: %s", exc)
-        except Exception:
-            _log.exception("The control service sent a malformed message")
+            self._loop.call_soon(self._connection.start)
+            self._loop.run_forever()
         finally:
-            self._finish()
+            self._loop.close()
 
-    def _write(self) -> None:
-        while self._outgoing:
-            data = self._outgoing[0]
-            try:
-                count = self._sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                return
-            except BrokenPipeError:  # what the service sent before it ended is still read
-                self._outgoing.clear()
-                return
-            if count == len(data):
-                self._outgoing.popleft()
-            else:
-                self._outgoing[0] = data[count:]
-
-    def _read(self) -> bool:
-        """Return False when the service has closed the connection."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, _READ, _MAX_DESCRIPTORS, _CLOEXEC)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except ConnectionResetError:
-            return False
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-            self._descriptors.append(descriptor)
-        for body in self._frames.feed(data):
-            self._take(ipc.decode_for_node(body))
-        return bool(data)
-
-    def _take(self, message: ipc.ToNode) -> None:
+    def _on_message(self, message: ipc.ToNode) -> None:
         match message:
             case ipc.Ping():
-                self._outgoing.append(memoryview(ipc.frame(ipc.Pong(self._work_done(), self._steps()))))
-                self._write()
+                self._connection.send(ipc.Pong(self._work_done(), self._steps()))
             case ipc.Answer(number=number, value=value):
                 self._settle(number, lambda future: future.set_result(value))
             case ipc.Failed(number=number, error=error):
                 self._settle(number, lambda future: future.set_exception(ipc.unpack_error(error)))
             case ipc.Connected(number=number, rank=rank, session=session):
-                connection = Connection.resume(socket.socket(fileno=self._descriptors.popleft()), session)
+                connection = Connection.resume(self._connection.take_socket(), session)
                 pending = self._pending.get(number)
                 if pending is None:
                     connection.close()
@@ -220,49 +151,46 @@ class ControlClient:
             case ipc.Happened():
                 self._changes.put(ipc.event_of(message))
 
+    def _steps(self) -> int:
+        try:
+            return self._steps_done()
+        except Exception:
+            _log.exception("steps_done() failed")
+            return 0
+
     def _settle(self, number: int, settle: Callable[[Future[Any]], None]) -> None:
         pending = self._pending.get(number)
         if pending is not None and not pending.answer.done():
             settle(pending.answer)
 
     def _finish(self) -> None:
-        """Fail all pending requests: the service has ended, or its messages cannot be read."""
-        self._sock.close()
+        """Fail all pending requests: the service has ended."""
+        self._connection.close()
         failure = self._failure = self._on_end()
         if isinstance(failure, ControlLostError):
             self._changes.put(ControlLost(str(failure)))
         for pending in tuple(self._pending.values()):
             if not pending.answer.done():
                 pending.answer.set_exception(failure)
-        for descriptor in self._descriptors:
-            os.close(descriptor)
         self._changes.put(None)
+        self._loop.stop()
 
-    # --- the callback thread ------------------------------------------------------------------------------------------
+    # --- the callback thread ----------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        while True:
-            change = self._changes.get()
-            if change is None:
-                return
+        while (change := self._changes.get()) is not None:
             self._on_change(change)
 
-    # --- forked children ----------------------------------------------------------------------------------------------
+    # --- forked children --------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Close this process's copies of the descriptors. Called in a forked child, which has none of the threads."""
+        """Close this process's copy of the socket. Called in a forked child, which has none of the threads."""
         self.is_forked = True
         with suppress(OSError):
             os.close(self._sock.detach())
-        _close(self._wake_reader, self._wake_writer)
 
 
 def _answer(pending: _Pending, timeout: float) -> msgspec.Raw:
     if not pending.answer.is_done_within(timeout):
         raise ControlLostError(f"the control service has not answered for {timeout:g} s")
     return pending.answer.result(0)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -1,43 +1,57 @@
-"""`IpcConnection`: the control service's end of the socket to its node. Sends messages, with open sockets if need
-be."""
+"""`IpcConnection`: one end of the socket between a node and its control service."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from ringfort.cluster.net import ipc
 
+_log = logging.getLogger(__name__)
+
 _READ: Final = 1 << 16
+_MAX_DESCRIPTORS: Final = 64
+"""Limit for one read. A message carries at most one, and on Linux a read stops after it; elsewhere it may not."""
+_CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+M = TypeVar("M")
 
 
-class IpcConnection:
-    """Lives in the control loop. `start` it there."""
+class IpcConnection(Generic[M]):
+    """Sends and receives messages in an asyncio loop. A message may be sent together with open sockets."""
 
     def __init__(
-        self, sock: socket.socket, on_message: Callable[[ipc.ToService], None], on_end: Callable[[], None]
+        self,
+        sock: socket.socket,
+        decode: Callable[[bytes], M],
+        on_message: Callable[[M], None],
+        on_end: Callable[[], None],
     ) -> None:
-        """`on_end` is called when the node has closed its end."""
+        """`on_end` is called once, when the other side has closed its end or has sent something malformed."""
         self.unsent_bytes = 0
-        """Bytes that the node has not read yet."""
+        """Bytes that the kernel has not taken yet, because the other side does not read."""
         self._sock = sock
+        self._decode = decode
         self._on_message = on_message
         self._on_end = on_end
         self._frames = ipc.Frames()
+        self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[socket.socket]]] = deque()
         """What the kernel has not taken yet, each with the sockets that travel with its first byte."""
         self._is_closed = False
 
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read, in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock, self._read)
 
-    def send(self, message: ipc.ToNode, sockets: Sequence[socket.socket] = ()) -> None:
+    def send(self, message: ipc.ToNode | ipc.ToService, sockets: Sequence[socket.socket] = ()) -> None:
         """Queue a message. `sockets` travel with it and are closed here."""
         if self._is_closed:
             _close(sockets)
@@ -48,26 +62,38 @@ class IpcConnection:
         if len(self._unsent) == 1:
             self._write()
 
+    def take_socket(self) -> socket.socket:
+        """Return the socket that came with the message that was just received."""
+        return socket.socket(fileno=self._descriptors.popleft())
+
     def close(self) -> None:
-        """Close the socket and drop what was not sent."""
+        """Close the socket and drop what was not sent or taken."""
         self._is_closed = True
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._drop_unsent()
         self._sock.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(_READ)
+            data, descriptors, _, _ = socket.recv_fds(self._sock, _READ, _MAX_DESCRIPTORS, _CLOEXEC)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+                self._descriptors.append(descriptor)
+            for body in self._frames.feed(data):
+                self._on_message(self._decode(body))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
+        except Exception:
+            _log.exception("Malformed message between a node and its control service")
+            data = b""
         if not data:
             self._loop.remove_reader(self._sock)
             self._on_end()
-        for body in self._frames.feed(data):
-            self._on_message(ipc.decode_for_service(body))
 
     def _write(self) -> None:
         while self._unsent:
@@ -80,7 +106,7 @@ class IpcConnection:
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock, self._write)
                 return
-            except OSError:  # the node does not read any more; the reader will notice
+            except OSError:  # the other side has ended; what it sent before is still read
                 self._drop_unsent()
                 break
             _close(sockets)

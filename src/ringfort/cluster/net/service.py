@@ -44,7 +44,7 @@ class ControlService:
     def __init__(self, sock: socket.socket, watch: ProcessWatch | None = None) -> None:
         """Pass `watch` if the node is in the parent process."""
         self.control: Control | None = None
-        self._connection = IpcConnection(sock, self._on_message, self._on_death)
+        self._connection = IpcConnection(sock, ipc.decode_for_service, self._on_message, self._on_death)
         self._watch = watch
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._work = 0
@@ -239,7 +239,7 @@ async def _within(timeout: float, connections: Forming, request: ipc.Connect) ->
 
 
 class _LogForwarder(logging.Handler):
-    def __init__(self, connection: IpcConnection, level: int) -> None:
+    def __init__(self, connection: IpcConnection[ipc.ToService], level: int) -> None:
         super().__init__(level)
         self._connection = connection
 
@@ -248,7 +248,7 @@ class _LogForwarder(logging.Handler):
             self._connection.send(ipc.Logged(record.name, record.levelno, self.format(record)))
 
 
-def _forward_logs(connection: IpcConnection, level: int) -> None:
+def _forward_logs(connection: IpcConnection[ipc.ToService], level: int) -> None:
     """Send log records to the training process, where logging is configured: all of Ringfort's from `level` on, and
     warnings of other libraries (asyncio, zeroconf)."""
     logging.getLogger("ringfort").setLevel(level)
