@@ -152,7 +152,7 @@ class ClusterNode:
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
             level = logging.getLogger("ringfort").getEffectiveLevel()
             try:
-                self._state = self._ask(ipc.Start(self._setup.state, level), ipc.State, _START)
+                self._state = self._ask(ipc.Start(self._setup.with_accelerators(), level), ipc.State, _START)
             except BaseException:
                 self.close()
                 raise

@@ -14,21 +14,24 @@ Both ends belong to one user on one machine, so the messages may carry keys. A f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfort import errors
 from ringfort.bootstrap.connection import Session
 from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import ClusterEvent
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.cluster.net.setup import SetupState
+from ringfort.cluster.net.setup import Setup
 from ringfort.errors import DistributedError, ProtocolError
+from ringfort.identity.keypair import NodeIdentity
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.machine import Machine
 
 T = TypeVar("T")
@@ -45,7 +48,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 class Start(Request, frozen=True, tag="start"):
     """Start the control plane; the answer is the first `State`."""
 
-    setup: SetupState
+    setup: Setup
     log_level: int
     """The lowest level of log records that are forwarded."""
 
@@ -206,13 +209,45 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 ToNode = State | Answer | Failed | Connected | Happened | Logged | Ping
 
-_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService)
+
+def _to_plain(value: object) -> object:
+    """Encode what msgspec does not know. Settings may contain NumPy numbers."""
+    match value:
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value)
+        case Path():
+            return str(value)
+        case NodeIdentity():
+            return value.private_bytes()
+        case NetworkNamespace():
+            return value.join_code()
+        case X25519PrivateKey():
+            return value.private_bytes_raw()
+        case _:
+            raise TypeError(f"{type(value).__name__} cannot be sent to the control service")
+
+
+_FROM_PLAIN: Final[dict[type, Callable[[Any], object]]] = {
+    Path: Path,
+    NodeIdentity: NodeIdentity.from_private_bytes,
+    NetworkNamespace: NetworkNamespace.from_join_code,
+    X25519PrivateKey: X25519PrivateKey.from_private_bytes,
+}
+
+
+def _from_plain(kind: type, value: Any) -> object:
+    return _FROM_PLAIN[kind](value)
+
+
+_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService, dec_hook=_from_plain)
 _to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
 
 
 def encode(value: object) -> bytes:
-    """Return `value` as msgpack. NumPy numbers, which settings may contain, become Python numbers."""
-    return msgspec.msgpack.encode(value, enc_hook=_plain)
+    """Return `value` as msgpack."""
+    return msgspec.msgpack.encode(value, enc_hook=_to_plain)
 
 
 def frame(message: ToService | ToNode) -> bytes:
@@ -304,11 +339,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return all(_is_plain(item) for item in cast("Sequence[object]", value))
     return value is None or isinstance(value, (str, bytes, int, float))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    raise TypeError(f"{type(value).__name__} cannot be sent to the control service")

@@ -23,7 +23,6 @@ from ringfort.cluster.net.control import STOP_WITHIN, Control
 from ringfort.cluster.net.epoch_connections import Forming, Seat
 from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.cluster.net.process_watch import ProcessWatch
-from ringfort.cluster.net.setup import Setup
 from ringfort.errors import ChannelClosedError, RendezvousTimeoutError
 
 _log = logging.getLogger(__name__)
@@ -155,7 +154,7 @@ class ControlService:
             _forward_logs(self._connection, request.log_level)
         try:
             control = Control(
-                Setup.resume(request.setup),
+                request.setup,
                 self._publish,
                 lambda: self._work,
                 on_change=self._send_state,
