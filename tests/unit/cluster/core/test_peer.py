@@ -356,7 +356,7 @@ def test_a_peer_may_hold_what_an_earlier_process_of_its_machine_was_in_but_not_w
     assert bench.core.sees == ("n2.c",)
     bench.core.connected(bench.now, 2, "n5", initiated=False)
     out = bench.say(2, Hello(Member("n5.z")), Report(Votes(7, None, (OLD,))))
-    assert [e.why for e in events(out) if isinstance(e, Misbehaved)] == ["it lies about epoch 7"]
+    assert [e.why for e in events(out) if isinstance(e, Misbehaved)] == ["its report contradicts itself about epoch 7"]
 
 
 def test_who_leaves_is_released_where_all_its_companions_are_there_to_hear_it() -> None:
@@ -457,7 +457,7 @@ def test_a_member_holds_only_while_nobody_has_left_the_epoch_for_a_later_one(ben
     bench.do(bench.core.hold(bench.now, True))
     larger = (*epoch.members, Member("n3.d"))
     offers = [Propose(Term(1, "n0.a"), Epoch(n, "n0.a", larger, (), LINE), (epoch,)) for n in (4, 5)]
-    assert Reject(4, "I hold: newcomers must wait") in sent(bench.say(1, offers[0]), 1)
+    assert Reject(4, "I hold the epoch: new peers must wait") in sent(bench.say(1, offers[0]), 1)
     bench.say(2, Report(Votes(4, epoch, (offers[0].epoch,)), 0, ("n0.a", "n1.b", "n3.d")))
     assert Accept(5) in sent(bench.say(1, offers[1]), 1)
 
