@@ -22,6 +22,9 @@ class BackgroundTasks:
         if sock is not None:
             task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     async def cancel(self, timeout: float | None = None) -> None:
         """Cancel all tasks and wait until they have ended, at most `timeout` seconds."""
         tasks = tuple(self._tasks)

@@ -194,9 +194,9 @@ def test_a_peer_is_in_an_epoch_from_its_commit_until_it_accepts_the_next(voter: 
     ("offer", "why"),
     [
         (proposal(epoch(3, "abc", "c"), (epoch(3, "abc"),)), "not above"),
-        (proposal(epoch(4, "ac"), (epoch(3, "abc"),)), "not a list"),
-        (proposal(epoch(4, "abb"), (epoch(3, "abc"),)), "not a list"),
-        (proposal(epoch(4, "ab", "c"), (epoch(3, "abc"),)), "not a list"),
+        (proposal(epoch(4, "ac"), (epoch(3, "abc"),)), "do not include the leader and this peer"),
+        (proposal(epoch(4, "abb"), (epoch(3, "abc"),)), "do not include the leader and this peer"),
+        (proposal(epoch(4, "ab", "c"), (epoch(3, "abc"),)), "do not include the leader and this peer"),
         (proposal(epoch(4, "ab", lineages=()), (epoch(3, "abc"),)), "no lineage"),
         (proposal(epoch(4, "ab", lineages=("y#4",)), (epoch(3, "abc"),)), "forgets a lineage"),
         (

@@ -81,5 +81,5 @@ def test_a_disk_that_fails_is_told_in_lines() -> None:
     told = lines.index("cannot write /home/a/standings/x: No space left on device")
     assert lines[told + 1 : told + 3] == [
         "  This peer joins no group until it can",
-        "  Free space on that disk, or set RINGFORT_HOME to a folder on another one",
+        "  Free space on that disk, or set RINGFORT_HOME to a folder on another disk",
     ]

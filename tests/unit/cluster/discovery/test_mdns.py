@@ -155,7 +155,7 @@ def test_a_flood_is_followed_to_a_limit_and_said_once(monkeypatch: pytest.Monkey
     ("error", "words"),
     [
         (OSError(errno.EADDRINUSE, "in use"), "port 5353"),
-        (PermissionError(errno.EPERM, "no"), "refuses multicast"),
+        (PermissionError(errno.EPERM, "no"), "denies multicast"),
         (OSError(errno.ENODEV, "no such device"), "went away"),
         (RuntimeError("No adapter found"), "could not be started (No adapter found)"),
     ],
