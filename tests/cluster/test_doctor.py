@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ringfort.cluster.core.strangers import HOW_TO_JOIN
+from ringfort.cluster.core.other_clusters import HOW_TO_JOIN
 
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
