@@ -1,4 +1,4 @@
-"""Many histories on all cores, and the law of membership with one rule removed at a time."""
+"""Many histories on all cores, and the rules of membership with one rule removed at a time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ringfort.testing.histories import History
 
 
 def violations(seeds: Iterable[int], duration: float = 20.0) -> list[str]:
-    """Of all `seeds`, lived on all cores: those that break a rule, in words and with their trace."""
+    """Run the histories of all `seeds` on all cores. Return those that break a rule, with their traces."""
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         found = pool.map(History.violation_of, seeds, repeat(duration), chunksize=8)
         return [str(one) for one in found if one is not None]
 
 
 def first_violation(seeds: Iterable[int]) -> str | None:
-    """The first of `seeds` that breaks a rule of safety, in words."""
+    """Return the first of `seeds` that breaks a safety rule, and how."""
     for seed in seeds:
         found = History(seed).run()
         if found is not None and "no agreement" not in found.why:
@@ -115,7 +115,7 @@ BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
 
 @contextmanager
 def broken_law(name: str) -> Iterator[None]:
-    """The library without one rule."""
+    """Run with one rule removed."""
     changes = BROKEN_LAWS[name]
     patches = [patch.object(where, attribute, make(getattr(where, attribute))) for where, attribute, make in changes]
     for one in patches:
