@@ -126,7 +126,7 @@ def test_contexts_compute_right_while_members_come_are_replaced_and_go(peers: Pe
     peers.come()
     for step, (coming, going) in enumerate([(1, None), (1, None), (1, 0), (0, 0)]):
         if going is not None:
-            peers.is_clear(going)
+            peers.go(going)
         for _ in range(coming):
             peers.come()
         check_everything(peers.form(), step)
