@@ -109,20 +109,34 @@ class ControlService:
     def _on_request(self, number: int, request: ipc.AnyRequest) -> None:
         if isinstance(request, ipc.Stop):
             self._stop(request.why)
-        elif isinstance(request, (ipc.Start, ipc.Connect)):
-            work = self._start(number, request) if isinstance(request, ipc.Start) else self._connect(number, request)
-            task = self._tasks[number] = asyncio.ensure_future(work)
-            task.add_done_callback(lambda _: self._tasks.pop(number, None))
-        else:
-            try:
-                self._answer(number, self._carry_out(request))
-            except Exception as exc:
-                self._fail(number, exc)
+            return
+        task = self._tasks[number] = asyncio.ensure_future(self._answer(number, request))
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    def _carry_out(self, request: ipc.AnyRequest) -> Any:
-        control = self._running()
+    async def _answer(self, number: int, request: ipc.AnyRequest) -> None:
+        try:
+            value = await self._carry_out(number, request)
+        except Exception as exc:
+            error = ipc.pack_error(exc)
+            if error.kind == "DistributedError":
+                _log.error("A request to the control service failed", exc_info=exc)
+            self._connection.send(ipc.Failed(number, error))
+        else:
+            self._connection.send(ipc.Answer(number, ipc.msgspec.Raw(ipc.encode(value))))
+
+    async def _carry_out(self, number: int, request: ipc.AnyRequest) -> Any:
+        if isinstance(request, ipc.Start):
+            return await self._start(request)
+        if self.control is None:
+            raise ChannelClosedError("this node is not running; call start()")
+        control = self.control
         core, call = control.core, control.driver.call
         match request:
+            case ipc.Connect():
+                seats = await _within(request.timeout, control.epoch_connections, request)
+                for rank, (sock, handshake, machine) in seats.items():
+                    self._connection.send(ipc.Connected(number, rank, Session.of(handshake, machine)), [sock])
+                return None
             case ipc.Hold(holding=holding):
                 return call(core.hold, holding)
             case ipc.ForceElection():
@@ -144,38 +158,19 @@ class ControlService:
             case _:
                 raise TypeError(f"unknown request {type(request).__name__}")
 
-    def _running(self) -> Control:
-        if self.control is None:
-            raise ChannelClosedError("this node is not running; call start()")
-        return self.control
-
-    async def _start(self, number: int, request: ipc.Start) -> None:
+    async def _start(self, request: ipc.Start) -> ipc.State:
         if self._watch is not None:
             _forward_logs(self._connection, request.log_level)
-        try:
-            control = Control(
-                request.setup,
-                self._publish,
-                lambda: self._work,
-                on_change=self._send_state,
-                before_tick=self._before_tick,
-            )
-            await control.start()
-        except Exception as exc:
-            self._fail(number, exc)
-            return
+        control = Control(
+            request.setup,
+            self._publish,
+            lambda: self._work,
+            on_change=self._send_state,
+            before_tick=self._before_tick,
+        )
+        await control.start()
         self.control = control
-        self._answer(number, self._send_state())
-
-    async def _connect(self, number: int, request: ipc.Connect) -> None:
-        try:
-            seats = await _within(request.timeout, self._running().epoch_connections, request)
-        except Exception as exc:
-            self._fail(number, exc)
-            return
-        for rank, (sock, handshake, machine) in seats.items():
-            self._connection.send(ipc.Connected(number, rank, Session.of(handshake, machine)), [sock])
-        self._answer(number, None)
+        return self._send_state()
 
     # --- messages to the node -----------------------------------------------------------------------------------------
 
@@ -192,15 +187,6 @@ class ControlService:
             self._state = state
             self._connection.send(state)
         return state
-
-    def _answer(self, number: int, value: Any) -> None:
-        self._connection.send(ipc.Answer(number, ipc.msgspec.Raw(ipc.encode(value))))
-
-    def _fail(self, number: int, exc: Exception) -> None:
-        error = ipc.pack_error(exc)
-        if error.kind == "DistributedError":
-            _log.error("A request to the control service failed", exc_info=exc)
-        self._connection.send(ipc.Failed(number, error))
 
     # --- the training process -----------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Final, TypeVar, cast
+from concurrent.futures import Future
+from typing import Final, TypeVar
 
 from ringfort.cluster.core.events import DiskTrouble
 from ringfort.cluster.core.peer_messages import Votes
@@ -102,22 +102,14 @@ class VoteWriter:
 async def _in_thread(work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs in a thread of its own. A pool would not do: the interpreter waits for
     pool threads at exit, and a disk may never answer."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, exc: BaseException | None) -> None:
-        if not done.cancelled():
-            done.set_result(cast("T", value)) if exc is None else done.set_exception(exc)
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # so that it cannot be cancelled under the thread
 
     def run() -> None:
-        value: T | None = None
-        failure: BaseException | None = None
         try:
-            value = work()
+            done.set_result(work())
         except BaseException as exc:
-            failure = exc
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits
-            loop.call_soon_threadsafe(settle, value, failure)
+            done.set_exception(exc)
 
     threading.Thread(target=run, name="ringfort-disk", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
