@@ -165,9 +165,9 @@ class Voter:
         if not set(lineages) <= set(epoch.lineages):
             return "it forgets a lineage"
         if not set(ended).isdisjoint(epoch.lineages):
-            return "it carries on a lineage that nobody is left of"
+            return "it continues a lineage that has no living member"
         if not set(epoch.ended) <= set(ended):
-            return "it ends a lineage that somebody may be left of"
+            return "it ends a lineage that may have living members"
         for record in proposal.formed + proposal.doubts:
             if not is_lawful(peers, record, dead, self.policy):
                 return f"it lacks the majority of epoch {record.number}"

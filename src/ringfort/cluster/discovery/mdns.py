@@ -282,7 +282,7 @@ def interface_troubles(choice: Choice) -> list[Trouble]:
     """Return the troubles that are known beforehand: interfaces without multicast, or no interface at all."""
     found = [
         Trouble(
-            f"{interface.name} carries no multicast, so nobody is found through it",
+            f"{interface.name} carries no multicast, so no peer is found through it",
             f"ip link set dev {interface.name} multicast on, or name a peer with --peer",
             interface.name,
         )

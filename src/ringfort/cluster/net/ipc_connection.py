@@ -67,7 +67,9 @@ class IpcConnection(Generic[M]):
         return socket.socket(fileno=self._descriptors.popleft())
 
     def close(self) -> None:
-        """Close the socket and drop what was not sent or taken."""
+        """Close the socket and drop what was not sent or taken. Idempotent."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)

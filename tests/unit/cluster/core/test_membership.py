@@ -203,7 +203,7 @@ def test_a_peer_is_in_an_epoch_from_its_commit_until_it_accepts_the_next(voter: 
             proposal(
                 epoch(4, "ab", lineages=("x#1", "y#2")), (epoch(3, "abc"), epoch(2, "de", lineages=("y#2",))), (), "de"
             ),
-            "nobody is left of",
+            "has no living member",
         ),
         (
             proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"), epoch(2, "ade", lineages=("y#2",))), (), "d"),

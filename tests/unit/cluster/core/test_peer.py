@@ -274,7 +274,9 @@ def test_with_all_links_reset_it_waits(bench: Bench) -> None:
     out = bench.wait(3.0)
     assert bench.core.epoch is None
     waits = [event.why for event in events(bench.out) if isinstance(event, Waiting)]
-    assert waits == ["too few of the last epoch are in sight; they may be at work elsewhere. Missing: n0.a, n2.c"]
+    assert waits == [
+        "too few members of the last epoch are connected; the others may be at work elsewhere. Missing: n0.a, n2.c"
+    ]
     assert not any(isinstance(event, EpochStarted) for event in events(out))
 
 
