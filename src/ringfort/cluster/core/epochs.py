@@ -175,7 +175,8 @@ class Epochs:
             names = {f"{m.name} ({node_of(m.peer)})" if m.name in shared else m.name or m.peer for m in lost}
             (ours if state.me.peer in record.peers else earlier).update(names)
         if ours:
-            return f"too few members of the last epoch are connected; the others may be at work elsewhere. Missing: {_listed(ours)}"
+            what = "too few members of the last epoch are connected; the others may be at work elsewhere"
+            return f"{what}. Missing: {_listed(ours)}"
         if not earlier or state.time < DISCOVERY * state.config.settle:
             return ""
         which = "; several machines share that name: use the id in brackets" if shared else ""
