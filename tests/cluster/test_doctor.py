@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfort.cluster.core.strangers import HOW_TO_JOIN
+from ringfort.cluster.core.other_clusters import HOW_TO_JOIN
 from ringfort.identity.keypair import KEY_FILE, NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from tests.helpers.namespaces import Host, lan, needs_namespaces
@@ -47,7 +47,7 @@ def test_a_healthy_host_fails_nothing_and_the_doctor_makes_nothing(home: Path) -
     assert code == 0
     assert all("fail" not in outcomes(lines) for lines in found.values())
     own, others = found["multicast"]
-    assert own["what"] == "eth0: sent, and heard by this machine itself"
+    assert own["what"] == "eth0: sent, and received by this machine itself"
     assert "not known" in others["what"]
     assert outcomes([others, *found["peers"]]) == {"unknown"}
     assert "in no cluster yet" in found["peers"][0]["what"]
@@ -81,13 +81,13 @@ def test_peers_that_are_there_are_met_and_their_versions_are_compared(home: Path
         code, found = report(net.hosts[0], home, key=node.key)
         _, elsewhere = report(net.hosts[0], home, key=NetworkNamespace.generate("other").join_code())
     assert code == 0
-    assert elsewhere["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries it"
+    assert elsewhere["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries multicast"
     alone = elsewhere["peers"][-1]  # beside the other side, which still tries where the first doctor was
     assert (alone["outcome"], alone["fix"]) == ("warn", HOW_TO_JOIN)
     assert alone["what"].startswith(f"1 machine of another cluster announces itself here ({net.hosts[1].address()})")
-    assert found["peers"][0]["what"].startswith("met: ")
-    assert found["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries it"
-    assert found["version"][0]["what"].endswith("so has every peer that was met")
+    assert found["peers"][0]["what"].startswith("connected: ")
+    assert found["multicast"][-1]["what"] == f"{net.hosts[1].address()} is heard: the network carries multicast"
+    assert found["version"][0]["what"].endswith("so has every connected peer")
 
 
 def test_a_host_that_is_alone_is_told_so(home: Path) -> None:

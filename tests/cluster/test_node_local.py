@@ -41,7 +41,7 @@ from ringfort.cluster.core.events import (
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.core.health import HealthStatus
 from ringfort.cluster.core.instructions import Instruction
-from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report, Standing
+from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report, Votes
 from ringfort.cluster.core.topology import STALE_AFTER
 from ringfort.cluster.discovery.directory import Source
 from ringfort.cluster.discovery.interfaces import Choice
@@ -49,9 +49,9 @@ from ringfort.cluster.net.control import Control as Inside
 from ringfort.cluster.net.control_link import ControlLink, connect
 from ringfort.cluster.net.epoch_connections import token_of
 from ringfort.cluster.net.host import clock
-from ringfort.cluster.net.hosting import ThreadHost
-from ringfort.cluster.net.line import Line
+from ringfort.cluster.net.link_table import LinkEntry
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement
+from ringfort.cluster.net.service_host import ThreadHost
 from ringfort.cluster.node import ClusterNode
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, ElectionConfig, Environment
 from ringfort.context import DistributedContext
@@ -62,11 +62,13 @@ from ringfort.errors import (
     PeerLostError,
     RendezvousTimeoutError,
     TransportError,
+    VersionMismatchError,
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.telemetry.steps import own_steps
+from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.handshake import Handshake, sealed
 from ringfort.transport.hello import Control, Join, Meet, Probe
 from tests.helpers.agents import until
@@ -517,7 +519,7 @@ def test_a_program_that_waits_is_warned_of_machines_of_other_clusters(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = cluster.start()
-    node.take(OtherClusters(("10.0.0.2",)))
+    node._take(OtherClusters(("10.0.0.2",)))
     with pytest.raises(RendezvousTimeoutError):
         node.wait_for_peers(1, 0.1)
     [said] = [record.getMessage() for record in caplog.records if "another cluster" in record.getMessage()]
@@ -576,15 +578,22 @@ def test_a_copied_identity_is_reported_and_the_others_go_on(cluster: Cluster, mo
     assert set(one.epoch.peers) == {one.peer_id, two.peer_id}
 
 
-def test_another_version_is_turned_away_in_words(cluster: Cluster) -> None:
+@pytest.mark.parametrize(("version", "side"), [(PROTOCOL_VERSION - 1, "the other side"), (99, "this side")])
+def test_another_version_is_refused_with_both_versions_and_the_upgrade_command(
+    cluster: Cluster, version: int, side: str
+) -> None:
     node = cluster.start()
     host, _, port = node.addresses[0].rpartition(":")
-    handshake = Handshake(cluster.credentials(), Control(), version=99)
+    handshake = Handshake(cluster.credentials(), Control(), version=version)
     with socket.create_connection((host, int(port)), PATIENCE) as sock:
         sock.sendall(handshake.outgoing)
-        while sock.recv(4096):
-            pass
-    with pytest.raises(RendezvousTimeoutError, match="it speaks protocol version 99"):
+        answer = b""
+        while data := sock.recv(4096):
+            answer += data
+    with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side {version}; .*--upgrade"):
+        handshake.feed(answer)
+    words = f"version {version}, this side {PROTOCOL_VERSION}; `pip install --upgrade ringfort` on {side}"
+    with pytest.raises(RendezvousTimeoutError, match=words):
         node.wait_for_peers(1, 0.1)
 
 
@@ -613,12 +622,12 @@ def test_a_peer_that_floods_lies_or_talks_nonsense_is_refused_and_the_others_go_
     two.wait_for_peers(1, PATIENCE)
     nobody = encode(Hello(Member("somebody-else.1", "host")))
     assert "claims to be somebody-else.1" in misbehaves(cluster, one, nobody).why
-    assert "cannot be read" in misbehaves(cluster, one, b"\xc1 nonsense").why
+    assert "malformed control message" in misbehaves(cluster, one, b"\xc1 nonsense").why
     assert "did not say who it is" in misbehaves(cluster, one, encode(Beat(1.0))).why
     for message in (encode(Beat(1.0)), encode(Note("x"))):
         flooder = cluster.credentials()
         hello = encode(Hello(Member(f"{flooder.identity.peer_id}.1", "host")))
-        flood = (hello, encode(Report(Standing())), *[message] * 2000)
+        flood = (hello, encode(Report(Votes())), *[message] * 2000)
         assert "floods" in misbehaves(cluster, one, *flood, credentials=flooder).why
     assert one.epoch == two.epoch == epoch
 
@@ -631,7 +640,7 @@ def test_a_peer_whose_addresses_are_nonsense_harms_nobody(cluster: Cluster) -> N
     me = Member(f"{liar.identity.peer_id}.1", "host", 1, ("nonsense", ":::", "1.2.3.4:0", "[fe80::1]:9", "x" * 128))
     sock, connection = cluster.dial(one, Control(), liar)
     with sock:
-        for message in (Hello(me), Report(Standing(), holds=True)):
+        for message in (Hello(me), Report(Votes(), holds=True)):
             sock.sendall(sealed(connection.sealer, encode(message)))
         cluster.wait_for(one, lambda event: isinstance(event, PeerJoined) and event.peer == me.peer)
         assert me.peer in {view.peer for view in one.snapshot()}
@@ -668,7 +677,7 @@ def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster
     node = cluster.start()
     sock, _ = cluster.dial(node, Control())
     control = inside(node)
-    until(lambda: bool(control.lines), "it has not come")
+    until(lambda: len(control.links) > 0, "it has not come")
     closing = threading.Thread(target=node.close)
     closing.start()
     with sock, suppress(ConnectionResetError):  # which is an end too
@@ -685,7 +694,7 @@ def test_a_discovery_that_does_not_let_itself_be_ended_does_not_keep_a_node_from
     monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start()
     control, stopped = inside(node), threading.Event()
-    close, stop = control.finder.close, control.stop
+    close, stop = control.connector.close, control.stop
 
     async def close_when_stopped() -> None:
         while not stopped.is_set():
@@ -697,7 +706,7 @@ def test_a_discovery_that_does_not_let_itself_be_ended_does_not_keep_a_node_from
         await stop(*args, **kwargs)
         stopped.set()
 
-    control.finder.close, control.stop = close_when_stopped, stop_and_tell  # type: ignore[method-assign]
+    control.connector.close, control.stop = close_when_stopped, stop_and_tell  # type: ignore[method-assign]
     closing = threading.Thread(target=node.close)
     closing.start()
     try:
@@ -723,7 +732,7 @@ def test_a_fault_in_the_control_thread_does_not_stop_its_clock(
 
     control.core.tick = faulty  # type: ignore[method-assign]
     assert ticked.wait(PATIENCE)
-    assert "the control service failed; it goes on" in caplog.text
+    assert "A tick of the control service failed" in caplog.text
 
 
 def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
@@ -731,10 +740,10 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
 ) -> None:
     node = cluster.start()
     control, looked = inside(node), queue.Queue[str]()
-    monkeypatch.setattr(control._store, "dead", lambda: looked.put("looked") or [])
+    monkeypatch.setattr(control.votes._store, "ended", lambda: looked.put("looked") or [])
     sibling = f"{node.peer_id.rpartition('.')[0]}.sibling"
     for peer in ("elsewhere.1", sibling):
-        in_loop(node, lambda control, peer=peer: control._happened(PeerLost(peer, "silent", died=False)))
+        in_loop(node, lambda control, peer=peer: control._on_event(PeerLost(peer, "silent", died=False)))
         cluster.wait_for(node, lambda event, peer=peer: isinstance(event, PeerLost) and event.peer == peer)
         if peer != sibling:
             assert looked.empty()
@@ -751,8 +760,8 @@ def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
 ) -> None:
     monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start(replace(LOCAL, multicast=False))
-    endless = Line(unattached_link(), ELSEWHERE, "")
-    in_loop(node, lambda control: control.lines.update({999: endless}))
+    endless = LinkEntry(unattached_link(), ELSEWHERE, "")
+    in_loop(node, lambda control: control.links.add(999, endless))
     node.close()
     assert not endless.link.ended.is_set()
     with pytest.raises(ChannelClosedError):
@@ -778,9 +787,12 @@ def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
 
 def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, line = control.finder.directory, Line(unattached_link(), ELSEWHERE, "")
+        directory, entry = (
+            control.connector.directory,
+            LinkEntry(unattached_link(), ELSEWHERE, ""),
+        )
         directory.learn([ELSEWHERE], Source.STATIC, clock())
-        control._met(line, Hello(control.core.me))
+        control._on_first_message(entry, Hello(control.core.me))
         directory.learn([ELSEWHERE], Source.STATIC, clock())
         assert ELSEWHERE not in directory
 
@@ -789,9 +801,12 @@ def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: 
 
 def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, line = control.finder.directory, Line(unattached_link(), ELSEWHERE, "")
+        directory, entry = (
+            control.connector.directory,
+            LinkEntry(unattached_link(), ELSEWHERE, ""),
+        )
         directory.learn([ELSEWHERE], Source.STATIC, clock())
-        control._met(line, Hello(Member("refused.1", "host")))
+        control._on_first_message(entry, Hello(Member("refused.1", "host")))
         assert directory.troubles() == [(ELSEWHERE, "it was refused")]
 
     in_loop(cluster.start(), meet)
@@ -802,7 +817,7 @@ def test_a_measurement_that_comes_after_the_goodbye_is_dropped(cluster: Cluster)
     cluster.wait_for(node, lambda event: isinstance(event, PeerJoined))
 
     def measured_late(control: Inside) -> None:
-        control._do(control.core.leave(clock(), "it is done"))
+        control.driver.call(control.core.leave, "it is done")
         control._measured("127.0.0.1:9", Measurement(other.peer_id, 1e9, 1e9))
 
     in_loop(node, measured_late)
@@ -818,8 +833,8 @@ def test_a_node_does_not_move_to_interfaces_that_are_no_longer_the_current_ones(
 def test_what_is_reported_again_and_again_does_not_push_out_the_rest(cluster: Cluster) -> None:
     def report(control: Inside) -> None:
         for peer in ("one.1", *["two.1"] * 100):
-            control._happened(Misbehaved(peer, "it floods"))
-        assert list(control.events) == ["one.1 was refused: it floods", "two.1 was refused: it floods"]
+            control._on_event(Misbehaved(peer, "it floods"))
+        assert list(control.recent.refused) == ["one.1 was refused: it floods", "two.1 was refused: it floods"]
 
     in_loop(cluster.start(), report)
 
@@ -833,7 +848,7 @@ def test_while_the_disk_is_slow_or_full_a_node_lives_on_and_says_so_and_then_joi
         if not has_room.is_set():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    inside(two)._store._fsync = fsync
+    inside(two).votes._store._fsync = fsync
     slow = cluster.wait_for(two, lambda event: isinstance(event, DiskTrouble))
     assert "the disk has taken 1 s" in str(slow)
     assert all(view.health is HealthStatus.HEALTHY for view in one.snapshot() if not view.is_self)

@@ -1,4 +1,4 @@
-"""Many histories on all cores, and the law of membership with one rule removed at a time."""
+"""Many histories on all cores, and the rules of membership with one rule removed at a time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from unittest.mock import patch
 
 from ringfort.cluster.core import membership
 from ringfort.cluster.core.election import ElectionManager
-from ringfort.cluster.core.membership import Ledger
+from ringfort.cluster.core.membership import Voter
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.proposer import Proposer
 from ringfort.testing.histories import History
 
 
 def violations(seeds: Iterable[int], duration: float = 20.0) -> list[str]:
-    """Of all `seeds`, lived on all cores: those that break a rule, in words and with their trace."""
+    """Run the histories of all `seeds` on all cores. Return those that break a rule, with their traces."""
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         found = pool.map(History.violation_of, seeds, repeat(duration), chunksize=8)
         return [str(one) for one in found if one is not None]
 
 
 def first_violation(seeds: Iterable[int]) -> str | None:
-    """The first of `seeds` that breaks a rule of safety, in words."""
+    """Return the first of `seeds` that breaks a safety rule, and how."""
     for seed in seeds:
         found = History(seed).run()
         if found is not None and "no agreement" not in found.why:
@@ -40,7 +40,7 @@ def first_violation(seeds: Iterable[int]) -> str | None:
 
 
 def _any_number(original: Callable[..., Any]) -> Callable[..., Any]:
-    def objection(self: Ledger, proposal: Any) -> str | None:
+    def objection(self: Voter, proposal: Any) -> str | None:
         why = original(self, proposal)
         return None if why is not None and "is not above" in why else why
 
@@ -64,7 +64,7 @@ def _blind_to_doubts(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeps_its_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
-    def accept(self: Ledger, proposal: Any) -> None:
+    def accept(self: Voter, proposal: Any) -> None:
         kept = self.current
         original(self, proposal)
         self.current = kept
@@ -75,7 +75,7 @@ def _keeps_its_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
     def is_lawful(group: Any, epoch: Any, dead: Any, policy: str) -> bool:
         rest = {peer for peer in epoch.peers if peer in group or peer not in dead}
-        return not epoch.lines or 2 * len(rest & set(group)) >= len(rest)
+        return not epoch.lineages or 2 * len(rest & set(group)) >= len(rest)
 
     return is_lawful
 
@@ -83,7 +83,7 @@ def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
 def _dies_with_its_link(original: Callable[..., Any]) -> Callable[..., Any]:
     def lose(self: Links, contact: Any, why: str) -> None:
         if contact.report is not None and not contact.hung_up:
-            self._state.departed[contact.peer] = contact.report.standing
+            self._state.departed[contact.peer] = contact.report.votes
         original(self, contact, why)
 
     return lose
@@ -98,24 +98,24 @@ def _votes_again(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
-    "accepts any number": [(Ledger, "objection", _any_number)],
+    "accepts any number": [(Voter, "objection", _any_number)],
     "commits on a majority": [(Proposer, "accepted", _commit_on_majority)],
     "any group goes on": [(membership, "is_lawful", lambda _: lambda *_: True)],
     "half goes on": [(membership, "is_lawful", _half_is_enough)],
     "ignores doubts": [
         (membership, "basis_of", _blind_to_doubts),
-        (Ledger, "_is_known", lambda _: lambda *_: True),
+        (Voter, "_is_known", lambda _: lambda *_: True),
     ],
-    "stays in its epoch": [(Ledger, "accept", _keeps_its_epoch)],
+    "stays in its epoch": [(Voter, "accept", _keeps_its_epoch)],
     "every closed link is a death": [(Links, "lose", _dies_with_its_link)],
-    "forgets its earlier processes": [(Ledger, "recall", lambda _: lambda *_: None)],
+    "forgets its earlier processes": [(Voter, "recall", lambda _: lambda *_: None)],
     "votes twice": [(ElectionManager, "_answer", _votes_again)],
 }
 
 
 @contextmanager
 def broken_law(name: str) -> Iterator[None]:
-    """The library without one rule."""
+    """Run with one rule removed."""
     changes = BROKEN_LAWS[name]
     patches = [patch.object(where, attribute, make(getattr(where, attribute))) for where, attribute, make in changes]
     for one in patches:

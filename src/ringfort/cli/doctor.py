@@ -10,7 +10,7 @@ from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
 from ringfort.cli.parameters import AsJson, Interfaces, Peers
 
 if TYPE_CHECKING:
-    from ringfort.cluster.diagnosis.doctor import Check
+    from ringfort.cluster.diagnosis.checks import Check
 
 
 def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = False) -> None:
@@ -18,12 +18,13 @@ def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = Fal
     with errors_as_lines():
         import asyncio
 
-        from ringfort.cluster.diagnosis.checks import look
-        from ringfort.cluster.diagnosis.doctor import Outcome, examine
+        from ringfort.cluster.diagnosis.checks import Outcome, run_checks
+        from ringfort.cluster.diagnosis.findings import gather_findings
         from ringfort.config import Environment
 
         told = Environment.from_mapping()
-        checks = examine(asyncio.run(look(interface or _listed(told.interfaces), peer or _listed(told.peers))))
+        wanted, peers = interface or _listed(told.interfaces), peer or _listed(told.peers)
+        checks = run_checks(asyncio.run(gather_findings(wanted, peers)))
         if json_:
             rows = [
                 {"check": one.name, "outcome": one.outcome.value, "what": one.what, "fix": one.fix} for one in checks

@@ -1,4 +1,4 @@
-"""`ClusterNode`: this process as a peer of its cluster. Starts its control service and speaks with it.
+"""`ClusterNode`: this process as a peer of its cluster. It starts its control service and sends it requests.
 
 with ClusterNode() as node:
     epoch = node.wait_for_peers(1, timeout=30)
@@ -14,8 +14,8 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.election import ElectionState
@@ -26,7 +26,7 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.topology import ClusterTopology, TopologyRecords
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.client import ControlClient
-from ringfort.cluster.net.hosting import ProcessHost, ThreadHost
+from ringfort.cluster.net.service_host import ProcessHost, ThreadHost
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, check_timeout
@@ -49,24 +49,26 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Callback = Callable[[ClusterEvent], None]
 
 _ANSWER: Final = 10.0
-"""Seconds that a question to the control service may take. It takes 0.2 ms; a machine that swaps may need more."""
+"""Seconds that a request to the control service may take. It usually takes 0.2 ms, but longer on a machine that
+swaps."""
 _START: Final = 60.0
-"""Seconds that the control service may take to start. It takes 0.4 s; a machine that swaps may need more."""
+"""Seconds that the control service may take to start. It usually takes 0.4 s, but longer on a machine that swaps."""
 _STOP: Final = 4.0
-"""Seconds that the control service has for its goodbye, which takes two at most, before its process is killed."""
+"""Seconds before a control process that does not stop is killed. Its goodbye takes two at most."""
 _KILLED: Final = 1.0
-"""Seconds after which a process that ended, or was killed, is not waited for any more."""
+"""Seconds to wait for a process that has ended or was killed."""
 
 
 class ClusterNode:
-    """A peer: found by others and finding them, watched and watching, in an epoch or waiting for one.
+    """A peer of the cluster: it finds other peers, watches them, and is in an epoch or waits for one.
 
     The control service, which answers heartbeats and agrees on epochs, runs in a small process of its own. So a program
-    that holds its interpreter lock is not taken for dead, and one that is killed is reported at once. All methods may
-    be called from any thread. A node that is closed does not start again; after a fork it belongs to the parent alone.
+    that holds its interpreter lock is not taken for dead, and one that is killed is reported at once. All methods are
+    thread-safe. A closed node cannot be started again. After a fork, the node belongs to the parent alone.
     """
 
     def __init__(
@@ -79,13 +81,15 @@ class ClusterNode:
         control: Literal["process", "thread"] | None = None,
         steps_done: Callable[[], int] | None = None,
     ) -> None:
-        """`slots` are the ranks that this process brings. `credentials` are this user's own unless given. `encryption`
-        decides where it is given; otherwise `config` and the environment do (see `choose_encryption`). `control` is
-        where the control service runs: by default in a process of its own, for an observer (no `slots`) in a thread.
-        `steps_done` says how many steps of training the program has done, for `ringfort peers`; by default those that
-        this process's optimizers and `average_gradients` have done.
+        """Prepare a node; `start` starts it.
 
-        Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` where `config` and the environment
+        `slots` is the number of ranks of this process; 0 makes it an observer. `credentials` default to this user's
+        own. `encryption` overrides `config` and the environment (see `choose_encryption`). `control` says where the
+        control service runs: by default in a process of its own, for an observer in a thread. `steps_done` returns the
+        training steps done so far, for `ringfort peers`; by default, the steps of this process's optimizers and of
+        `average_gradients`.
+
+        Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` if `config` and the environment
         contradict each other, and `IdentityError` if the key or secret cannot be read.
         """
         if control not in (None, "process", "thread"):
@@ -98,9 +102,9 @@ class ClusterNode:
         self._client: ControlClient | None = None
         self._state = ipc.State()
         self._to_warn: OtherClusters | None = None
-        """What a program that waits for peers is to be told."""
+        """A warning for the program that waits for peers."""
         self._work = [0]
-        """In a list, which outlives the node: the client tells the service, and must not keep the node alive."""
+        """In a list, because the client reads it and must not keep the node alive."""
         self._steps_done = steps_done or _own_steps
         self._farewell: Finaliser | None = None
         self._is_over = False
@@ -110,57 +114,56 @@ class ClusterNode:
 
     @property
     def config(self) -> AutoDiscoveryConfig:
-        """The settings, those from the environment included."""
+        """The settings, including those from the environment."""
         return self._setup.config
 
     @property
     def credentials(self) -> Credentials | None:
-        """What its connections are opened with; None with encryption off."""
+        """The credentials of its connections; None with encryption off."""
         return self._setup.wall
 
     @property
     def peer_id(self) -> str:
-        """`node.instance`; known before `start`."""
+        """This peer's id, `node.instance`. Known before `start`."""
         return self._setup.peer
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where this process is found, as `host:port`, best first; empty before `start`."""
+        """The addresses of this process, as `host:port`, best first; empty before `start`."""
         return self._state.addresses
 
     def start(self) -> Self:
-        """Listens, announces itself and looks for others. Returns when the listener is up.
+        """Listen, announce this peer and look for others. Return when the listener is up.
 
-        Raises `ConfigError` for an interface or a peer's address that cannot be, `TransportError` if the port is taken.
+        Raises `ConfigError` for an unknown interface or an invalid peer address, `TransportError` if the port is taken.
         """
         if self._is_over:
             raise ChannelClosedError("this node is closed; make a new one")
         if self._client is None:
             ours, theirs = socket.socketpair()
-            # Says goodbye even where the program forgets to. For one that is killed, its control process does.
-            atexit.register(_close, weakref.ref(self))
+            # Leaves the cluster even if the program forgets to. For a killed program, its control process does.
+            atexit.register(_weakly(self.close, None))
             self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
-            node: weakref.ref[ClusterNode] = weakref.ref(self)
-            work = self._work
+            work, dropped = self._work, ChannelClosedError("this node was dropped")
             self._client = ControlClient(
-                ours, partial(_take, node), partial(_ended, node), lambda: work[0], self._steps_done
+                ours, _weakly(self._take, None), _weakly(self._ended, dropped), lambda: work[0], self._steps_done
             )
-            # One that is dropped leaves as if it had been closed.
+            # A node that is garbage-collected leaves as if it had been closed.
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
             level = logging.getLogger("ringfort").getEffectiveLevel()
             try:
-                self._state = self._ask(ipc.Start(self._setup.state, level), ipc.State, _START)
+                self._state = self._ask(ipc.Start(self._setup.with_accelerators(), level), ipc.State, _START)
             except BaseException:
                 self.close()
                 raise
         return self
 
     def close(self) -> None:
-        """Leaves the cluster in words and ends the control service, within seconds in any case. Idempotent."""
+        """Leave the cluster and end the control service, within a few seconds. Idempotent."""
         self.leave()
 
     def leave(self, why: str = "") -> None:
-        """Says goodbye with a reason, then as `close`."""
+        """Do as `close` does, and tell the other peers why."""
         client, host = self._client, self._host
         self._is_over = True
         if client is None or host is None or client.is_forked:
@@ -172,7 +175,7 @@ class ClusterNode:
             self._changed.notify_all()
 
     def __enter__(self) -> Self:
-        """Starts the node if that was not done yet."""
+        """Start the node if it is not running yet."""
         return self.start()
 
     def __exit__(
@@ -184,44 +187,44 @@ class ClusterNode:
 
     @property
     def epoch(self) -> Epoch | None:
-        """The epoch that this peer is in now; None while there is none."""
+        """The epoch that this peer is in now, or None."""
         return self._state.epoch
 
     @property
     def leader(self) -> str | None:
-        """The leader's peer id, as far as this peer knows."""
+        """The peer id of the leader that this peer follows, or None."""
         return self._state.leader
 
     @property
     def election_state(self) -> ElectionState:
-        """Where this peer stands: IDLE while it knows no leader, CAMPAIGNING, MASTER, FOLLOWER."""
+        """This peer's part in the election: IDLE while it knows no leader, CAMPAIGNING, MASTER or FOLLOWER."""
         return self._state.election
 
     def force_election(self) -> None:
-        """Stands for election now and not in its turn. Whoever leads stays if its claim is better: it has been in the
-        group for longer, has done more work or has the lower id. Raises `InvalidArgumentError` for an observer."""
+        """Stand for election now. The present leader stays if its claim is better: it has been in the group for longer,
+        has done more work or has the lower id. Raise `InvalidArgumentError` for an observer."""
         self._order(ipc.ForceElection())
 
     def step_down(self) -> None:
-        """Leads no more, if this peer does: the others elect one of them. The epoch goes on."""
+        """Stop leading, if this peer leads, so that the others elect a leader among themselves. The epoch continues."""
         self._order(ipc.StepDown())
 
     @property
     def work_done(self) -> int:
-        """By this peer, as `record_work` counted it."""
+        """The work that this peer has done, as counted by `record_work`."""
         return self._work[0]
 
     def record_work(self, amount: int = 1) -> None:
-        """Adds to the work that this peer has done, in a unit that all peers share: of those who have been in the group
-        equally long, the one who has done most leads. `AutoDiscoveryBackend` counts its collectives here."""
+        """Add to the work that this peer has done, in a unit that all peers share. Of the peers that have been in the
+        group equally long, the one with the most work leads. `AutoDiscoveryBackend` counts its collectives here."""
         if not isinstance(amount, int) or isinstance(amount, bool) or amount < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("amount", amount, "must be a whole number of at least 0")
         self._work[0] += amount  # two threads at once may lose a count, which matters to nobody
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
-        """The epoch, as soon as it has at least `n` members beside this one; `config.timeout` unless told otherwise.
+        """Wait for an epoch with at least `n` other members and return it. `timeout` defaults to `config.timeout`.
 
-        Raises `RendezvousTimeoutError` that says who was seen, who was refused and why, and what to try.
+        Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("n", n, "must be a whole number of at least 0")
@@ -229,7 +232,8 @@ class ClusterNode:
         return self._wait(lambda epoch: len(epoch.members) > n, what, timeout)
 
     def wait_for_epoch(self, above: int, timeout: float | None = None) -> Epoch:
-        """The first epoch whose number is higher than `above`: after a loss, or when newcomers are let in."""
+        """Wait for an epoch with a number above `above`, as follows a loss or the arrival of a new peer, and return
+        it."""
         return self._wait(lambda epoch: epoch.number > above, f"waiting for an epoch after {above}", timeout)
 
     def _wait(self, wanted: Callable[[Epoch], bool], what: str, timeout: float | None) -> Epoch:
@@ -253,38 +257,38 @@ class ClusterNode:
         raise RendezvousTimeoutError(what, timeout, state=self.why_alone())
 
     def connect_members(self, epoch: Epoch, timeout: float, machine: Machine) -> dict[int, Connection]:
-        """A data connection to every other member of `epoch`, by its place there. All members must call this. `machine`
-        is what they are told of where this one is.
+        """Return a data connection to every other member of `epoch`, by its index. All members must call this.
+        `machine` tells them which machine this process is on.
 
-        Raises `AbortedError` when the epoch ends, `RendezvousTimeoutError` with who is missing and why.
+        Raises `AbortedError` if the epoch ends, `RendezvousTimeoutError` with the members that are missing and why.
         """
-        return self._check().form(ipc.Form(epoch, machine, timeout), timeout + _ANSWER)
+        return self._check().connect(ipc.Connect(epoch, machine, timeout), timeout + _ANSWER)
 
-    # --- what else is known -----------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[PeerView, ...]:
-        """All peers in sight and this one, members in the order of their ranks first."""
+        """Return a view of this peer and all connected ones: members first, in the order of their ranks."""
         return self._ask(ipc.Peers(), tuple[PeerView, ...])
 
     def health_summary(self) -> HealthSummary:
-        """How all other peers in sight are, in a few numbers."""
+        """Return a summary of the health of all connected peers."""
         return self._ask(ipc.Health(), HealthSummary)
 
     def topology(self) -> ClusterTopology:
-        """A copy of what is known of all machines and of the links between them, this one's included."""
+        """Return the known machines, including this one, and the links between them."""
         return ClusterTopology.from_records(self._ask(ipc.Topology(), TopologyRecords))
 
     def refusals(self) -> tuple[str, ...]:
-        """Who was turned away or turned this peer away, and why; the latest few."""
+        """Return the latest refusals, in either direction, each with its reason."""
         return self._ask(ipc.Refusals(), tuple[str, ...])
 
     def why_alone(self) -> str:
-        """In words: who was seen, who was refused and why, and what to try."""
+        """Say who was seen, who was refused and why, and what to try."""
         return self._ask(ipc.WhyAlone(), str)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Calls `callback` with every `ClusterEvent` from now on, one after the other in a thread of this node. It may
-        ask the node, but must not wait for an event. Returns what ends that."""
+        """Call `callback` with every `ClusterEvent` from now on, one at a time, in a thread of this node. It may call
+        methods of the node, but must not wait for an event. Return a function that ends the subscription."""
         self._callbacks = [*self._callbacks, callback]
 
         def end() -> None:
@@ -293,20 +297,20 @@ class ClusterNode:
         return end
 
     def hold(self, holding: bool = True) -> None:
-        """While any member of the epoch holds, newcomers wait; the epoch still shrinks when members are lost."""
+        """Keep new peers waiting while any member of the epoch holds. The epoch still shrinks when members are lost."""
         self._order(ipc.Hold(holding))
 
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
-        """Sends a note of this program's to `peer`, or to all in sight, where it becomes the event `Noted`. Those who
-        cannot be reached do not get it. For what the programs agree on beside the epoch (`ringfort run` does)."""
+        """Send a note to the program of `peer`, or of all connected peers, where it becomes the event `Noted`. It is
+        lost for peers that cannot be reached. `ringfort run` uses notes to agree on attempts."""
         if len(body) > MAX_NOTE_BYTES:
             raise InvalidArgumentError("body", f"{len(body)} bytes", f"a note has at most {MAX_NOTE_BYTES}")
-        self._order(ipc.Tell(topic[:256], body, peer))
+        self._order(ipc.SendNote(topic[:256], body, peer))
 
     # --- the control service ------------------------------------------------------------------------------------------
 
-    def take(self, change: ipc.State | ClusterEvent) -> None:
-        """For the node's own client: in the thread of events, in the order in which things happened."""
+    def _take(self, change: ipc.State | ClusterEvent) -> None:
+        """Called in the callback thread, in the order in which things happened."""
         if isinstance(change, ipc.State):
             self._state = change
         else:
@@ -323,10 +327,10 @@ class ClusterNode:
             try:
                 callback(event)
             except Exception:
-                _log.exception("a callback failed on: %s", event)
+                _log.exception("A callback failed for the event: %s", event)
 
-    def ended(self) -> DistributedError:
-        """For the node's own client: the control service has closed the connection: on our word, or it has died."""
+    def _ended(self) -> DistributedError:
+        """Return why the control service has closed the connection: because of `close`, or because it died."""
         host = self._host
         if self._is_over or host is None:
             return ChannelClosedError("this node was closed")
@@ -336,7 +340,7 @@ class ClusterNode:
         return lost
 
     def _check(self) -> ControlClient:
-        """Raises `ChannelClosedError` where nobody can be asked, `ControlLostError` where that was not our doing."""
+        """Raise `ChannelClosedError` if the node is not running, `ControlLostError` if its service has died."""
         client = self._client
         if client is not None and client.is_forked:
             raise ChannelClosedError(
@@ -351,11 +355,11 @@ class ClusterNode:
         return client
 
     def _order(self, request: ipc.AnyRequest) -> None:
-        """As `_ask`, where there is nothing to answer."""
+        """Send a request that has no result."""
         self._ask(request, type(None))
 
     def _ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float = _ANSWER) -> T:
-        """The service's answer. Raises as `_check`, and what the service raises."""
+        """Return the service's answer. Raise as `_check` does, or what the service raised."""
         return self._check().ask(request, kind, timeout)
 
 
@@ -363,27 +367,25 @@ def _own_steps() -> int:
     return own_steps().done
 
 
-def _close(reference: weakref.ref[ClusterNode]) -> None:
-    node = reference()
-    if node is not None:
-        node.close()
+def _weakly(method: Callable[P, T], otherwise: T) -> Callable[P, T]:
+    """Return a function that calls `method` without keeping its object alive, and returns `otherwise` once it is gone.
+
+    (`weakref.WeakMethod` would run Python code in a finaliser, which could swallow a Ctrl-C.)
+    """
+    bound = cast("MethodType", method)
+    reference, function = weakref.ref(bound.__self__), bound.__func__
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        node = reference()
+        return otherwise if node is None else function(node, *args, **kwargs)
+
+    return call
 
 
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:
-    """Has the service say goodbye and waits for its end. May be called again, as after an interrupt."""
+    """Have the service leave the cluster, and wait for its end. May be called again, for example after an interrupt."""
     client.tell(ipc.Stop(why))
     if not host.wait(_STOP):
         host.kill()
         host.wait(_KILLED)
     client.join(_KILLED)
-
-
-def _take(reference: weakref.ref[ClusterNode], change: ipc.State | ClusterEvent) -> None:
-    node = reference()
-    if node is not None:
-        node.take(change)
-
-
-def _ended(reference: weakref.ref[ClusterNode]) -> DistributedError:
-    node = reference()
-    return ChannelClosedError("this node was dropped") if node is None else node.ended()

@@ -1,4 +1,4 @@
-"""`PeerView`: what this process knows of one peer, for tables and for people."""
+"""`PeerView`: what this process knows about one peer, for display."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from ringfort.cluster.core.link_kinds import LinkKind
 
 @dataclass(frozen=True, kw_only=True)
 class PeerView:
-    """One peer at one moment, this process too (its `address` is then the first that it is found at)."""
+    """One peer at one moment. For this process itself, `address` is the first one that it listens on."""
 
     peer: str
     """Its id, `node.instance`."""
     name: str = ""
-    """The host's name, as the peer tells it."""
+    """The host's name, as reported by the peer."""
     host: str = ""
-    """Names the machine: peers with the same are on one."""
+    """Identifies the machine; peers of one machine have the same."""
     address: str = ""
-    """Of the fastest way to it that was measured; before that, of its control link. As `host:port`."""
+    """The address of the fastest measured path to it, or else of its control link, as `host:port`."""
     interface: str = ""
-    """The interface of this machine that the link goes through; empty where that is not known."""
+    """The interface of this machine that the link uses; empty if unknown."""
     kind: LinkKind = LinkKind.UNKNOWN
     round_trip: float | None = None
     """Seconds, smoothed; None before the first answer."""
     bandwidth: float | None = None
-    """Bytes a second of the slower direction; None until it has been measured. The middle of what was measured."""
+    """The median of the recent measurements, in bytes per second of the slower direction; None before the first."""
     bandwidth_range: tuple[float, float] | None = None
-    """The least and the greatest of what was measured lately."""
+    """The minimum and maximum of the recent measurements."""
     health: HealthStatus = HealthStatus.UNKNOWN
     is_busy: bool = False
-    """Its program runs but does not respond, so that `health` is degraded."""
+    """Its program runs but does not respond, so its `health` is degraded."""
     is_self: bool = False
     is_leader: bool = False
     is_member: bool = False
-    """Of an epoch. There may be one for each run."""
+    """Whether it is in an epoch. Each run has epochs of its own."""
     version: str = ""
     run: str = ""
-    """The run that it belongs to: the `--name` of `ringfort run`, empty for a program that joined by itself."""
+    """The run it belongs to: the `--name` of `ringfort run`; empty for a program that joined by itself."""
     slots: int = 1
     ranks: tuple[int, ...] = ()
-    """In its epoch; empty where it is in none."""
+    """Its ranks in its epoch; empty if it is in none."""
     program: str = ""
-    """What it runs, as it tells; empty before it has."""
+    """The program it runs, as reported by the peer; empty before that."""
     step: int = 0
-    """How many steps of training it has done, as it tells; 0 where that is not known."""
+    """Training steps it has done, as reported by the peer; 0 if unknown."""
     uptime: float | None = None
-    """Seconds for which it has been in the cluster."""
+    """Seconds since it joined the cluster."""
     accelerators: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:
-        """In one word: leader, member, waiting, or observer."""
+        """Its role: leader, member, waiting, or observer."""
         if self.slots == 0:
             return "observer"
         return "leader" if self.is_leader else "member" if self.is_member else "waiting"

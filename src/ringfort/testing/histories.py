@@ -1,9 +1,9 @@
-"""Random histories of a cluster, and the rules of membership that none of them may break.
+"""Random histories of a cluster, and the rules of membership that no history may break.
 
     violation = History(seed=4711).run()
-    print(violation)         # None, or what went wrong with the whole trace
+    print(violation)         # None, or what went wrong, with the whole trace
 
-A seed gives the number of hosts, every fault and every delay; the same seed is the same history.
+A seed determines the number of hosts, every fault and every delay: the same seed gives the same history.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import EpochStarted
 from ringfort.cluster.core.instructions import Instruction, Notify, Send
 from ringfort.cluster.core.membership import records_of
-from ringfort.cluster.core.peer_messages import Epoch, Term, Vote
+from ringfort.cluster.core.peer_messages import ElectionVote, Epoch, Term
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
 
 HEALING: Final = 15.0
-"""Virtual seconds after the last fault within which all must be in one epoch."""
+"""Virtual seconds after the last fault within which all peers must be in one epoch."""
 
 
 class RuleBroken(AssertionError):  # noqa: N818  # it is a verdict on a history, not an error of the program
@@ -36,7 +36,7 @@ class Rules:
 
     network: SimulatedNetwork | None = None
     epochs: dict[tuple[int, str], Epoch] = field(default_factory=dict[tuple[int, str], Epoch])
-    """All committed ones."""
+    """All committed epochs."""
     _dead: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict[tuple[int, str], frozenset[str]])
     _last: dict[str, Epoch] = field(default_factory=dict[str, Epoch])
     """The last epoch that each peer was in."""
@@ -44,11 +44,11 @@ class Rules:
     _leaders: dict[Term, str] = field(default_factory=dict[Term, str])
 
     def __call__(self, peer: SimulatedPeer, instruction: Instruction) -> None:
-        """After each instruction of each peer."""
+        """Check the rules after each instruction of each peer."""
         match instruction:
             case Notify(event=EpochStarted(epoch=epoch)):
                 self._on_start(peer, epoch)
-            case Send(message=Vote(term=term, granted=True)):
+            case Send(message=ElectionVote(term=term, granted=True)):
                 first = self._votes.setdefault((peer.id, term.number), term.candidate)
                 if first != term.candidate:
                     raise RuleBroken(f"{peer.id} voted twice in term {term.number}")
@@ -71,20 +71,20 @@ class Rules:
                 raise RuleBroken(f"{other.id} is still in epoch {theirs.number} when {epoch} starts at {peer.id}")
         if epoch.key not in self._dead:
             self._dead[epoch.key] = frozenset(dead.id for dead in self.network.ended)
-            for line in epoch.lines:
-                self._check_line(line)
-            if any(line == f"{epoch.leader}#{epoch.number}" for line in epoch.lines):
+            for lineage in epoch.lineages:
+                self._check_lineage(lineage)
+            if any(lineage == f"{epoch.leader}#{epoch.number}" for lineage in epoch.lineages):
                 self._check_founding(epoch)
         self._last[peer.id] = epoch
 
-    def _check_line(self, line: str) -> None:
-        """The epochs of a line are a chain: each holds the majority of the one before it that was alive. So at no
-        moment can two groups go on."""
-        chain = sorted((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
+    def _check_lineage(self, lineage: str) -> None:
+        """Check that the epochs of a lineage are a chain: each contains a majority of the living members of the one
+        before it. So two groups can never continue at once."""
+        chain = sorted((e for e in self.epochs.values() if lineage in e.lineages), key=lambda e: e.number)
         for before, after in pairwise(chain):
             if before.number == after.number:
-                raise RuleBroken(f"two epochs of one line have number {before.number}")
-            # Who died after it had accepted counts: it was asked.
+                raise RuleBroken(f"two epochs of one lineage have number {before.number}")
+            # A peer that died after it had accepted counts: it was asked.
             living = sorted(set(before.peers) - (self._dead[after.key] - set(after.peers)))
             kept = [peer for peer in living if peer in after.peers]
             if living and not (2 * len(kept) > len(living) or (2 * len(kept) == len(living) and living[0] in kept)):
@@ -94,8 +94,8 @@ class Rules:
                 )
 
     def _check_founding(self, new: Epoch) -> None:
-        """A machine that was a member founds a new line only when everyone in the last epoch of the old one is with it
-        or dead. So no two groups are at work because one of them was started again."""
+        """Check that a machine that was a member begins a new lineage only if every member of the last epoch of the old
+        one is with it or dead. So a restart never makes two groups work at once."""
         assert self.network is not None
         peers = {peer.id: peer for peer in self.network.alive}
         members = [peers[peer] for peer in new.peers if peer in peers]
@@ -104,20 +104,19 @@ class Rules:
             last = self._last.get(peer.id)
             # A member may have gone on before the leader heard that all had accepted.
             known = [last] if last is not None and last.number < new.number else []
-            known += [record for standing in peer.recalls for record in records_of(standing)]
-            remembered |= {line for epoch in known if epoch.key in self.epochs for line in epoch.lines}
-        for line in remembered - set(new.lines):
-            last = max((e for e in self.epochs.values() if line in e.lines), key=lambda e: e.number)
+            known += [record for votes in peer.recalls for record in records_of(votes)]
+            remembered |= {lineage for epoch in known if epoch.key in self.epochs for lineage in epoch.lineages}
+        for lineage in remembered - set(new.lineages):
+            last = max((e for e in self.epochs.values() if lineage in e.lineages), key=lambda e: e.number)
             working = set(last.peers) - self._dead[new.key] - set(new.peers)
             if working:
-                raise RuleBroken(
-                    f"epoch {new.number} {new.peers} begins a new line beside {sorted(working)} of epoch {last.number}"
-                )
+                beside = f"{sorted(working)} of epoch {last.number}"
+                raise RuleBroken(f"epoch {new.number} {new.peers} begins a new lineage beside {beside}")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """What went wrong, and how it came to it."""
+    """What went wrong, and the trace that led to it."""
 
     seed: int
     why: str
@@ -129,31 +128,31 @@ class Violation:
 
 @dataclass
 class History:
-    """A random life of a cluster of 3 to 9 hosts."""
+    """A random history of a cluster of 3 to 9 hosts."""
 
     seed: int
     duration: float = 20.0
-    """Virtual seconds in which there are faults."""
+    """Virtual seconds with faults."""
     epochs: int = 0
-    """How many were committed."""
+    """The number of committed epochs."""
     faults: int = 0
 
     @classmethod
     def violation_of(cls, seed: int, duration: float = 20.0) -> Violation | None:
-        """What goes wrong in the history of `seed`; a name that another process can import."""
+        """Return what goes wrong in the history of `seed`. A function that another process can import."""
         return cls(seed, duration).run()
 
     def run(self) -> Violation | None:
-        """Lives it. On a violation it is lived again with a trace."""
-        why = self._live(traced=False)[0]
+        """Run the history. After a violation, run it again with a trace."""
+        why = self._run(traced=False)[0]
         if why is None:
             return None
-        again, network = self._live(traced=True)
+        again, network = self._run(traced=True)
         return Violation(
             self.seed, why if again == why else f"{why}; and the second time: {again}", tuple(network.trace)
         )
 
-    def _live(self, *, traced: bool) -> tuple[str | None, SimulatedNetwork]:
+    def _run(self, *, traced: bool) -> tuple[str | None, SimulatedNetwork]:
         rules = Rules()
         random = Random(f"faults of {self.seed}")
         slow = random.random() < 0.2
@@ -167,7 +166,7 @@ class History:
         )
         rules.network = network
         try:
-            self._suffer(network, random)
+            self._inject_faults(network, random)
             self._heal(network)
         except RuleBroken as exc:
             network.log(f"BROKEN: {exc}")
@@ -178,7 +177,7 @@ class History:
             return f"no agreement {HEALING:g} s after all faults healed: {seen}", network
         return None, network
 
-    def _suffer(self, network: SimulatedNetwork, random: Random) -> None:
+    def _inject_faults(self, network: SimulatedNetwork, random: Random) -> None:
         for host in range(network.hosts):
             network.run_until(network.now + random.choice((0.0, random.uniform(0.0, 1.5))))
             network.start(host)
@@ -194,7 +193,7 @@ class History:
     def _heal(self, network: SimulatedNetwork) -> None:
         network.heal()
         for host, peer in network.peers.items():
-            if peer.alive and not peer.id.startswith(f"n{host}."):  # the copy of another
+            if peer.alive and not peer.id.startswith(f"n{host}."):  # a copy of another host
                 network.kill(host)
         for host, peer in network.peers.items():
             if not peer.alive:
@@ -202,7 +201,9 @@ class History:
             elif peer.frozen:
                 network.thaw(host)
         self._settle(network)
-        if network.forgotten and not network.agreed:  # nobody can say that these are dead, so a person must
+        if (
+            network.forgotten and not network.agreed
+        ):  # nobody can report that these have ended, so a person must exclude them
             for host in network.peers:
                 network.kill(host, word=False)
             for host in network.peers:
@@ -264,7 +265,7 @@ def _reset(network: SimulatedNetwork, random: Random) -> None:
 
 
 def _reject(network: SimulatedNetwork, random: Random) -> None:
-    """A firewall that resets what passes between one host and the others."""
+    """Add a firewall that resets and blocks connections between one host and some others."""
     one = random.randrange(network.hosts)
     others = random.sample(sorted(set(range(network.hosts)) - {one}), random.randint(1, network.hosts - 1))
     for other in others:
@@ -274,7 +275,7 @@ def _reject(network: SimulatedNetwork, random: Random) -> None:
 
 
 def _restart_side(network: SimulatedNetwork, random: Random) -> None:
-    """Some hosts are cut off from the others, and a supervisor starts their programs again."""
+    """Cut some hosts off from the others, and restart their programs."""
     side = random.sample(range(network.hosts), random.randint(1, network.hosts - 1))
     network.partition(side)
     network.run_until(network.now + random.choice((0.0, 3.0)))
@@ -295,7 +296,7 @@ def _wipe(network: SimulatedNetwork, random: Random) -> None:
 
 
 def _clone(network: SimulatedNetwork, random: Random) -> None:
-    """The disk of one host was copied to another, which starts with it."""
+    """Start a host with a copy of another host's disk."""
     host = _some(network, random, alive=False)
     if host is not None:
         network.start(host, copy_of=random.choice(sorted(set(range(network.hosts)) - {host})))

@@ -1,9 +1,9 @@
-"""`SimulatedNetwork`: peers in virtual time. The same `PeerCore` as in production; only the wires are pretended.
+"""`SimulatedNetwork`: peers in virtual time. The `PeerCore` is that of production; only the network is simulated.
 
-Links are what TCP gives: ordered, and silent when something is cut; what was on its way arrives when the cut heals.
-Anyone on the path can reset them. Each host has a disk, on which processes leave what they promised for the next one.
-Discovery is what multicast gives: announcements that are lost, late, doubled and out of order. Everything is drawn from
-one seed, so a run is repeated exactly.
+Links behave like TCP: they keep order, and are silent while the path is cut; data in flight arrives when the cut heals.
+Anyone on the path can reset them. Each host has a disk, where processes leave their votes for the next one. Discovery
+behaves like multicast: announcements are lost, late, duplicated and reordered. Everything is drawn from one seed, so a
+run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
 from ringfort.cluster.core.peer import PeerCore
-from ringfort.cluster.core.peer_messages import AnyMessage, Member, Standing
+from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 _ANNOUNCE: Final = 1.0
 """Seconds between two announcements of a peer."""
 _DIAL: Final = 0.25
-"""Seconds between two tries to reach a peer."""
+"""Seconds between two attempts to reach a peer."""
 
 Observer = Callable[["SimulatedPeer", Instruction], None]
 
 
 @dataclass
 class Delays:
-    """Seconds and shares."""
+    """Delays in seconds, and probabilities."""
 
     least: float = 0.0005
     most: float = 0.005
     loss: float = 0.2
-    """Of announcements."""
+    """Probability that an announcement is lost."""
     double: float = 0.1
-    """Of announcements."""
+    """Probability that an announcement is duplicated."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class SimulatedPeer:
     host: int
     core: PeerCore
     offset: float
-    """What this peer's clock shows beyond the network's."""
+    """The offset of this peer's clock from the network's."""
     rate: float
     alive: bool = True
     frozen: bool = False
@@ -60,12 +60,12 @@ class SimulatedPeer:
         default_factory=deque[tuple[Callable[..., None], tuple[Any, ...]]]
     )
     tick_at: float = -1.0
-    standing: Standing = field(default_factory=Standing)
-    """What it wrote down last."""
+    votes: Votes = field(default_factory=Votes)
+    """The last that it wrote to the disk."""
     work: int = 0
-    """What it has done."""
-    recalls: list[Standing] = field(default_factory=list[Standing])
-    """The promises of earlier processes that it took over."""
+    """The work that it has done."""
+    recalls: list[Votes] = field(default_factory=list[Votes])
+    """The votes of earlier processes that it took over."""
 
     @property
     def id(self) -> str:
@@ -84,11 +84,11 @@ class _Pipe:
     is_open: bool = True
     free_at: float = 0.0
     stalled: deque[AnyMessage | None] = field(default_factory=deque["AnyMessage | None"])
-    """What waits for a cut to heal; None is the end of the stream."""
+    """Messages that wait for a cut to heal; None is the end of the stream."""
 
 
 class SimulatedNetwork:
-    """Hosts 0, 1, ... with a peer each. Start them, hurt them, `run_until`, look at them.
+    """Hosts 0, 1, ... with a peer each. Start them, inject faults, `run_until`, inspect them.
 
     network = SimulatedNetwork(seed=7, hosts=4)
     for host in range(4):
@@ -110,11 +110,11 @@ class SimulatedNetwork:
         self.random = Random(seed)
         self.now = 0.0
         self.trace: list[str] = []
-        """What happened, if `traced`."""
+        """The trace, if `traced`."""
         self.peers: dict[int, SimulatedPeer] = {}
         """The latest peer of each host."""
         self.ended: list[SimulatedPeer] = []
-        """Peers that are no more."""
+        """Peers that have ended."""
         self.hosts = hosts
         self._config = AutoDiscoveryConfig() if config is None else config
         self._delays = Delays() if delays is None else delays
@@ -130,14 +130,14 @@ class SimulatedNetwork:
         self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(hosts)}
         """The processes that have a file on the disk of each host."""
 
-    # --- what a test does -------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------------
 
     def start(
         self, host: int, *, slots: int = 1, copy_of: int | None = None, without: Sequence[str] = (), run: str = ""
     ) -> SimulatedPeer:
-        """A new process on `host`. It vouches for those that ended there and takes over what they promised. With no
-        `slots` it is an observer. `copy_of`: it runs with a copy of that host's disk, key included: such files bind,
-        and vouch for nobody. `without` is what a person said (`restart_without`). `run` is the run it belongs to."""
+        """Start a new process on `host`. It vouches for those that ended there and takes over their votes. With 0
+        `slots` it is an observer. `copy_of`: it runs with a copy of that host's disk, including the key; such files
+        bind it, but it cannot vouch for them. `without` sets `restart_without`. `run` is the run it belongs to."""
         if host in self.peers and self.peers[host].alive:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
@@ -149,8 +149,8 @@ class SimulatedNetwork:
         self.peers[host] = peer
         self.log(f"{peer.id} starts")
         for before in self._disks[key] if copy_of is None else ():
-            self._do(peer, core.vouch(self._clock(peer), before.id, before.standing))
-        peer.recalls = [promised_by(before.id, before.standing) for before in self.remembers(key)]
+            self._do(peer, core.vouch(self._clock(peer), before.id, before.votes))
+        peer.recalls = [promised_by(before.id, before.votes) for before in self.remembers(key)]
         self._do(peer, core.recall(self._clock(peer), peer.recalls))
         if copy_of is None:
             self._disks[key].append(peer)
@@ -160,18 +160,18 @@ class SimulatedNetwork:
         return peer
 
     def wipe(self, host: int) -> None:
-        """The disk of `host` is empty: nobody remembers what its processes promised."""
+        """Erase the disk of `host`, with the votes of its processes."""
         self.log(f"the disk of host {host} is wiped")
         self._disks[host] = []
 
     def remembers(self, key: int) -> list[SimulatedPeer]:
-        """The processes whose promises bind the next one that starts with the disk of host `key`."""
+        """Return the processes whose votes bind the next one that starts with the disk of host `key`."""
         return [peer for peer in self._disks[key] if not peer.core.is_released]
 
     def kill(self, host: int, *, loses: bool | None = None, word: bool = True) -> None:
-        """The program dies. With `word`, its control process says so before it ends too; without, all processes of the
-        peer die at once, and its kernel closes its links. `loses`: what a cut held back is lost, as with a reset; drawn
-        for each link if it is not said."""
+        """Kill the program. With `word`, its control process reports that before it ends; without, all processes of the
+        peer die at once, and its kernel closes its links. `loses`: messages that a cut held back are lost, as with a
+        reset; drawn for each link by default."""
         peer = self.peers[host]
         links = list(peer.links.values())
         if word and not peer.frozen:
@@ -183,27 +183,27 @@ class SimulatedNetwork:
             self._put(pipe, None)
 
     def power_off(self, host: int) -> None:
-        """The machine is off: nobody is told."""
+        """Switch the machine off. No peer is told."""
         self._end(host, "loses power")
 
     def leave(self, host: int) -> None:
-        """The peer says goodbye."""
+        """Have the peer leave."""
         peer = self.peers[host]
         self._do(peer, peer.core.leave(self._clock(peer)))
         self._end(host, "leaves")
 
     def do(self, host: int, call: Callable[[PeerCore, float], list[Instruction]]) -> None:
-        """Has the program of `host` call its peer's core: `PeerCore.step_down`, say."""
+        """Call the core of the peer on `host`, for example `PeerCore.step_down`."""
         peer = self.peers[host]
         self._do(peer, call(peer.core, self._clock(peer)))
 
     def freeze(self, host: int) -> None:
-        """The process stops; its links stay open."""
+        """Stop the process. Its links stay open."""
         self.log(f"{self.peers[host].id} freezes")
         self.peers[host].frozen = True
 
     def thaw(self, host: int) -> None:
-        """It goes on, and finds all that came meanwhile."""
+        """Resume the process, which then handles everything that arrived meanwhile."""
         peer = self.peers[host]
         self.log(f"{peer.id} thaws")
         peer.frozen = False
@@ -214,13 +214,13 @@ class SimulatedNetwork:
             self._do(peer, peer.core.tick(self._clock(peer)))
 
     def cut(self, source: int, target: int) -> None:
-        """Nothing gets from host `source` to host `target` any more."""
+        """Block all traffic from host `source` to host `target`."""
         self.log(f"cut from host {source} to {target}")
         self._cuts.add((source, target))
 
     def reset(self, one: int, other: int) -> None:
-        """Somebody on the path resets the connections between two hosts: both kernels are told that they have ended,
-        and what was on its way is lost. New ones may be made at once."""
+        """Reset the connections between two hosts: both sides see them end, and data in flight is lost. New connections
+        may be made at once."""
         self.log(f"reset between hosts {one} and {other}")
         for peer in self.alive:
             for pipe in [p for p in peer.links.values() if {p.source.host, p.target.host} == {one, other}]:
@@ -237,7 +237,7 @@ class SimulatedNetwork:
             self._do(peer, peer.core.closed(self._clock(peer), link))
 
     def partition(self, side: Iterable[int]) -> None:
-        """Hosts in `side` and the others no longer reach each other."""
+        """Block all traffic between the hosts in `side` and the others."""
         inside = set(side)
         for one in inside:
             for other in set(range(self.hosts)) - inside:
@@ -245,7 +245,7 @@ class SimulatedNetwork:
                 self.cut(other, one)
 
     def heal(self) -> None:
-        """All cuts and slowness end; what was stalled arrives."""
+        """End all cuts and slowness. Stalled messages arrive."""
         self.log("all is healed")
         self._cuts.clear()
         self._slow.clear()
@@ -256,52 +256,52 @@ class SimulatedNetwork:
                     self._put(pipe, message)
 
     def slow(self, host: int, seconds: float) -> None:
-        """Every message from `host` takes up to `seconds` longer."""
+        """Delay every message from `host` by up to `seconds`."""
         self.log(f"host {host} is slow: {seconds:.2f} s")
         self._slow[host] = seconds
 
     def hurt_disk(self, host: int, seconds: float = 0.0, why: str = "") -> None:
-        """Every write to the disk of `host` takes `seconds` from now on and then fails with `why`, if that is given.
-        With neither, the disk is sound again."""
+        """Make every write to the disk of `host` take `seconds` and then fail with `why`, if given. With neither, the
+        disk works again."""
         self.log(f"the disk of host {host} takes {seconds:.1f} s {why}")
         self._disk_faults[host] = (seconds, why)
 
     def leap(self, host: int, seconds: float) -> None:
-        """The clock of the peer on `host` leaps ahead."""
+        """Set the clock of the peer on `host` ahead."""
         self.log(f"the clock of host {host} leaps {seconds:.1f} s")
         self.peers[host].offset += seconds
         self._tick(self.peers[host], self.now)
 
     def run_until(self, time: float) -> None:
-        """Lets time pass."""
+        """Run until the given time."""
         heap = self._heap
         while heap and heap[0][0] <= time:
             self.now, _, do, arguments = heapq.heappop(heap)
             do(*arguments)
         self.now = time
 
-    # --- what a test looks at ---------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> list[SimulatedPeer]:
-        """The peers whose process is there, frozen or not."""
+        """The peers whose process exists, frozen or not."""
         return [peer for peer in self.peers.values() if peer.alive]
 
     @property
     def agreed(self) -> bool:
-        """All living peers are in one epoch, and nobody else."""
+        """Whether one epoch contains exactly the living peers, and all of them are in it."""
         epochs = [peer.core.epoch for peer in self.alive]
         first = epochs[0]
         return first is not None and all(e == first for e in epochs) and len(first.members) == len(epochs)
 
     @property
     def forgotten(self) -> list[str]:
-        """Peers that ended and that nobody can vouch for: their disk was wiped, or they ran with a copy of another."""
+        """Ended peers that nobody can vouch for: their disk was wiped, or was a copy of another."""
         kept = {peer.id for disk in self._disks.values() for peer in disk}
         return [peer.id for peer in self.ended if peer.id not in kept]
 
     def log(self, text: str) -> None:
-        """A line of the trace."""
+        """Add a line to the trace."""
         if self._traced:
             self.trace.append(f"{self.now:8.3f}  {text}")
 
@@ -317,7 +317,7 @@ class SimulatedNetwork:
         return delays.least + self.random.random() * (delays.most - delays.least) + extra
 
     def _put(self, pipe: _Pipe, message: AnyMessage | None) -> None:
-        """On its way; never before what was sent earlier."""
+        """Send a message, which never overtakes an earlier one."""
         if (pipe.source.host, pipe.target.host) in self._cuts or pipe.stalled:
             pipe.stalled.append(message)
             return
@@ -337,7 +337,7 @@ class SimulatedNetwork:
             self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
 
     def _shut(self, pipe: _Pipe) -> None:
-        """The receiving end of `pipe` is closed, and with it what it sends."""
+        """Close the receiving end of `pipe`, and with it what it sends."""
         pipe.is_open = False
         pipe.target.links.pop(pipe.link, None)
 
@@ -354,20 +354,20 @@ class SimulatedNetwork:
     def _clock(self, peer: SimulatedPeer) -> float:
         return peer.offset + self.now * peer.rate
 
-    def _written(self, peer: SimulatedPeer, standing: Standing) -> None:
-        """The disk has done its work, well or not."""
+    def _written(self, peer: SimulatedPeer, votes: Votes) -> None:
+        """A write to the disk has ended, successfully or not."""
         if not peer.alive:
             return
         if peer.frozen:
-            peer.backlog.append((self._written, (peer, standing)))
+            peer.backlog.append((self._written, (peer, votes)))
             return
         _, why = self._disk_faults.get(peer.host, (0.0, ""))
         if not why:
-            peer.standing = standing
-        self._do(peer, peer.core.remembered(self._clock(peer), standing, why))
+            peer.votes = votes
+        self._do(peer, peer.core.persisted(self._clock(peer), votes, why))
 
     def _do(self, peer: SimulatedPeer, instructions: list[Instruction]) -> None:
-        written: list[Standing] = []
+        written: list[Votes] = []
         for instruction in instructions:
             match instruction:
                 case Send(link=link, message=message):
@@ -380,9 +380,9 @@ class SimulatedNetwork:
                         self._put(pipe, None)
                         assert pipe.back is not None
                         pipe.back.is_open = False
-                case Remember(standing=standing):
+                case Persist(votes=votes):
                     delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
-                    self._at(delay, self._written, peer, standing) if delay else written.append(standing)
+                    self._at(delay, self._written, peer, votes) if delay else written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -390,13 +390,13 @@ class SimulatedNetwork:
                         self.log(f"{peer.id}: {event}")
             if self._observer is not None:
                 self._observer(peer, instruction)
-        for standing in written:
-            self._written(peer, standing)
+        for votes in written:
+            self._written(peer, votes)
         if instructions or peer.tick_at <= self.now:
             self._tick(peer, peer.tick_at)
 
     def _tick(self, peer: SimulatedPeer, scheduled: float) -> None:
-        """Schedules the next tick where it is sooner than the one there is."""
+        """Schedule the next tick if it is sooner than the scheduled one."""
         due = self.now + max(0.0, peer.core.deadline - self._clock(peer)) / peer.rate
         if scheduled <= self.now or due < scheduled:
             peer.tick_at = due
@@ -425,7 +425,7 @@ class SimulatedNetwork:
             target.known.add(source.id)
 
     def _dial(self, peer: SimulatedPeer) -> None:
-        """Everyone known to whom there is no link. A refused one is forgotten."""
+        """Dial all known peers without a link, and forget those that have ended."""
         if not peer.alive:
             return
         if not peer.frozen:

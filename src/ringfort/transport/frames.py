@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ringfort.config import KIB, MIB
 from ringfort.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 DATA, CLEAR_TO_SEND, CANCEL, ABORT, GOODBYE, WAITING, WAKE_UP = range(1, 8)
 

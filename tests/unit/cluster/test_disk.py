@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ringfort.cluster.core.events import DiskTrouble, Waiting
-from ringfort.cluster.core.instructions import Instruction, Notify, Remember, Send
-from ringfort.cluster.core.peer_messages import Accept, Beat, Epoch, Lead, Member, Propose, Reject, Standing, Term
-from ringfort.cluster.net.durable_votes import StandingStore
+from ringfort.cluster.core.instructions import Instruction, Notify, Persist, Send
+from ringfort.cluster.core.peer_messages import Accept, Beat, Epoch, Lead, Member, Propose, Reject, Term, Votes
+from ringfort.cluster.net.durable_votes import DurableVotes
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 from tests.unit.cluster.core.test_peer import LINE, Bench, sent
 
@@ -50,8 +50,8 @@ def test_a_peer_whose_disk_is_full_keeps_the_others_waiting_in_words_until_there
     net.hurt_disk(1, why=f"its disk fails: {FULL}")
     net.run_until(10.0)
     assert not net.agreed
-    assert net.peers[1].standing == Standing()
-    assert net.peers[1].core.ledger.standing == Standing()
+    assert net.peers[1].votes == Votes()
+    assert net.peers[1].core.voter.votes == Votes()
     assert any(FULL in why for why in told), told
     net.hurt_disk(1)
     net.run_until(13.0)
@@ -68,25 +68,25 @@ def proposed() -> Bench:
     return bench
 
 
-def promise(bench: Bench) -> Standing:
-    return next(i.standing for i in bench.out if isinstance(i, Remember))
+def promise(bench: Bench) -> Votes:
+    return next(i.votes for i in bench.out if isinstance(i, Persist))
 
 
 def test_a_promise_is_given_when_it_is_on_the_disk_and_heartbeats_go_on_until_then(proposed: Bench) -> None:
     bench = proposed
     out = bench.wait(1.5, 1)
-    assert bench.core.ledger.standing == Standing()
+    assert bench.core.voter.votes == Votes()
     assert sum(isinstance(i, Send) and isinstance(i.message, Beat) for i in out) >= 5
     assert not any(isinstance(message, (Accept, Reject)) for message in sent(bench.out, 1))
-    assert Accept(3) in sent(bench.core.remembered(bench.now, promise(bench)), 1)
-    assert bench.core.ledger.standing == promise(bench) == Standing(3, None, (EPOCH,))
+    assert Accept(3) in sent(bench.core.persisted(bench.now, promise(bench)), 1)
+    assert bench.core.voter.votes == promise(bench) == Votes(3, None, (EPOCH,))
 
 
 def test_a_promise_that_cannot_be_written_is_not_given(proposed: Bench) -> None:
     bench = proposed
-    out = bench.core.remembered(bench.now, promise(bench), FULL)
+    out = bench.core.persisted(bench.now, promise(bench), FULL)
     assert Reject(3, FULL) in sent(out, 1)
-    assert bench.core.ledger.standing == Standing()
+    assert bench.core.voter.votes == Votes()
 
 
 def test_a_peer_that_is_still_writing_promises_nothing_else(proposed: Bench) -> None:
@@ -100,18 +100,18 @@ def test_what_became_unlawful_while_the_disk_was_at_work_is_refused(proposed: Be
     bench = proposed
     bench.do(bench.core.hold(bench.now, True))
     bench.do(bench.core.closed(bench.now, 1, "it broke"))
-    out = bench.core.remembered(bench.now, promise(bench))
+    out = bench.core.persisted(bench.now, promise(bench))
     assert not sent(out, 1)
-    assert bench.core.ledger.standing == Standing()
+    assert bench.core.voter.votes == Votes()
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-FIRST, SECOND = Standing(3, None, (EPOCH,)), Standing(4, EPOCH)
+FIRST, SECOND = Votes(3, None, (EPOCH,)), Votes(4, EPOCH)
 
 
-def reread(home: Path) -> list[Standing]:
-    other = StandingStore(home, "net", "n1.other")
+def reread(home: Path) -> list[Votes]:
+    other = DurableVotes(home, "net", "n1.other")
     other.open()
     try:
         return other.recalled()
@@ -125,7 +125,7 @@ def test_a_write_that_fails_leaves_the_promise_before_whole(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    store = StandingStore(home, "net", "n1.b")
+    store = DurableVotes(home, "net", "n1.b")
     store.open()
     store.write(FIRST)
     before = reread(home)

@@ -236,7 +236,7 @@ def resets() -> None:
 
 def test_a_reset_is_no_death_and_one_side_goes_on_at_most() -> None:
     resets()
-    with broken_law("every closed link is a death"), pytest.raises(RuleBroken, match=r"of one line|split in two"):
+    with broken_law("every closed link is a death"), pytest.raises(RuleBroken, match=r"of one lineage|split in two"):
         resets()
 
 
@@ -288,7 +288,7 @@ def test_a_half_that_was_cut_off_and_started_again_does_not_go_on_beside_the_oth
     assert waits_of(network, 2) == waits_of(network, 3) == ["host0, host1"]
     network.heal()
     until(network, lambda: network.agreed, 4.0)
-    with broken_law("forgets its earlier processes"), pytest.raises(RuleBroken, match="begins a new line beside"):
+    with broken_law("forgets its earlier processes"), pytest.raises(RuleBroken, match="begins a new lineage beside"):
         restarted_half(word=word)
 
 

@@ -1,4 +1,4 @@
-"""The links of a peer and what has been said on them: who is who, who floods, who is a clone. Pure."""
+"""`Contacts`: the links of a peer and who is at their other end. Detects floods and clones. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from ringfort.cluster.core.peer_messages import Hello, Member, Report
 
 RATE: Final = 200.0
-"""Messages a second that a peer may send for long. A cluster of a hundred that forms at once stays below."""
+"""Messages per second that a peer may send for long. A cluster of a hundred peers that starts at once sends fewer."""
 BURST: Final = 600.0
-"""Messages that it may send at once."""
+"""Messages that a peer may send at once."""
 BAN: Final = 30.0
-"""Seconds for which a peer that misbehaves is refused."""
+"""Seconds for which a misbehaving peer is refused."""
 MAX_BANNED: Final = 1024
-"""Peers that are remembered as refused; the oldest are forgotten first."""
+"""Refused peers that are remembered; the oldest are forgotten first."""
 
 
 @dataclass
@@ -24,24 +24,24 @@ class Contact:
 
     link: int
     node: str
-    """What the handshake proved; empty where encryption is off."""
+    """The node that the handshake proved; empty with encryption off."""
     initiated: bool
     opened: float
     hello: Hello | None = None
     report: Report | None = None
-    """The latest. A contact counts from the first one on."""
+    """The latest. A contact counts once it has sent a report."""
     asked: float = 0.0
-    """Our time when we sent the latest heartbeat that it has answered: it was surely there then."""
+    """When this peer sent the latest heartbeat that was answered: the other was certainly there then."""
     their_time: float = 0.0
-    """Its time in its latest heartbeat, which we echo."""
+    """The time in its latest heartbeat, by its clock."""
     their_time_came: float = 0.0
-    """Our time then."""
+    """When that heartbeat arrived, by this peer's clock."""
     step: int = 0
-    """How many steps of training its program has done, as its latest heartbeat says."""
+    """Training steps of its program, from its latest heartbeat."""
     hung_up: str = ""
-    """Why the other side closes this link, if it said so."""
+    """Why the other side closes this link, if it has said so."""
     has_left: bool = False
-    """The peer has closed its node, and said so."""
+    """The peer has closed its node and said so."""
     _credit: float = BURST
     _credit_at: float = field(default=0.0)
 
@@ -51,14 +51,14 @@ class Contact:
         return "" if self.hello is None else self.hello.member.peer
 
     def is_flooding(self, now: float) -> bool:
-        """Counts a message. True when there are too many."""
+        """Count a message. Return True if there are too many."""
         self._credit = min(BURST, self._credit + RATE * (now - self._credit_at)) - 1
         self._credit_at = now
         return self._credit < 0
 
 
 class Contacts:
-    """All links. At most one of a peer is in use."""
+    """All links. At most one link of each peer is in use."""
 
     def __init__(self, me: Member) -> None:
         self.me = me
@@ -67,11 +67,11 @@ class Contacts:
         self._banned: dict[str, float] = {}
 
     def opened(self, contact: Contact) -> None:
-        """A new link."""
+        """Add a new link."""
         self._links[contact.link] = contact
 
     def ended(self, link: int) -> tuple[Contact | None, bool]:
-        """Forgets a link. Returns it, and whether it was the one in use with its peer and no other is open."""
+        """Remove a link. Return it, and whether it was in use and its peer has no other link."""
         contact = self._links.pop(link, None)
         if contact is None or self._used.get(contact.peer) is not contact:
             return contact, False
@@ -79,24 +79,24 @@ class Contacts:
         return contact, not any(other.peer == contact.peer for other in self._links.values())
 
     def by_link(self, link: int) -> Contact | None:
-        """The contact on `link`, if it is open."""
+        """Return the contact on `link` if it is open."""
         return self._links.get(link)
 
     def get(self, peer: str) -> Contact | None:
-        """The link in use with `peer`."""
+        """Return the contact in use with `peer`."""
         return self._used.get(peer)
 
     def __iter__(self) -> Iterator[Contact]:
-        """The links in use."""
+        """Iterate over the contacts in use."""
         return iter(self._used.values())
 
     def without_hello(self, opened_before: float) -> list[Contact]:
-        """Links on which nobody has said who they are for too long."""
+        """Return the links that were opened before this time and have no hello yet."""
         return [c for c in self._links.values() if c.hello is None and c.opened < opened_before]
 
     def introduce(self, contact: Contact, hello: Hello) -> Contact | None:
-        """Its first message says who is on this link. Returns the link that is one too many, if any: where both sides
-        dialled, the link that the lower id dialled stays; of two that one side dialled, the newer."""
+        """Take the hello of a link. Return the redundant link with that peer, if any: if both sides dialled, the link
+        that the lower id dialled stays; if one side dialled twice, the newer one."""
         contact.hello = hello
         other = self._used.get(contact.peer)
         if other is not None and other.initiated != contact.initiated:
@@ -107,7 +107,7 @@ class Contacts:
         return other
 
     def clone_host(self, member: Member) -> str | None:
-        """The machine that already has the node's key, if `member` comes from another one."""
+        """Return the host that already uses the key of `member`, if `member` is on another host."""
         node = node_of(member.peer)
         for known in (self.me, *(c.hello.member for c in self._used.values() if c.hello)):
             if node_of(known.peer) == node and known.host and member.host and known.host != member.host:
@@ -115,16 +115,16 @@ class Contacts:
         return None
 
     def ban(self, peer: str, until: float) -> None:
-        """Refuses `peer` for a while."""
+        """Refuse `peer` until the given time."""
         self._banned[peer] = until
         while len(self._banned) > MAX_BANNED:
             del self._banned[next(iter(self._banned))]
 
     def is_banned(self, peer: str, now: float) -> bool:
-        """Whether `peer` is refused."""
+        """Return whether `peer` is refused now."""
         return self._banned.get(peer, 0.0) > now
 
 
 def node_of(peer: str) -> str:
-    """The node's part of a peer id."""
+    """Return the node's part of a peer id."""
     return peer.rpartition(".")[0]

@@ -1,12 +1,12 @@
-"""`ElectionManager`: who leads. Pure: peers in sight and messages in, messages and events out.
+"""`ElectionManager`: decides who leads. Pure: connected peers and messages in, messages and events out.
 
-The leader only proposes; that no two groups ever overlap is the law of membership, whoever leads. So an election may
-be quick: a candidate asks those it sees and needs no list of all who exist.
+The leader only proposes; the rules of membership keep groups from overlapping, whoever leads. So an election can be
+quick: a candidate asks the peers it sees and needs no list of all peers.
 
-The best candidate stands first, the others after it, in the order of their claims. A claim compares, in this order: not
-stuck, in the latest epoch, seniority, work done, peer id. A leader stays while it is in sight; where two meet, the one
-with the lesser claim retires. A term is a number and the candidate who opened it, and each peer votes once a number: so
-two leaders of one term cannot be.
+The best candidate stands first, then the others in the order of their claims. Claims are compared by, in this order:
+not stuck, in the latest epoch, seniority, work done, peer id. A leader stays while it is connected; if two leaders
+meet, the one with the weaker claim retires. A term is a number and the candidate that opened it, and each peer votes
+once per number, so a term has at most one leader.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from math import inf
 from typing import NamedTuple
 
 from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.peer_messages import AnyMessage, Campaign, Lead, Retire, Term, Vote
+from ringfort.cluster.core.peer_messages import AnyMessage, Campaign, ElectionVote, Lead, Retire, Term
 from ringfort.config import ElectionConfig
 
 
 class ElectionState(Enum):
-    """Where a peer stands."""
+    """A peer's part in the election."""
 
     IDLE = "idle"
-    """Knows no leader, and waits or has voted."""
+    """It knows no leader, and waits or has voted."""
     CAMPAIGNING = "campaigning"
     MASTER = "master"
     FOLLOWER = "follower"
 
 
 class ElectionEventKind(Enum):
-    """What happened."""
+    """The kind of an election event."""
 
     STARTED = "Started"
     """This peer stands for election."""
@@ -49,24 +49,24 @@ class ElectionEventKind(Enum):
 
 @dataclass(frozen=True)
 class ElectionEvent(ClusterEvent):
-    """A step of an election."""
+    """A step in an election."""
 
     kind: ElectionEventKind
     term: Term
     peer: str
-    """The candidate or leader that it is about."""
+    """The candidate or leader concerned."""
 
     def __str__(self) -> str:
         return f"{self.kind.value}: {self.peer} in term {self.term.number}"
 
 
 class Claim(NamedTuple):
-    """What a peer brings to an election; the lowest is the best."""
+    """A peer's claim to lead; the lowest is the best."""
 
     stuck: bool
-    """Or has stepped down."""
+    """It is stuck or has stepped down."""
     behind: int
-    """Minus the number of the last epoch it was in: who was in the latest is least behind."""
+    """Minus the number of the last epoch it was in."""
     joined: int
     work: int
     """Minus the work done."""
@@ -74,34 +74,34 @@ class Claim(NamedTuple):
 
 
 class ElectionManager:
-    """One peer's part in elections. After each call, take what is in `outbox` and `events` and empty them."""
+    """One peer's part in elections. After each call, take the contents of `outbox` and `events` and clear them."""
 
     def __init__(self, me: str, config: ElectionConfig | None = None, now: float = 0.0) -> None:
         self.me = me
         self.config = ElectionConfig() if config is None else config
         self.state = ElectionState.IDLE
         self.term = Term()
-        """The term this peer leads or follows, or the last one."""
+        """The term that this peer leads or follows, or the last one."""
         self.leader: str | None = None
         self.outbox: list[tuple[str | None, AnyMessage]] = []
-        """Messages and whom they are for; None for all in sight."""
+        """Messages and their receivers; None for all connected peers."""
         self.events: list[ElectionEvent] = []
         self._claims: Mapping[str, Claim] = {}
         self._mine = Claim(False, 0, 0, 0, me)
         self._highest = 0
-        self._voted = 0  # the number of the last term voted in: never two votes in one number
-        self._leads: dict[str, Term] = {}  # who in sight says that it leads
-        self._rival: tuple[str, Term] | None = None  # the last leader met while leading: an event for each is enough
+        self._voted = 0  # the number of the last term it voted in: at most one vote per number
+        self._leads: dict[str, Term] = {}  # connected peers that say they lead
+        self._rival: tuple[str, Term] | None = None  # the last rival leader: one event for each is enough
         self._idle_since = now
         self._give_up = inf
-        self._is_forced = False  # does not follow who leads before the votes are counted
+        self._is_forced = False  # follows no leader before the votes are counted
         self._granted: set[str] = set()
         self._refused: set[str] = set()
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
     def observe(self, now: float, mine: Claim, others: Mapping[str, Claim]) -> None:
-        """Who is in sight now, and what they claim. Called when that changes and when `deadline` has come."""
+        """Take the claims of this and all connected peers. Call this when they change and when `deadline` has come."""
         self._mine, self._claims = mine, others
         for peer in [peer for peer in self._leads if peer not in others]:
             del self._leads[peer]
@@ -111,17 +111,17 @@ class ElectionManager:
         elif self.state is ElectionState.IDLE and now >= self._stand_at():
             self._stand(now)
 
-    def received(self, now: float, peer: str, message: Campaign | Vote | Lead | Retire) -> None:
-        """`peer`, who is in sight, sent `message`."""
+    def received(self, now: float, peer: str, message: Campaign | ElectionVote | Lead | Retire) -> None:
+        """A connected peer has sent a message."""
         self._highest = max(self._highest, message.term.number)
         match message:
             case Campaign(term=term):
                 self._answer(now, peer, term)
-            case Vote(term=term, granted=granted):
+            case ElectionVote(term=term, granted=granted):
                 if self.state is ElectionState.CAMPAIGNING and term == self.term:
                     (self._granted if granted else self._refused).add(peer)
                     if not granted and not message.leader:
-                        self._rest(now)  # it knows a better candidate, which stands now
+                        self._rest(now)  # the voter knows a better candidate, which stands now
                     else:
                         self._count(now)
             case Lead(term=term):
@@ -134,31 +134,31 @@ class ElectionManager:
                     self._follow_the_best(now)
 
     def met(self, peer: str) -> None:
-        """`peer` has come in sight: it is told who leads, if that is this peer."""
+        """Tell a peer that has connected that this peer leads, if so."""
         if self.state is ElectionState.MASTER:
             self.outbox.append((peer, Lead(self.term)))
 
     def unheard(self, peer: str) -> None:
-        """What `peer` said may not have been heard: if it leads, it says so again."""
+        """Forget that `peer` leads: it may have retired on a link that was lost, and repeats it if it leads."""
         self._leads.pop(peer, None)
 
     def step_down(self, now: float) -> None:
-        """Stops leading, if this peer does; it stands again only after the others could."""
+        """Stop leading, if this peer leads. It stands again only after the others had their turn."""
         if self.state is ElectionState.MASTER:
             self.outbox.append((None, Retire(self.term)))
             self._rest(now + self.config.timeout)
 
     def force(self, now: float) -> None:
-        """Stands now, whoever leads; if that is this peer, it retires first. Who has a leader refuses its vote, and
-        then the better claim decides."""
+        """Stand for election now, whoever leads; if this peer leads, it retires first. Peers that have a leader refuse
+        their votes, and then the better claim decides."""
         if self.state is ElectionState.MASTER:
-            self.outbox.append((None, Retire(self.term)))  # else they would go on following, and refuse their vote
+            self.outbox.append((None, Retire(self.term)))  # else its followers would refuse their votes
         self._stand(now)
         self._is_forced = self.state is ElectionState.CAMPAIGNING
 
     @property
     def deadline(self) -> float:
-        """When `observe` is to be called even if nothing changes."""
+        """When to call `observe` even if nothing changes."""
         if self.state is ElectionState.CAMPAIGNING:
             return self._give_up
         return self._stand_at() if self.state is ElectionState.IDLE else inf
@@ -166,8 +166,8 @@ class ElectionManager:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _stand_at(self) -> float:
-        """The best candidate stands once things have settled, each next one a timeout later: should the better ones
-        not be able to."""
+        """Return when to stand: the best candidate once things have settled, each next one a timeout later, in case the
+        better ones cannot."""
         better = sum(claim < self._mine for claim in self._claims.values())
         return self._idle_since + self.config.settle + better * self.config.timeout
 
@@ -184,20 +184,20 @@ class ElectionManager:
 
     def _answer(self, now: float, peer: str, term: Term) -> None:
         if self.leader is not None:
-            self.outbox.append((peer, Vote(term, False, self.leader)))
+            self.outbox.append((peer, ElectionVote(term, False, self.leader)))
             self.met(peer)
             return
         claim = self._claims.get(peer)
         if claim is None or term.number <= self._voted or term.candidate != peer:
-            self.outbox.append((peer, Vote(term, False)))
+            self.outbox.append((peer, ElectionVote(term, False)))
         elif self._mine < claim:
-            self.outbox.append((peer, Vote(term, False)))
+            self.outbox.append((peer, ElectionVote(term, False)))
             if self.state is ElectionState.IDLE:
                 self._stand(now)
         else:
             self._voted = term.number
             self._rest(now)
-            self.outbox.append((peer, Vote(term, True)))
+            self.outbox.append((peer, ElectionVote(term, True)))
 
     def _count(self, now: float) -> None:
         waiting = self._claims.keys() - self._granted - self._refused
@@ -221,7 +221,7 @@ class ElectionManager:
         self.state, self.leader, self._idle_since = ElectionState.IDLE, None, now
 
     def _follow_the_best(self, now: float) -> None:
-        """Of all in sight who say that they lead, this peer too, the one with the best claim is followed."""
+        """Follow the leader with the best claim, including this peer if it leads."""
         if self._is_forced:
             return
         best = min(self._leads, key=lambda peer: self._claims[peer], default=None)

@@ -1,6 +1,6 @@
-"""`Epochs`: a peer's part in agreeing on epochs: it considers, accepts, commits and, as the leader, proposes. Pure.
+"""`Epochs`: a peer's part in agreeing on epochs: it answers proposals, commits and, as the leader, proposes. Pure.
 
-What is lawful is in membership.py; what a leader proposes, and when, in proposing.py.
+membership.py has the rules; proposer.py decides what a leader proposes, and when.
 """
 
 from __future__ import annotations
@@ -12,117 +12,112 @@ from typing import Final
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import EpochStarted, Waiting
-from ringfort.cluster.core.instructions import Remember
+from ringfort.cluster.core.instructions import Persist
 from ringfort.cluster.core.membership import unlawful
 from ringfort.cluster.core.peer_links import Links
-from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Standing
-from ringfort.cluster.core.proposer import Proposer, RingOrder, Situation
+from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Votes
+from ringfort.cluster.core.proposer import Proposer, RingOrder
 from ringfort.cluster.core.state import PeerState, ambiguous_names
 
 DISCOVERY: Final = 3.0
-"""How many times `settle` others may take to be found before a new process says that it waits for them."""
+"""Multiples of `settle` that discovery may take before a new process says which peers it waits for."""
 
 
 @dataclass(frozen=True)
-class _Promise:
-    """What is being written to the disk, and takes effect when it is there."""
+class _Pending:
+    """Votes that are being written to the disk, and their effect once they are there."""
 
-    standing: Standing
+    votes: Votes
     accepts: Propose | None = None
     commits: Epoch | None = None
 
 
 class Epochs:
-    """The part of a core that is in epochs. `lead` and `judge` are to be called after every change."""
+    """The part of a core that takes part in epochs. Call `lead` and `check_current` after every change."""
 
     def __init__(self, state: PeerState, links: Links, ring_order: RingOrder | None) -> None:
         self._state = state
         self._links = links
-        self._proposer = Proposer(state.me.peer, state.config, ring_order)
+        self._proposer = Proposer(state, ring_order)
         self._told_waiting = ""
-        self._writing: _Promise | None = None
+        self._writing: _Pending | None = None
 
     @property
     def deadline(self) -> float:
-        """When something is due even if nothing happens, in the state's `time`."""
+        """When something is due without an event, in the state's `time`."""
         return self._proposer.deadline if self._writing is None else inf
 
     # --- a member -----------------------------------------------------------------------------------------------------
 
     def consider(self, contact: Contact | None, proposal: Propose) -> None:
-        """A proposal of the leader, or our own."""
+        """Answer a proposal of the leader, or this peer's own (without a `contact`)."""
         state = self._state
         leader = state.me.peer if contact is None else contact.peer
         epoch = proposal.epoch
         if epoch.leader != leader or proposal.term.candidate != leader:
             assert contact is not None
-            self._links.refuse(contact, f"it proposes in the name of {epoch.leader}")
+            self._links.refuse(contact, f"it makes a proposal in the name of {epoch.leader}")
             return
         why = self._objection(leader, proposal)
         if why is not None:
             self._answer(leader, Reject(epoch.number, why[:256]))
             return
         if leader != state.me.peer:
-            self._proposer.rest()  # the law: what we proposed ourselves, we never commit from now on
-        self._write(_Promise(state.ledger.accepting(proposal), accepts=proposal))
+            self._proposer.rest()  # from now on, this peer must never commit its own proposal
+        self._write(_Pending(state.voter.accepting(proposal), accepts=proposal))
 
-    def _write(self, promise: _Promise) -> None:
-        """The law: a promise is on the disk before it takes effect. Until then this peer is where it was, and promises
-        nothing else."""
-        self._writing = promise
-        self._state.out.append(Remember(promise.standing))
+    def _write(self, pending: _Pending) -> None:
+        """Have votes written. They must be on the disk before they take effect; until then this peer casts no other."""
+        self._writing = pending
+        self._state.out.append(Persist(pending.votes))
 
-    def written(self, standing: Standing, why: str) -> None:
-        """`standing` is on the disk; or it is not, for the reason `why`, and this peer has promised nothing."""
-        promise = self._writing
-        if promise is None or promise.standing is not standing:
+    def written(self, votes: Votes, why: str) -> None:
+        """`votes` are on the disk and take effect; or they are not, for the reason `why`, and have none."""
+        pending = self._writing
+        if pending is None or pending.votes is not votes:
             return
         self._writing = None
-        if promise.accepts is not None:
-            self._accept(promise.accepts, why)
-        elif promise.commits is not None and why:
-            self._proposer.give_up(self._state.time, why)
-        elif promise.commits is not None:
-            started = self._state.ledger.commit(promise.commits.key)
-            self._state.tell(promise.commits.peers, Commit(promise.commits.number))
+        if pending.accepts is not None:
+            self._accept(pending.accepts, why)
+        elif pending.commits is not None and why:
+            self._proposer.give_up(why)
+        elif pending.commits is not None:
+            started = self._state.voter.commit(pending.commits.key)
+            self._state.tell(pending.commits.peers, Commit(pending.commits.number))
             if started is not None:
                 self._started(started)
 
     def _accept(self, proposal: Propose, why: str) -> None:
         state, epoch = self._state, proposal.epoch
-        objection = why or self._objection(epoch.leader, proposal)  # the disk may have taken long
+        objection = why or self._objection(epoch.leader, proposal)  # again: the disk may have taken long
         if objection:
             self._answer(epoch.leader, Reject(epoch.number, objection[:256]))
             return
-        state.end_epoch(state.ledger.accept(proposal), f"{epoch} is to follow")
+        state.end_epoch(state.voter.accept(proposal), f"{epoch} follows")
         self._answer(epoch.leader, Accept(epoch.number))
 
     def _objection(self, leader: str, proposal: Propose) -> str | None:
         state, wanted = self._state, set(proposal.epoch.peers)
         if self._writing is not None:
-            return "my disk is slow: I am still writing down an earlier promise"
+            return "my disk is slow: an earlier vote is still being written"
         if state.election.leader != leader:
             return f"I follow {state.election.leader}"
-        why = state.ledger.objection(proposal)
+        why = state.voter.objection(proposal)
         if why is not None:
             return why
         unseen = wanted - state.reports.keys() - {state.me.peer}
         if unseen:
             return f"I do not see {min(unseen)}"
-        if (
-            state.holds
-            and self._is_whole()
-            and wanted > set(state.ledger.current.peers if state.ledger.current else ())
-        ):
-            return "I hold: newcomers must wait"  # the leader may have proposed before it knew
+        if state.holds and self._is_whole() and wanted > set(state.voter.current.peers if state.voter.current else ()):
+            return "I hold the epoch: new peers must wait"  # the leader may not have known when it proposed
         return None
 
     def _is_whole(self) -> bool:
-        """Whether this peer is in an epoch and no member has left it for a later one. One that has will not come back:
-        to hold the rest of the epoch together would keep all of them waiting."""
-        state, current = self._state, self._state.ledger.current
+        """Return whether this peer is in an epoch that no member has left for a later one. A member that has left does
+        not come back, so holding the epoch would keep the rest waiting."""
+        state, current = self._state, self._state.voter.current
         others = () if current is None else (peer for peer in current.peers if peer in state.reports)
-        return current is not None and all(state.reports[p].standing.highest <= current.number for p in others)
+        return current is not None and all(state.reports[p].votes.highest <= current.number for p in others)
 
     def _answer(self, leader: str, message: Accept | Reject) -> None:
         state = self._state
@@ -136,40 +131,40 @@ class Epochs:
             self.rejected(leader, message.number, message.why)
 
     def committed(self, contact: Contact, number: int) -> None:
-        """The peer of `contact` says that all have accepted what it proposed."""
-        if number > self._state.ledger.standing.highest:
-            self._links.refuse(contact, f"it commits epoch {number}, which we never accepted")
+        """The peer of `contact` says that all members have accepted its proposal."""
+        if number > self._state.voter.votes.highest:
+            self._links.refuse(contact, f"it commits epoch {number}, which this peer never accepted")
             return
         self.start((number, contact.peer))
 
     def start(self, key: tuple[int, str]) -> None:
-        """The epoch of `key` is committed, and this peer in it, unless it has gone on since."""
+        """The epoch of `key` is committed. This peer is in it, unless it has accepted a later one."""
         state = self._state
-        epoch = state.ledger.commit(key)
+        epoch = state.voter.commit(key)
         if epoch is not None:
             self._started(epoch)
 
     def _started(self, epoch: Epoch) -> None:
         self._proposer.started(epoch)
         self._state.notify(EpochStarted(epoch))
-        self.judge()  # somebody may have been lost since it was accepted
+        self.check_current()  # a member may have been lost since it was accepted
 
-    def judge(self) -> None:
-        """An epoch is over for a member that has lost another, or that may not go on."""
+    def check_current(self) -> None:
+        """End the current epoch if this peer has lost a member, or may not continue."""
         state = self._state
         known = {state.me.peer, *state.reports}
-        missing = set(state.ledger.current.peers) - known if state.ledger.current else set[str]()
-        state.is_stuck = not state.ledger.companions() <= known and bool(self._unlawful(known))
+        missing = set(state.voter.current.peers) - known if state.voter.current else set[str]()
+        state.is_stuck = not state.voter.companions() <= known and bool(self._unlawful(known))
         if missing or state.is_stuck:
-            state.end_epoch(state.ledger.leave(), f"contact with {', '.join(sorted(missing))} is lost")
+            state.end_epoch(state.voter.leave(), f"contact with {_listed(missing)} is lost")
 
     def _unlawful(self, known: set[str]) -> list[Epoch]:
-        """What this peer must not go on without the majority of, and has not."""
+        """Return the epochs of which this peer needs a majority and does not have one."""
         state = self._state
-        return unlawful(known, state.ledger.standing, state.departed, state.without, state.config.on_partition)
+        return unlawful(known, state.voter.votes, state.departed, state.without, state.config.on_partition)
 
     def _why_stuck(self) -> str:
-        """For whom this peer waits, in words."""
+        """Say which peers this one waits for."""
         state = self._state
         known = {state.me.peer, *state.reports}
         ours, earlier = set[str](), set[str]()
@@ -180,7 +175,8 @@ class Epochs:
             names = {f"{m.name} ({node_of(m.peer)})" if m.name in shared else m.name or m.peer for m in lost}
             (ours if state.me.peer in record.peers else earlier).update(names)
         if ours:
-            return f"too few of the last epoch are in sight; they may be at work elsewhere. Missing: {_listed(ours)}"
+            what = "too few members of the last epoch are connected; the others may be at work elsewhere"
+            return f"{what}. Missing: {_listed(ours)}"
         if not earlier or state.time < DISCOVERY * state.config.settle:
             return ""
         which = "; several machines share that name: use the id in brackets" if shared else ""
@@ -193,7 +189,7 @@ class Epochs:
     # --- the leader ---------------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """The leader's turn; and everybody tells the program what it waits for."""
+        """Propose, if this peer leads; and tell the program what it waits for."""
         state = self._state
         why = self._why_stuck() if state.is_stuck else ""
         if state.election.state is not ElectionState.MASTER:
@@ -206,18 +202,8 @@ class Epochs:
                 state.notify(Waiting(why))
 
     def _propose(self) -> str:
-        """Returns what the leader waits for."""
-        state, me = self._state, self._state.me
-        situation = Situation(
-            state.election.term,
-            state.ledger.current,
-            state.ledger.standing,
-            {**state.reports, me.peer: state.own_report()},
-            {me.peer: me, **{c.peer: c.hello.member for c in state.contacts if c.hello is not None}},
-            state.departed,
-            state.without,
-        )
-        proposal = self._proposer.step(state.time, situation)
+        """Make the next proposal if it is due. Return what the leader waits for."""
+        state, proposal = self._state, self._proposer.step()
         if self._proposer.is_stuck and any(not report.stuck for report in state.reports.values()):
             state.election.step_down(state.time)
             state.tell_election()
@@ -227,15 +213,14 @@ class Epochs:
         return self._proposer.why
 
     def accepted(self, peer: str, number: int) -> None:
-        """`peer` accepts what we proposed; the last one commits it."""
-        state = self._state
-        epoch = self._proposer.accepted(state.time, peer, number)
+        """`peer` accepts this peer's proposal; after the last member, it is committed."""
+        epoch = self._proposer.accepted(self._state.time, peer, number)
         if epoch is not None:
-            self._write(_Promise(state.ledger.committing(epoch.key), commits=epoch))
+            self._write(_Pending(self._state.voter.committing(epoch.key), commits=epoch))
 
     def rejected(self, peer: str, number: int, why: str) -> None:
-        """`peer` does not accept what we proposed."""
-        self._proposer.rejected(self._state.time, peer, number, why)
+        """`peer` does not accept this peer's proposal."""
+        self._proposer.rejected(peer, number, why)
 
 
 def _listed(names: set[str]) -> str:

@@ -1,16 +1,16 @@
-"""What a peer tells the program about its cluster: one small class an event. Pure."""
+"""The events that a peer publishes to its program. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.cluster.core.strangers import HOW_TO_JOIN, other_clusters
 
 
 @dataclass(frozen=True)
 class ClusterEvent:
-    """The parent of all. `str()` is a sentence for people."""
+    """Base class of all events. `str()` gives a sentence for people."""
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -18,12 +18,12 @@ class ClusterEvent:
 
 @dataclass(frozen=True)
 class PeerJoined(ClusterEvent):
-    """A peer has proved itself on a link."""
+    """A peer has connected and proved who it is."""
 
     peer: str
     name: str = ""
     version: str = ""
-    """Of its Ringfort."""
+    """Its version of Ringfort."""
 
     def __str__(self) -> str:
         return f"{self.name or self.peer} is here"
@@ -31,8 +31,8 @@ class PeerJoined(ClusterEvent):
 
 @dataclass(frozen=True)
 class PeerLost(ClusterEvent):
-    """A peer is gone. `died`: it left or its process ended, so it is at work nowhere; else contact was lost. `left`: it
-    closed its node, so it has sent all that it had to send."""
+    """A peer is gone. `died`: its process has certainly ended; otherwise, only contact was lost. `left`: it closed its
+    node, so it has sent everything it had to send."""
 
     peer: str
     why: str
@@ -45,7 +45,7 @@ class PeerLost(ClusterEvent):
 
 @dataclass(frozen=True)
 class EpochStarted(ClusterEvent):
-    """All members have agreed; this peer is one of them."""
+    """An epoch with this peer is committed: all members have accepted it."""
 
     epoch: Epoch
 
@@ -55,7 +55,7 @@ class EpochStarted(ClusterEvent):
 
 @dataclass(frozen=True)
 class EpochEnded(ClusterEvent):
-    """This peer is no longer in `epoch`: abort what waits in it. The next one, if any, is not agreed yet."""
+    """This peer is no longer in `epoch`, so abort what waits in it. The next epoch, if any, is not agreed on yet."""
 
     epoch: Epoch
     why: str
@@ -66,7 +66,7 @@ class EpochEnded(ClusterEvent):
 
 @dataclass(frozen=True)
 class Waiting(ClusterEvent):
-    """This peer is in no epoch and cannot be for now; `why` says what it waits for."""
+    """This peer cannot be in an epoch now; `why` says what it waits for."""
 
     why: str
 
@@ -76,7 +76,7 @@ class Waiting(ClusterEvent):
 
 @dataclass(frozen=True)
 class CloneFound(ClusterEvent):
-    """One identity on two machines: a key was copied. The second is refused."""
+    """Two machines use one identity because a key was copied. The second machine is refused."""
 
     peer: str
     host: str
@@ -84,15 +84,15 @@ class CloneFound(ClusterEvent):
 
     def __str__(self) -> str:
         return (
-            f"{self.peer} has the key of another machine ({self.host}) on machine {self.other_host} and was refused. "
-            "If its home was copied: rm ~/.ringfort/node_keypair there, and it gets a key of its own. "
-            "If two containers share a home: set RINGFORT_HOME to a folder of its own in each"
+            f"{self.peer} on machine {self.other_host} has the key of another machine ({self.host}) and was refused. "
+            "If its home was copied: rm ~/.ringfort/node_keypair there, and it gets a new key. "
+            "If two containers share a home: set RINGFORT_HOME to a different folder in each"
         )
 
 
 @dataclass(frozen=True)
 class Misbehaved(ClusterEvent):
-    """A peer floods, lies or talks nonsense; its link was closed and it is ignored for a while."""
+    """A peer has broken the protocol. Its link was closed, and it is refused for a while."""
 
     peer: str
     why: str
@@ -103,18 +103,18 @@ class Misbehaved(ClusterEvent):
 
 @dataclass(frozen=True)
 class OtherClusters(ClusterEvent):
-    """This peer waits for others, and machines of other clusters announce themselves on its network."""
+    """This peer waits for others, while machines of other clusters announce themselves on its network."""
 
     machines: tuple[str, ...]
-    """An address for each."""
+    """An address of each."""
 
     def __str__(self) -> str:
-        return f"{other_clusters(self.machines)}.\n  If they should be one cluster: {HOW_TO_JOIN}"
+        return f"{describe_other_clusters(self.machines)}.\n  If they should be one cluster: {HOW_TO_JOIN}"
 
 
 @dataclass(frozen=True)
 class DiskTrouble(ClusterEvent):
-    """What this peer promises cannot be written down, so it joins no group; it goes on trying."""
+    """The votes of this peer cannot be written to the disk, so it joins no group. It keeps trying."""
 
     path: str
     why: str
@@ -122,13 +122,13 @@ class DiskTrouble(ClusterEvent):
     def __str__(self) -> str:
         return (
             f"cannot write {self.path}: {self.why}. This peer joins no group until it can. Free space on that disk, or "
-            "set RINGFORT_HOME to a folder on another one"
+            "set RINGFORT_HOME to a folder on another disk"
         )
 
 
 @dataclass(frozen=True)
 class ControlLost(ClusterEvent):
-    """The control process beside this one is gone, and this node with it: nothing more will happen."""
+    """The control process of this node has ended, and the node with it. No events follow."""
 
     why: str
 
@@ -138,11 +138,11 @@ class ControlLost(ClusterEvent):
 
 @dataclass(frozen=True)
 class Noted(ClusterEvent):
-    """The program of another peer tells ours something (`ClusterNode.tell`)."""
+    """A note from the program of another peer (`ClusterNode.tell`)."""
 
     peer: str
     topic: str
     body: bytes
 
     def __str__(self) -> str:
-        return f"{self.peer} tells {self.topic}"
+        return f"note from {self.peer}: {self.topic}"

@@ -1,110 +1,72 @@
-"""What nodes say on a control link beside what their cores say: what machine this is, how fast links are, and notes of
-the program. Pure. None of it is needed to agree, so all of it is only believed as far as it harms nobody."""
+"""Messages on a control link that peers do not need in order to agree: the sender's machine, its link metrics, and
+notes from its program. Also the codec for all control messages. Pure.
+
+A receiver believes gossip only as far as a false statement can do no harm.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
 
-from ringfort.cluster.core.link_kinds import LinkKind
-from ringfort.cluster.core.peer_messages import MAX_MEMBERS, MAX_MESSAGE_BYTES, AnyMessage, Message, Part, PeerId, Text
-from ringfort.cluster.core.topology import Accelerator, ConnectionProfile, NodeProfile
+from ringfort.cluster.core.peer_messages import MAX_MEMBERS, MAX_MESSAGE_BYTES, AnyMessage, Hello, Message, PeerId, Text
+from ringfort.cluster.core.topology import ConnectionProfile, NodeProfile
 from ringfort.errors import ProtocolError
 
 MAX_NOTE_BYTES: Final = 16 * 1024
-"""A few last lines of a program that failed fit."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**60)]
-Speed = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
+"""Room for the last lines of a program that failed."""
 
 
-class Gpu(Part, frozen=True, forbid_unknown_fields=True):
-    """One accelerator."""
+class MachineReport(Message, frozen=True, tag="machine"):
+    """The sender's machine. Sent once, when a link opens."""
 
-    name: Text
-    memory: Count = 0
-
-
-class About(Message, frozen=True, forbid_unknown_fields=True, tag="about"):
-    """The sender's machine. Sent once, at the beginning."""
-
-    platform: Text = ""
-    cores: Count = 1
-    memory: Count = 0
-    gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(max_length=64)] = ()
-    program: Text = ""
+    profile: NodeProfile
     uptime: Annotated[float, msgspec.Meta(ge=0, lt=1e10)] | None = None
-    """Seconds for which the sender has been in the cluster."""
+    """Seconds since the sender joined the cluster. Its `profile.started` is a time of its own clock."""
+
+    @classmethod
+    def of(cls, profile: NodeProfile, now: float) -> MachineReport:
+        """Return the report of a machine at the time `now`."""
+        return cls(profile, None if profile.started is None else max(0.0, now - profile.started))
+
+    def read(self, hello: Hello, now: float) -> NodeProfile:
+        """Return the profile by this peer's clock. Who the sender is comes from its `hello`, which was checked."""
+        member, started = hello.member, None if self.uptime is None else now - self.uptime
+        return replace(
+            self.profile, peer=member.peer, host=member.host, name=hello.name, version=hello.version, started=started
+        )
 
 
-class Way(Part, frozen=True, forbid_unknown_fields=True):
-    """What the sender has measured of its link with `peer`."""
+class LinkReport(Message, frozen=True, tag="links"):
+    """What the sender has measured of its links, by peer. Sent after each measurement; the leader orders the ring by
+    it."""
 
-    peer: PeerId
-    kind: LinkKind = LinkKind.UNKNOWN
-    latency: Speed | None = None
-    bandwidth_out: Speed | None = None
-    bandwidth_in: Speed | None = None
+    links: Annotated[dict[PeerId, ConnectionProfile], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class Ways(Message, frozen=True, forbid_unknown_fields=True, tag="ways"):
-    """All of the sender's links. Sent when something was measured; the leader orders the ring by them."""
-
-    ways: Annotated[tuple[Way, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
-
-
-class Note(Message, frozen=True, forbid_unknown_fields=True, tag="note"):
-    """From the program of one peer to those of all others."""
+class Note(Message, frozen=True, tag="note"):
+    """A message from the sender's program to the receiver's program."""
 
     topic: Text
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTE_BYTES)] = b""
 
 
-NodeMessage = About | Ways | Note
-_decoder: msgspec.msgpack.Decoder[AnyMessage | NodeMessage] = msgspec.msgpack.Decoder(AnyMessage | NodeMessage)
+Gossip = MachineReport | LinkReport | Note
+_decoder: msgspec.msgpack.Decoder[AnyMessage | Gossip] = msgspec.msgpack.Decoder(AnyMessage | Gossip)
 
 
-def encode(message: AnyMessage | NodeMessage) -> bytes:
-    """The bytes of a message of either kind."""
+def encode(message: AnyMessage | Gossip) -> bytes:
+    """Return a control message as bytes."""
     return msgspec.msgpack.encode(message)
 
 
-def decode(data: bytes) -> AnyMessage | NodeMessage:
-    """The message of either kind. Raises `ProtocolError` for bytes that are none, or that break a limit."""
+def decode(data: bytes) -> AnyMessage | Gossip:
+    """Return the control message in `data`. Raise `ProtocolError` if it is malformed or exceeds a limit."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a control message has at most {MAX_MESSAGE_BYTES} bytes, this one has {len(data)}")
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"a control message cannot be read: {exc}") from exc
-
-
-def about(profile: NodeProfile, now: float) -> About:
-    """A profile as it is told at `now`."""
-    gpus = tuple(Gpu(one.name[:256], one.memory) for one in profile.accelerators[:64])
-    uptime = None if profile.started is None else max(0.0, now - profile.started)
-    return About(profile.platform[:256], profile.cores, profile.memory, gpus, profile.program[:256], uptime)
-
-
-def profile(peer: str, host: str, name: str, version: str, said: About, now: float) -> NodeProfile:
-    """A profile as it was told at `now`."""
-    return NodeProfile(
-        peer=peer,
-        host=host,
-        name=name,
-        platform=said.platform,
-        cores=said.cores,
-        memory=said.memory,
-        accelerators=tuple(Accelerator(gpu.name, gpu.memory) for gpu in said.gpus),
-        version=version,
-        program=said.program,
-        started=None if said.uptime is None else now - said.uptime,
-    )
-
-
-def connection(way: Way) -> ConnectionProfile:
-    """A link as it was told."""
-    return ConnectionProfile(
-        kind=way.kind, latency=way.latency, bandwidth_out=way.bandwidth_out, bandwidth_in=way.bandwidth_in
-    )
+        raise ProtocolError(f"malformed control message: {exc}") from exc

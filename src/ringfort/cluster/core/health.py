@@ -1,13 +1,12 @@
-"""`HealthMonitor`: who answers, how fast, and since when somebody is silent. Pure: time is an argument.
+"""`HealthMonitor`: which peers answer, how fast, and which are silent. Pure: time is an argument.
 
-Silence is judged by what is usual on that link: its pauses between messages are averaged together with how much they
-vary, and a peer is lost when it has been silent for the average and `caution` times the variation, within the bounds
-of `HealthConfig`. So a link that stutters is given longer than one that never does.
+Silence is judged by what is usual on a link. The monitor averages the pauses between heartbeats and their variation. A
+peer is lost when it has been silent for the average plus `caution` times the variation, within the bounds of
+`HealthConfig`. So a link with jitter is given more time than a steady one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,38 +15,36 @@ from ringfort.cluster.core.events import ClusterEvent
 from ringfort.config import CLUSTER_PATIENCE, HealthConfig
 
 _WEIGHT: Final = 0.2
-"""Of a new sample in the averages: five beats, one second of the LAN preset, mostly forget the past."""
-
-
+"""Weight of a new sample in the averages: about the last five heartbeats count."""
 JITTER_ROOM: Final = 1.0
-"""Seconds beyond `patience` that a link with jitter is given at most."""
+"""Limit of the seconds that a link with jitter is given beyond `patience`."""
 
 
 class HealthStatus(Enum):
-    """What the monitor thinks of a peer."""
+    """The health of a peer."""
 
     UNKNOWN = "unknown"
-    """Never heard."""
+    """No heartbeat has arrived yet."""
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """Slow, busy, or silent for half of what it may be. Nobody gives up a peer for that."""
+    """Slow, busy, or silent for half of the limit. Such a peer is not given up."""
     UNHEALTHY = "unhealthy"
-    """Silent for too long: lost."""
+    """Silent for too long, so it is lost."""
 
 
 @dataclass(frozen=True)
 class HealthEvent(ClusterEvent):
-    """A peer's status changed."""
+    """The health of a peer has changed."""
 
     peer: str
     status: HealthStatus
     was: HealthStatus
     silence: float
-    """Seconds since it was heard."""
+    """Seconds since its last heartbeat."""
     round_trip: float | None
     """Seconds, smoothed; None before the first answer."""
     busy: bool = False
-    """Its program runs but does not respond: it holds its interpreter lock, swaps or computes."""
+    """Its program runs but does not respond: it holds the interpreter lock, swaps or computes."""
 
     def __str__(self) -> str:
         if self.busy and self.status is HealthStatus.DEGRADED:
@@ -58,7 +55,7 @@ class HealthEvent(ClusterEvent):
 
 @dataclass(frozen=True)
 class HealthSummary:
-    """All peers in a few numbers."""
+    """The health of all peers in a few numbers."""
 
     total: int
     healthy: int
@@ -66,13 +63,13 @@ class HealthSummary:
     unhealthy: int
     unknown: int
     round_trip: float | None
-    """Seconds: the mean of the peers' smoothed ones."""
+    """Seconds: the mean of the peers' smoothed round trips."""
     uptime: float
-    """The share of the time that peers were healthy or degraded while they were watched; 1 where none is."""
+    """The share of the watched time in which peers were not lost; 1 without peers."""
 
     @property
     def is_sound(self) -> bool:
-        """Nobody is lost or degraded."""
+        """Whether no peer is lost or degraded."""
         return self.healthy + self.unknown == self.total
 
 
@@ -91,22 +88,22 @@ class _Watched:
 
 
 class HealthMonitor:
-    """Watches any number of peers. `heard` and `answered` feed it, `check` tells what changed."""
+    """Watches any number of peers. Feed it with `heard` and `answered`; `check` returns what has changed."""
 
     def __init__(self, config: HealthConfig | None = None) -> None:
         self.config = HealthConfig() if config is None else config
         self._peers: dict[str, _Watched] = {}
 
     def watch(self, peer: str, now: float) -> None:
-        """Starts to watch `peer`; its silence counts from now."""
+        """Start to watch `peer`. Its silence counts from now."""
         self._peers[peer] = _Watched(now, now, pause=self.config.interval)
 
     def forget(self, peer: str) -> None:
-        """Stops watching."""
+        """Stop watching `peer`."""
         self._peers.pop(peer, None)
 
     def heard(self, peer: str, now: float, *, busy: bool = False) -> None:
-        """A heartbeat of `peer` came; it says whether its program is `busy`."""
+        """A heartbeat of `peer` arrived; it says whether its program is `busy`."""
         watched = self._peers[peer]
         if watched.status is not HealthStatus.UNKNOWN:
             error = now - watched.heard - watched.pause
@@ -125,17 +122,15 @@ class HealthMonitor:
             watched.round_trip += _WEIGHT * (round_trip - watched.round_trip)
 
     def limit(self, peer: str) -> float:
-        """Seconds of silence after which `peer` is lost."""
+        """Return the seconds of silence after which `peer` is lost."""
         watched = self._peers[peer]
         usual = watched.pause + self.config.caution * watched.variation
         patience = CLUSTER_PATIENCE if self.config.patience is None else self.config.patience
         return min(max(patience, usual), patience + JITTER_ROOM)
 
     def check(self, now: float) -> list[HealthEvent]:
-        """What changed since the last check, in the order in which peers were met."""
-        return list(self._changes(now))
-
-    def _changes(self, now: float) -> Iterator[HealthEvent]:
+        """Return what has changed since the last check, in the order in which peers joined."""
+        events: list[HealthEvent] = []
         for peer, watched in self._peers.items():
             was, status = watched.status, self._judge(peer, watched, now)
             if status is was:
@@ -146,7 +141,8 @@ class HealthMonitor:
             elif watched.down_since is not None:
                 watched.down += now - watched.down_since
                 watched.down_since = None
-            yield HealthEvent(peer, status, was, now - watched.heard, watched.round_trip, watched.busy)
+            events.append(HealthEvent(peer, status, was, now - watched.heard, watched.round_trip, watched.busy))
+        return events
 
     def _judge(self, peer: str, watched: _Watched, now: float) -> HealthStatus:
         silence, limit = now - watched.heard, self.limit(peer)
@@ -159,23 +155,23 @@ class HealthMonitor:
         return HealthStatus.DEGRADED if is_degraded else HealthStatus.HEALTHY
 
     def is_busy(self, peer: str) -> bool:
-        """Whether its last heartbeat said so; False for who is not watched."""
+        """Return whether the last heartbeat said that the program is busy; False for an unknown peer."""
         return peer in self._peers and self._peers[peer].busy
 
     def status(self, peer: str) -> HealthStatus:
-        """As of the last check; UNKNOWN for who is not watched."""
+        """Return the status as of the last check; UNKNOWN for an unknown peer."""
         return self._peers[peer].status if peer in self._peers else HealthStatus.UNKNOWN
 
     def round_trip(self, peer: str) -> float | None:
-        """Seconds, smoothed."""
+        """Return the smoothed round trip in seconds; None before the first answer."""
         return self._peers[peer].round_trip if peer in self._peers else None
 
     def jitter(self, peer: str) -> float:
-        """Seconds by which the round trip varies, smoothed."""
+        """Return the smoothed variation of the round trip in seconds."""
         return self._peers[peer].jitter if peer in self._peers else 0.0
 
     def summary(self, now: float) -> HealthSummary:
-        """All peers in a few numbers."""
+        """Return a summary of all peers."""
         count = dict.fromkeys(HealthStatus, 0)
         for watched in self._peers.values():
             count[watched.status] += 1

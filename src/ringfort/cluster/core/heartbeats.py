@@ -1,6 +1,6 @@
-"""`Heartbeats`: a peer's beats and those of the others. Pure.
+"""`Heartbeats`: sends this peer's heartbeats and judges those of the others. Pure.
 
-They say who is lost, never who is dead: the law of membership rests on no clock (see membership.py).
+They tell which peers are lost, never which are dead: the rules of membership depend on no clock (see membership.py).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ringfort.cluster.core.peer_messages import Beat
 from ringfort.cluster.core.state import PeerState
 
 HELLO_WITHIN: Final = 2.0
-"""Seconds within which the other side of a link must say who it is."""
+"""Seconds within which the other side of a link must send its hello."""
 
 
 class Heartbeats:
-    """The part of a core that is heard and listens."""
+    """The part of a core that sends and receives heartbeats."""
 
     def __init__(self, state: PeerState, links: Links) -> None:
         self.next_at = 0.0
-        """When the next round of beats is due, in the state's `time`."""
+        """When the next heartbeats are due, in the state's `time`."""
         self._state = state
         self._links = links
 
-    def came(self, contact: Contact, beat: Beat) -> bool:
-        """True where nothing else can follow from it."""
+    def received(self, contact: Contact, beat: Beat) -> bool:
+        """Take a heartbeat. Return True if nothing else can follow from it."""
         state = self._state
         if beat.echo > state.now or 0 < beat.echo < contact.asked:
             self._links.refuse(contact, "it echoes a time that was never sent")
@@ -42,8 +42,8 @@ class Heartbeats:
             state.health.answered(contact.peer, max(0.0, state.now - beat.echo - beat.held))
         return state.health.status(contact.peer) is HealthStatus.HEALTHY and beat.busy == was_busy
 
-    def drop_the_silent(self) -> None:
-        """Closes the links of those who are lost, and of those who never said who they are."""
+    def drop_silent_peers(self) -> None:
+        """Close the links of peers that are lost, and links without a hello."""
         state = self._state
         for event in state.health.check(state.time):
             state.notify(event)
@@ -54,7 +54,7 @@ class Heartbeats:
             self._links.close(contact, "it did not say who it is")
 
     def beat_all(self) -> None:
-        """If it is time for it."""
+        """Send a heartbeat to every peer if it is due."""
         state = self._state
         if state.time >= self.next_at:
             self.next_at = state.time + state.config.health.interval
@@ -62,7 +62,7 @@ class Heartbeats:
                 self.beat(contact)
 
     def beat(self, contact: Contact) -> None:
-        """One heartbeat, which answers the other's latest."""
+        """Send a heartbeat, which echoes the other side's latest."""
         now = self._state.now
         held = now - contact.their_time_came if contact.their_time else 0.0
         self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))

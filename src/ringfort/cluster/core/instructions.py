@@ -1,11 +1,11 @@
-"""What a peer's core asks of the node around it. Pure."""
+"""What a `PeerCore` asks the node around it to do. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.peer_messages import AnyMessage, Standing
+from ringfort.cluster.core.peer_messages import AnyMessage, Votes
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Close:
-    """Close `link`."""
+    """Close `link` after what was sent on it before."""
 
     link: int
     why: str
@@ -26,24 +26,25 @@ class Close:
 
 @dataclass(frozen=True)
 class Learn:
-    """`peer` may be found at `addresses`."""
+    """`peer` may be found at `addresses`, says the peer `introducer`."""
 
     peer: str
     addresses: tuple[str, ...]
+    introducer: str
 
 
 @dataclass(frozen=True)
-class Remember:
-    """Write `standing` to the disk, and tell the core with `remembered` that it is there or why not."""
+class Persist:
+    """Write `votes` to the disk, then call `PeerCore.persisted`."""
 
-    standing: Standing
+    votes: Votes
 
 
 @dataclass(frozen=True)
 class Notify:
-    """Tell the program."""
+    """Publish an event to the program."""
 
     event: ClusterEvent
 
 
-Instruction = Send | Close | Learn | Remember | Notify
+Instruction = Send | Close | Learn | Persist | Notify

@@ -1,4 +1,4 @@
-"""What a link or an interface is made of, and what may be expected of it before it has been measured."""
+"""The kinds of links and interfaces, with the speed to assume before a measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class LinkKind(Enum):
-    """The values are what people read in tables and what messages carry; they never change."""
+    """The values appear in tables and in messages, so they never change."""
 
     SHARED_MEMORY = "shared memory"
     LOOPBACK = "loopback"
@@ -18,12 +18,12 @@ class LinkKind(Enum):
 
     @property
     def nominal_bandwidth(self) -> float:
-        """Bytes a second, to go by until something has been measured."""
+        """Bytes per second to assume before a measurement."""
         return _NOMINAL[self][0]
 
     @property
     def nominal_latency(self) -> float:
-        """Seconds a message takes one way, to go by until something has been measured."""
+        """Seconds one way to assume before a measurement."""
         return _NOMINAL[self][1]
 
 

@@ -1,23 +1,23 @@
-"""The law of membership: which group may follow which epoch, and what a peer promises when it accepts one. Pure.
+"""The rules of membership: which group may follow which epoch, and what a peer votes for when it accepts one. Pure.
 
-An epoch is committed when every member has accepted it. A peer accepts only rising numbers, and when it accepts it
-leaves what it was in. What it has accepted and does not know the end of it keeps as a *doubt*. A new epoch is lawful if
-it holds the majority of the last committed epoch **and of every doubt** of every member: two successors of one epoch
-then share a member, and that member knows of the first when it is asked for the second. (This is dynamic voting with
-ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components", 1997.) Nothing in it
-rests on time: no clock, lease or delay is needed for safety.
+An epoch is committed when every member has accepted it. A peer accepts only rising numbers, and leaves its current
+epoch when it accepts another. An epoch that it has accepted and whose outcome it does not know is a *doubt*. A new
+epoch is lawful if it contains a majority of the last committed epoch **and of every doubt** of every member: two
+successors of one epoch then share a member, and that member knows of the first when it is asked to accept the second.
+(This is dynamic voting with ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary
+components", 1997.) Safety depends on no clock, lease or delay.
 
-Beginnings. Peers that never met may begin two clusters; each beginning is a *line*, and an epoch carries the lines it
-descends from. The majority is asked of each line. A peer alone has none: nobody can be split from it. A line of whose
-last epoch nobody is left has *ended*: anybody may follow it, but nobody carries it on, for two groups might.
+Lineages. Peers that never met may found two clusters. Each founding begins a *lineage*, and an epoch names the lineages
+that it continues. A majority is required of each. A peer alone has no lineage: nobody can be split from it. A lineage
+whose last epoch has no living member has *ended*: any group may follow it, but none continues it, because two might.
 
-The dead. A member does not count when its own machine has said that it has ended, with the last it promised
-(*departed*): its goodbye, its control process, or another process of the machine that holds the dead one's lock. A
-connection that was closed or reset proves nothing, for anyone on the path can make one: who is lost counts as alive.
+The dead. A member does not count if its own machine has reported that it has ended, with its last votes (*departed*):
+the member itself when it left, its control process, or a later process of the machine that holds the dead one's lock. A
+connection that was closed or reset proves nothing, because anyone on the path can do that: a lost peer counts as alive.
 
-Restarts. A process takes over what earlier processes of its machine promised, as doubts (`Ledger.recall`). So a
-machine that was a member begins a new line only when each member of the last epoch it knows is present or departed, or
-when a person says who does not count (*without*).
+Restarts. A process takes over the votes of earlier processes of its machine, as doubts (`Voter.recall`). So a machine
+that was a member begins a new lineage only when each member of the last epoch it knows is present or departed, or when
+a person excludes the others (*without*).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from typing import Final, Literal
 
 import msgspec
 
-from ringfort.cluster.core.peer_messages import MAX_DOUBTS, MAX_LINES, Epoch, Member, Propose, Standing
+from ringfort.cluster.core.peer_messages import MAX_DOUBTS, MAX_LINEAGES, Epoch, Member, Propose, Votes
 
 MAX_RECALLED: Final = MAX_DOUBTS // 2
-"""Epochs of earlier processes that a new one takes over: the latest. The rest of MAX_DOUBTS is for its own."""
+"""The latest epochs of earlier processes that a new one takes over. The rest of MAX_DOUBTS is for its own."""
 
 Policy = Literal["majority", "stop", "continue"]
 
 
 def is_lawful(group: Collection[str], epoch: Epoch, dead: Collection[str], policy: Policy) -> bool:
-    """Whether `group` may follow `epoch`: it holds more than half of those not `dead`, or exactly half and the lowest
-    id among them. Who is in `group` is alive, whatever `dead` says."""
-    if not epoch.lines or policy == "continue":
+    """Return whether `group` may follow `epoch`: it contains more than half of its living members, or exactly half and
+    the lowest id among them. Peers in `group` are alive, whatever `dead` says."""
+    if not epoch.lineages or policy == "continue":
         return True
     rest = sorted(peer for peer in epoch.peers if peer in group or peer not in dead)
     kept = sum(peer in group for peer in rest)
@@ -49,47 +49,52 @@ def is_lawful(group: Collection[str], epoch: Epoch, dead: Collection[str], polic
 
 
 def is_extinct(epoch: Epoch, group: Collection[str], dead: Collection[str]) -> bool:
-    """Whether nobody is left who could be at work in `epoch`, or would be if `group` did not follow it."""
+    """Return whether no peer is left that could be at work in `epoch`."""
     return all(peer in dead and peer not in group for peer in epoch.peers)
 
 
 def heritage(
     formed: Iterable[Epoch], group: Collection[str], dead: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines that an epoch of `group` carries on when it follows `formed`, oldest first, and those that have ended.
-    Not the lines of doubts: a doubt that was never committed joined nothing, and whoever follows it must not stand for
-    lines that went on without it."""
+    """Return the lineages that an epoch of `group` continues when it follows `formed`, oldest first, and those that
+    have ended. Lineages of doubts do not count: a doubt that was never committed joined nothing, and a group that
+    follows it must not stand for lineages that continued without it."""
     formed = tuple(formed)
     alive = (epoch for epoch in formed if not is_extinct(epoch, group, dead))
-    lines = tuple(dict.fromkeys(line for epoch in alive for line in epoch.lines))[-MAX_LINES:]
-    ended = dict.fromkeys(line for epoch in formed for line in (*epoch.ended, *epoch.lines) if line not in lines)
-    return lines, tuple(ended)[-MAX_LINES:]
+    lineages = tuple(dict.fromkeys(lineage for epoch in alive for lineage in epoch.lineages))[-MAX_LINEAGES:]
+    ended = dict.fromkeys(
+        lineage for epoch in formed for lineage in (*epoch.ended, *epoch.lineages) if lineage not in lineages
+    )
+    return lineages, tuple(ended)[-MAX_LINEAGES:]
 
 
 def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
-    """Whether committed epochs have followed all lines of `record`, so that it can be forgotten."""
+    """Return whether committed epochs have followed all lineages of `record`, so that it can be forgotten."""
     later = [epoch for epoch in formed if epoch.number >= record.number]
-    return all(any(line in epoch.lines or line in epoch.ended for epoch in later) for line in record.lines)
+    return all(
+        any(lineage in epoch.lineages or lineage in epoch.ended for epoch in later) for lineage in record.lineages
+    )
 
 
-def records_of(standing: Standing) -> tuple[Epoch, ...]:
-    """Everything in a standing that a new epoch must respect."""
-    return standing.doubts if standing.formed is None else (standing.formed, *standing.doubts)
+def records_of(votes: Votes) -> tuple[Epoch, ...]:
+    """Return the epochs in `votes` that a new epoch must respect."""
+    return votes.doubts if votes.formed is None else (votes.formed, *votes.doubts)
 
 
-def promised_by(peer: str, standing: Standing) -> Standing:
-    """Without what `peer` only took over from earlier processes of its machine: they have said that themselves."""
-    return Standing(standing.highest, standing.formed, tuple(d for d in standing.doubts if peer in d.peers))
+def promised_by(peer: str, votes: Votes) -> Votes:
+    """Return `votes` without those that `peer` took over from earlier processes of its machine, which have files
+    too."""
+    return Votes(votes.highest, votes.formed, tuple(d for d in votes.doubts if peer in d.peers))
 
 
-def is_binding(standing: Standing) -> bool:
-    """Whether anybody could be split from a peer with this standing."""
-    return any(record.lines for record in records_of(standing))
+def is_binding(votes: Votes) -> bool:
+    """Return whether another peer could be split from one with these votes."""
+    return any(record.lineages for record in records_of(votes))
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What a new epoch rests on."""
+    """The epochs that a new epoch follows."""
 
     formed: tuple[Epoch, ...] = ()
     doubts: tuple[Epoch, ...] = ()
@@ -97,30 +102,30 @@ class Basis:
 
     @property
     def records(self) -> tuple[Epoch, ...]:
-        """All that a group must hold the majority of."""
+        """The epochs of which a group needs a majority."""
         return self.formed + self.doubts
 
 
-def basis_of(standings: Iterable[Standing], answering: Collection[str]) -> Basis:
-    """The last committed epoch of each line, and the later doubts, of `standings`.
+def basis_of(all_votes: Iterable[Votes], answering: Collection[str]) -> Basis:
+    """Return the last committed epoch of each lineage, and the later doubts, in `all_votes`.
 
-    An epoch is first committed by the leader that proposed it. So a doubt is none where that leader is among those
-    `answering`: the members of the new epoch, who commit nothing older once they have accepted it, and the departed,
-    who commit nothing at all. If it had been committed, it would be in that leader's own standing.
+    An epoch is first committed by the leader that proposed it. So a doubt can be dropped if that leader is among those
+    `answering`: members of the new epoch, which commit nothing older once they have accepted it, and departed peers,
+    which commit nothing at all. If the epoch had been committed, it would be in that leader's own votes.
     """
-    standings = tuple(standings)
-    formed = {s.formed.key: s.formed for s in standings if s.formed is not None and s.formed.lines}
+    all_votes = tuple(all_votes)
+    formed = {s.formed.key: s.formed for s in all_votes if s.formed is not None and s.formed.lineages}
     last = [e for e in formed.values() if not is_covered(e, (o for o in formed.values() if o.key != e.key))]
     doubts = {
         d.key: d
-        for s in standings
+        for s in all_votes
         for d in s.doubts
-        if d.lines and d.leader not in answering and d.key not in formed and not is_covered(d, last)
+        if d.lineages and d.leader not in answering and d.key not in formed and not is_covered(d, last)
     }
     return Basis(
         tuple(sorted(last, key=_by_key)),
         tuple(sorted(doubts.values(), key=_by_key)),
-        max((s.highest for s in standings), default=0),
+        max((s.highest for s in all_votes), default=0),
     )
 
 
@@ -129,40 +134,40 @@ def _by_key(epoch: Epoch) -> tuple[int, str]:
 
 
 @dataclass
-class Ledger:
-    """What one peer has promised, and which epoch it is in."""
+class Voter:
+    """One peer's votes, and the epoch that it is in."""
 
     me: str
     policy: Policy = "majority"
-    standing: Standing = field(default_factory=Standing)
+    votes: Votes = field(default_factory=Votes)
     current: Epoch | None = None
     _companions: set[str] = field(default_factory=set[str])
-    _companions_of: Standing | None = None
+    _companions_of: Votes | None = None
 
     def objection(self, proposal: Propose) -> str | None:
-        """Why `proposal` may not be accepted, or None. Every rule of this module is enforced here, by each member, so
-        that a leader which errs or knows too little does no harm."""
+        """Return why `proposal` must not be accepted, or None. Each member enforces every rule of this module here, so
+        that a leader that is wrong or knows too little does no harm."""
         epoch = proposal.epoch
         peers = set(epoch.peers)
-        if epoch.number <= self.standing.highest:
-            return f"number {epoch.number} is not above {self.standing.highest}"
+        if epoch.number <= self.votes.highest:
+            return f"number {epoch.number} is not above {self.votes.highest}"
         if self.me not in peers or len(peers) != len(epoch.members) or epoch.leader not in peers:
-            return "its members are not a list of peers with you and me"
-        if len(peers) > 1 and not epoch.lines:
-            return "it has no line"
+            return "its members do not include the leader and this peer, or are not distinct"
+        if len(peers) > 1 and not epoch.lineages:
+            return "it has no lineage"
         if len(self._left_over(proposal)) >= MAX_DOUBTS:
             return "too many epochs are in doubt"
-        for record in records_of(self.standing):
+        for record in records_of(self.votes):
             if not self._is_known(record, proposal):
                 return f"it does not know of epoch {record.number}"
         dead = {*proposal.departed, *proposal.without}
-        lines, ended = heritage(proposal.formed, peers, dead)
-        if not set(lines) <= set(epoch.lines):
-            return "it forgets a line"
-        if not set(ended).isdisjoint(epoch.lines):
-            return "it carries on a line that nobody is left of"
+        lineages, ended = heritage(proposal.formed, peers, dead)
+        if not set(lineages) <= set(epoch.lineages):
+            return "it forgets a lineage"
+        if not set(ended).isdisjoint(epoch.lineages):
+            return "it continues a lineage that has no living member"
         if not set(epoch.ended) <= set(ended):
-            return "it ends a line that somebody may be left of"
+            return "it ends a lineage that may have living members"
         for record in proposal.formed + proposal.doubts:
             if not is_lawful(peers, record, dead, self.policy):
                 return f"it lacks the majority of epoch {record.number}"
@@ -171,88 +176,88 @@ class Ledger:
     def _is_known(self, record: Epoch, proposal: Propose) -> bool:
         answering = {*proposal.epoch.peers, *proposal.departed}
         return (
-            not record.lines
+            not record.lineages
             or record in proposal.formed
             or record in proposal.doubts
             or is_covered(record, proposal.formed)
-            or (record in self.standing.doubts and record.leader in answering)
+            or (record in self.votes.doubts and record.leader in answering)
         )
 
     def _left_over(self, proposal: Propose) -> tuple[Epoch, ...]:
-        """The doubts that remain: the proposer has given up what it proposed to this peer before."""
-        return tuple(d for d in self.standing.doubts if d.leader != proposal.epoch.leader or self.me not in d.peers)
+        """Return the doubts that remain: the leader has abandoned what it proposed to this peer before."""
+        return tuple(d for d in self.votes.doubts if d.leader != proposal.epoch.leader or self.me not in d.peers)
 
     def companions(self) -> set[str]:
-        """Everyone in what this peer, or an earlier process of its machine, was in or may be in."""
-        if self._companions_of is not self.standing:
-            records = records_of(self.standing)
-            self._companions = {peer for record in records if record.lines for peer in record.peers} - {self.me}
-            self._companions_of = self.standing
+        """Return all members of the epochs that this peer, or an earlier process of its machine, is or may be in."""
+        if self._companions_of is not self.votes:
+            records = records_of(self.votes)
+            self._companions = {peer for record in records if record.lineages for peer in record.peers} - {self.me}
+            self._companions_of = self.votes
         return self._companions
 
-    def recall(self, standings: Iterable[Standing]) -> None:
-        """Takes over what earlier processes of this machine promised, before this one promises anything."""
-        basis = basis_of(standings, ())
+    def recall(self, all_votes: Iterable[Votes]) -> None:
+        """Take over the votes of earlier processes of this machine, before this one casts any."""
+        basis = basis_of(all_votes, ())
         recalled = tuple(sorted(basis.records, key=_by_key)[-MAX_RECALLED:])
-        mine = self.standing
-        self.standing = Standing(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
+        mine = self.votes
+        self.votes = Votes(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
 
-    def accepting(self, proposal: Propose) -> Standing:
-        """What this peer will have promised when it has accepted `proposal`."""
-        return Standing(proposal.epoch.number, self.standing.formed, (*self._left_over(proposal), proposal.epoch))
+    def accepting(self, proposal: Propose) -> Votes:
+        """Return the votes of this peer after it accepts `proposal`."""
+        return Votes(proposal.epoch.number, self.votes.formed, (*self._left_over(proposal), proposal.epoch))
 
     def accept(self, proposal: Propose) -> Epoch | None:
-        """Promises; returns the epoch that this peer was in until now."""
+        """Accept `proposal`. Return the epoch that this peer was in until now."""
         left, self.current = self.current, None
-        self.standing = self.accepting(proposal)
+        self.votes = self.accepting(proposal)
         return left
 
-    def committing(self, key: tuple[int, str]) -> Standing:
-        """What this peer will have promised when the epoch of `key` is committed."""
-        mine = (doubt for doubt in self.standing.doubts if self.me in doubt.peers)
+    def committing(self, key: tuple[int, str]) -> Votes:
+        """Return the votes of this peer after the epoch of `key` is committed."""
+        mine = (doubt for doubt in self.votes.doubts if self.me in doubt.peers)
         epoch = next((doubt for doubt in mine if doubt.key == key), None)
         if epoch is None:
-            return self.standing
-        later = tuple(doubt for doubt in self.standing.doubts if doubt.number > epoch.number)
-        return Standing(self.standing.highest, epoch, later)
+            return self.votes
+        later = tuple(doubt for doubt in self.votes.doubts if doubt.number > epoch.number)
+        return Votes(self.votes.highest, epoch, later)
 
     def commit(self, key: tuple[int, str]) -> Epoch | None:
-        """All have accepted the epoch of `key`. Returns it if this peer is in it from now on."""
-        before, self.standing = self.standing, self.committing(key)
-        epoch = self.standing.formed
-        if self.standing is before or epoch is None:
+        """Commit the epoch of `key`, which all members have accepted. Return it if this peer is in it from now on."""
+        before, self.votes = self.votes, self.committing(key)
+        epoch = self.votes.formed
+        if self.votes is before or epoch is None:
             return None
-        if self.standing.doubts or self.standing.highest != epoch.number:
-            return None  # it has gone on to accept another, and is in none until that is committed
+        if self.votes.doubts or self.votes.highest != epoch.number:
+            return None  # it has accepted a later one, and is in no epoch until that is committed
         self.current = epoch
         return epoch
 
     def leave(self) -> Epoch | None:
-        """This peer is in no epoch from now on; returns the one it was in. Promises stay."""
+        """Leave the current epoch and return it. The votes stay."""
         left, self.current = self.current, None
         return left
 
 
 def largest_lawful(
     group: Sequence[str],
-    standings: Mapping[str, Standing],
-    departed: Mapping[str, Standing],
+    all_votes: Mapping[str, Votes],
+    departed: Mapping[str, Votes],
     without: Collection[str],
     policy: Policy,
 ) -> tuple[list[str], Basis]:
-    """The peers of `group` that may have an epoch together, and what it rests on.
+    """Return the peers of `group` that may form an epoch, and the basis of that epoch.
 
-    Whoever holds a record that the group has no majority of must wait, and the rest are asked again without it.
+    A peer that holds a record of which the group has no majority must wait; the others are examined again without it.
     """
     peers = list(group)
     dead = {*departed, *without}
     while True:
-        # Not `without`: what those promised is not known, so they answer for nothing.
-        basis = basis_of(_with_the_departed((standings[p] for p in peers), departed), {*peers, *departed})
+        # Not `without`: the votes of those peers are unknown, so they answer for nothing.
+        basis = basis_of(_with_the_departed((all_votes[p] for p in peers), departed), {*peers, *departed})
         broken = {r.key for r in basis.records if not is_lawful(peers, r, dead, policy)}
         if not broken:
             return peers, basis
-        held = [p for p in peers if broken.isdisjoint(r.key for r in known_to(standings[p], departed))]
+        held = [p for p in peers if broken.isdisjoint(r.key for r in known_to(all_votes[p], departed))]
         if len(held) == len(peers):
             return [], basis
         peers = held
@@ -260,39 +265,39 @@ def largest_lawful(
 
 def unlawful(
     group: Collection[str],
-    standing: Standing,
-    departed: Mapping[str, Standing],
+    votes: Votes,
+    departed: Mapping[str, Votes],
     without: Collection[str],
     policy: Policy,
 ) -> list[Epoch]:
-    """Return the epochs that bind a peer with this standing and of which `group` has no majority."""
-    basis = basis_of(_with_the_departed([standing], departed), {*group, *departed})
+    """Return the epochs that bind a peer with these votes and of which `group` has no majority."""
+    basis = basis_of(_with_the_departed([votes], departed), {*group, *departed})
     dead = {*departed, *without}
     return [record for record in basis.records if not is_lawful(group, record, dead, policy)]
 
 
-def known_to(standing: Standing, departed: Mapping[str, Standing]) -> list[Epoch]:
-    """Return the epochs of a peer with this standing, and those in the last reports of departed members of them."""
-    return [record for one in _with_the_departed([standing], departed) for record in records_of(one)]
+def known_to(votes: Votes, departed: Mapping[str, Votes]) -> list[Epoch]:
+    """Return the epochs in `votes`, and those in the last votes of departed members of them."""
+    return [record for one in _with_the_departed([votes], departed) for record in records_of(one)]
 
 
-def _with_the_departed(standings: Iterable[Standing], departed: Mapping[str, Standing]) -> list[Standing]:
-    """`standings`, and the last ones of the dead that they were in an epoch with, to the end of the chain."""
-    found: list[Standing] = []
+def _with_the_departed(all_votes: Iterable[Votes], departed: Mapping[str, Votes]) -> list[Votes]:
+    """Return `all_votes` and, transitively, the last votes of departed members of their epochs."""
+    found: list[Votes] = []
     asked: set[str] = set()
-    to_ask = list(standings)
+    to_ask = list(all_votes)
     while to_ask:
-        standing = to_ask.pop()
-        found.append(standing)
-        mates = {mate for record in records_of(standing) for mate in record.peers}
+        votes = to_ask.pop()
+        found.append(votes)
+        mates = {mate for record in records_of(votes) for mate in record.peers}
         to_ask += [departed[mate] for mate in sorted(mates) if mate in departed and mate not in asked]
         asked |= mates & departed.keys()
     return found
 
 
 def seat(before: Epoch | None, members: Mapping[str, Member], number: int) -> tuple[Member, ...]:
-    """`members` in order: who was in `before` keeps its place where the places reach that far. The gaps are filled by
-    those whose place is gone, and then by newcomers, by host and id."""
+    """Return `members` in order. Members of `before` keep their index if it still exists. The gaps are filled by
+    members whose index is gone, and then by new peers, sorted by host and id."""
     seats: list[Member | None] = [None] * len(members)
     moved: list[Member] = []
     old = {} if before is None else {m.peer: (i, m.joined) for i, m in enumerate(before.members) if m.peer in members}

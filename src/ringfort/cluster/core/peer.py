@@ -1,95 +1,103 @@
 """`PeerCore`: everything that a peer decides, as one state machine. Pure: events in, instructions out.
 
-The node around it owns sockets, threads and the clock. It calls one method for each thing that happens, carries out the
-instructions in the order given, and calls `tick` when `deadline` has come. Every method takes `now` first.
+The node around it owns sockets, threads and the clock. It calls one method for each event, carries out the returned
+instructions in order, and calls `tick` when `deadline` has come. Every method takes the time `now` first.
 
-    what happens                        call
+    event                               call
     a link is open, both sides proved   connected(now, link, node, initiated=...)
-    a message came                      received(now, link, message)         decoded by talk.decode
-    bytes came that are no message      garbled(now, link, why)
+    a message arrived                   received(now, link, message)         decoded by gossip.decode
+    malformed bytes arrived             garbled(now, link, why)
     a link ended                        closed(now, link, why)
     `deadline` has come                 tick(now)
-    this process wants to go            leave(now, why, died=...)
-    the program starts or ends what     hold(now, True), hold(now, False)
-      newcomers must not interrupt
-    a process of this node is dead      vouch(now, peer_id, standing)        from the file it left behind
-    earlier processes of this machine   recall(now, standings)               once, before anything else happens
+    this process wants to leave         leave(now, why, died=...)
+    the program begins or ends a phase  hold(now, True), hold(now, False)
+      that new peers must not interrupt
+    a process of this node is dead      vouch(now, peer_id, votes)           votes from the file it left behind
+    earlier processes of this machine   recall(now, all_votes)               once, before anything else happens
       were in groups
-    the program holds its interpreter   set_busy(now, True), set_busy(now, False)
-      lock, or does no longer
-    a promise is on the disk, or        remembered(now, standing, why)
-      cannot be written
+    the program stops responding, or    set_busy(now, True), set_busy(now, False)
+      responds again
+    votes are on the disk, or cannot    persisted(now, votes, why)
+      be written
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
 
     instruction                         what the node does
-    Send(link, message)                 queues talk.encode(message) on the link, in order
-    Close(link, why)                    closes the link once what was queued has left or a second has passed; no
-                                        closed() is expected for it
-    Learn(peer, addresses)              may dial these: hints that prove nothing (for the address directory)
-    Remember(standing)                  writes it to this instance's file (standings.py), in the background, and calls
-                                        remembered() when it is on the disk or cannot be: only then does it take effect
-    Notify(event)                       gives the event to the program (events, ElectionEvent, HealthEvent)
+    Send(link, message)                 queues gossip.encode(message) on the link, in order
+    Close(link, why)                    closes the link once what was queued has been sent or a second has passed; no
+                                        closed() follows
+    Learn(peer, addresses, introducer)  may dial these addresses: hints that prove nothing
+    Persist(votes)                      writes the votes to this process's file (durable_votes.py), in the background,
+                                        and calls persisted() when they are on the disk or cannot be written: only
+                                        then do they take effect
+    Notify(event)                       publishes the event to the program
 
-`now` is seconds of a clock that never goes back and runs on while the machine sleeps (CLOCK_BOOTTIME on Linux): after a
-sleep, what was heard before it is old. `link` is any number the node has not used before.
+`now` is in seconds of a clock that never goes back and runs on while the machine sleeps (CLOCK_BOOTTIME on Linux), so
+after a sleep what was heard before is old. `link` is any number that the node has not used before.
 
-However a link ends (end of file, a reset, no route, silence), its peer is lost and not dead: only a machine's own word
-(`Departed`) says that one of its processes has ended.
+However a link ends (end of file, a reset, no route, silence), its peer is lost and not dead: only a machine's own
+statement (`Departed`) says that one of its processes has ended.
 
-The node dials whatever peer it has addresses of and no link to. Two links between the same two peers are the rule when
-both dial at once: the core closes one of them, the same on both sides.
+The node dials every peer that it has addresses of and no link to. Two peers that dial each other at once get two links;
+the core closes one of them, the same one on both sides.
 
 A peer id is `node.instance`: the short id of the node's key, which the handshake proves, and a random name for the
-process. So several processes of a node are peers of their own, a process that starts again is a new peer, and one key
-on two machines (`host` differs) is a clone.
+process. So several processes of a node are separate peers, a process that starts again is a new peer, and one key on
+two machines (`host` differs) is a clone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ringfort.cluster.core.contacts import Contact, Contacts, node_of
-from ringfort.cluster.core.election import ElectionManager
+from ringfort.cluster.core import peer_messages as messages
+from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.epochs import Epochs
-from ringfort.cluster.core.health import HealthMonitor, HealthSummary
+from ringfort.cluster.core.health import HealthSummary
 from ringfort.cluster.core.heartbeats import Heartbeats
-from ringfort.cluster.core.instructions import Close, Instruction, Remember
-from ringfort.cluster.core.membership import Ledger
+from ringfort.cluster.core.instructions import Close, Instruction, Persist
 from ringfort.cluster.core.peer_links import Links
-from ringfort.cluster.core.peer_messages import (
-    MAX_NUMBER,
-    Accept,
-    AnyMessage,
-    Beat,
-    Campaign,
-    Commit,
-    Departed,
-    Epoch,
-    Hangup,
-    Hello,
-    Introduce,
-    Lead,
-    Member,
-    Propose,
-    Reject,
-    Report,
-    Retire,
-    Standing,
-    Vote,
-)
+from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, Votes
 from ringfort.cluster.core.proposer import RingOrder
 from ringfort.cluster.core.reports import Reports
 from ringfort.cluster.core.state import LEAP, PeerState
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
+
 GRAIN: Final = 0.001
-"""Seconds between two ticks at least: sums of times are rounded, and one must not wait for a rounding error."""
+"""The minimum of seconds between two ticks: sums of times are rounded, and a tick must not wait for a rounding
+error."""
+
+
+def _event(
+    method: Callable[Concatenate[PeerCore, P], None],
+) -> Callable[Concatenate[PeerCore, float, P], list[Instruction]]:
+    """Make a method of the core that takes `now` first and returns the instructions that follow. A core that is over
+    ignores all events."""
+
+    @wraps(method)
+    def handle(self: PeerCore, now: float, *args: P.args, **kwargs: P.kwargs) -> list[Instruction]:
+        state = self._state  # pyright: ignore[reportPrivateUsage]
+        if self.is_over:
+            return []
+        state.advance(now)
+        method(self, *args, **kwargs)
+        out, state.out = state.out, []
+        return out
+
+    return handle
 
 
 class PeerCore:
@@ -106,27 +114,28 @@ class PeerCore:
         ring_order: RingOrder | None = None,
         work_done: Callable[[], int] | None = None,
     ) -> None:
-        """`me.peer` is this peer's id; `name` and `version` are for people. `work_done` is asked when an epoch ends."""
+        """`me.peer` is this peer's id; `name` and `version` are shown to people. `work_done` is called when an epoch
+        ends."""
         if not node_of(me.peer):
             raise InvalidArgumentError("me.peer", me.peer, "must be node.instance")
         self.is_over = False
         self.is_released = False
-        """It has left, and everybody who was in a group with it was there to hear it: what it promised does not bind
-        the next process of this machine."""
-        self._state = PeerState(me, config, now, work_done or (lambda: 0))
-        self._links = Links(self._state)
-        self._beats = Heartbeats(self._state, self._links)
-        self._epochs = Epochs(self._state, self._links, ring_order)
-        self._reports = Reports(self._state, self._links, self._epochs)
-        self._hello = Hello(me, name, version, config.run)
-        self._deadline = now
-
-    # --- questions --------------------------------------------------------------------------------------------------
-
-    @property
-    def deadline(self) -> float:
+        """It has left, and all peers that share an epoch with it could hear that, so its votes do not bind the next
+        process of this machine."""
+        self.deadline = now
         """When `tick` is to be called next."""
-        return self._deadline
+        self._state = state = PeerState(me, config, now, work_done or (lambda: 0))
+        self.contacts = state.contacts
+        self.health = state.health
+        self.election = state.election
+        self.voter = state.voter
+        self._links = Links(state)
+        self._heartbeats = Heartbeats(state, self._links)
+        self._epochs = Epochs(state, self._links, ring_order)
+        self._reports = Reports(state, self._links, self._epochs)
+        self._hello = messages.Hello(me, name, version, config.run)
+
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     @property
     def me(self) -> Member:
@@ -134,257 +143,217 @@ class PeerCore:
         return self._state.me
 
     @property
-    def contacts(self) -> Contacts:
-        """Its links."""
-        return self._state.contacts
-
-    @property
-    def health(self) -> HealthMonitor:
-        """What it thinks of the others."""
-        return self._state.health
-
-    @property
-    def election(self) -> ElectionManager:
-        """Its part in elections."""
-        return self._state.election
-
-    @property
-    def ledger(self) -> Ledger:
-        """What it has promised."""
-        return self._state.ledger
-
-    @property
     def epoch(self) -> Epoch | None:
         """The epoch that this peer is in now."""
-        return self.ledger.current
+        return self.voter.current
 
     def epoch_of(self, peer: str) -> Epoch | None:
-        """The epoch that `peer`, this one or one in sight, is in now; there may be one for each run."""
+        """Return the epoch that this or a connected peer is in now. Each run has epochs of its own."""
         if peer == self.me.peer or (self.epoch is not None and peer in self.epoch.peers):
             return self.epoch
         contact = self.contacts.get(peer)
         report = None if contact is None else contact.report
-        return report.standing.formed if report is not None and report.current else None
+        return report.votes.formed if report is not None and report.current else None
 
     @property
     def leader(self) -> str | None:
-        """The leader that this peer follows, or itself."""
+        """The leader that this peer follows, or this peer itself."""
         return self.election.leader
 
     @property
     def sees(self) -> tuple[str, ...]:
-        """The peers it has a sound link with."""
+        """The peers it has a working link with."""
         return self._state.sees
 
     def health_summary(self) -> HealthSummary:
-        """All peers in a few numbers, as of the last call."""
+        """Return a summary of all peers' health, as of the last event."""
         return self.health.summary(self._state.time)
 
-    # --- what happens -----------------------------------------------------------------------------------------------
+    # --- links ------------------------------------------------------------------------------------------------------
 
-    def connected(self, now: float, link: int, node: str, *, initiated: bool) -> list[Instruction]:
-        """`node` is what the handshake proved (`peer_id_of` its key), or "" where encryption is off. `initiated`:
-        this side dialled."""
-        if self._begin(now):
-            state = self._state
-            state.contacts.opened(Contact(link, node, initiated, state.time))
-            state.send(link, self._hello)
-            state.send(link, state.own_report())
-        return self._end()
+    @_event
+    def connected(self, link: int, node: str, *, initiated: bool) -> None:
+        """A link is open. `node` is what the handshake proved (`peer_id_of` its key), or "" with encryption off.
+        `initiated`: this side dialled."""
+        state = self._state
+        state.contacts.opened(Contact(link, node, initiated, state.time))
+        state.send(link, self._hello)
+        state.send(link, state.own_report())
 
-    def received(self, now: float, link: int, message: AnyMessage) -> list[Instruction]:
-        """`message` came on `link`."""
+    @_event
+    def received(self, link: int, message: AnyMessage) -> None:
+        """A message arrived on `link`."""
         contact = self.contacts.by_link(link)
-        if not self._begin(now) or contact is None:
-            return self._end()
-        if contact.is_flooding(now):
-            self._links.refuse(contact, "it floods: too many messages")
-        elif contact.hello is None and not isinstance(message, Hangup):
-            if not isinstance(message, Hello):
+        if contact is None:
+            return
+        if contact.is_flooding(self._state.now):
+            self._links.refuse(contact, "it floods this peer with messages")
+        elif isinstance(message, messages.Hangup):
+            contact.hung_up = message.why or "it gave no reason"
+        elif contact.hello is None:
+            if not isinstance(message, messages.Hello):
                 self._links.refuse(contact, "it did not say who it is")
             elif self._links.meet(contact, message):
-                self._beats.beat(contact)
-        elif isinstance(message, Hangup):
-            contact.hung_up = message.why or "it said so"
-        elif isinstance(message, Beat):
-            if self._beats.came(contact, message):
-                return self._end()
-        elif self.contacts.get(contact.peer) is contact or isinstance(
-            message, Departed
-        ):  # a last word is not said again
+                self._heartbeats.beat(contact)
+        elif isinstance(message, messages.Beat):
+            if self._heartbeats.received(contact, message):
+                return
+        elif self.contacts.get(contact.peer) is contact or isinstance(message, Departed):  # which is not repeated
             self._take(contact, message)
         self._refresh()
-        return self._end()
 
-    def garbled(self, now: float, link: int, why: str) -> list[Instruction]:
-        """Something came on `link` that is no message."""
+    @_event
+    def garbled(self, link: int, why: str) -> None:
+        """Something malformed arrived on `link`."""
         contact = self.contacts.by_link(link)
-        if self._begin(now) and contact is not None:
+        if contact is not None:
             self._links.refuse(contact, why)
             self._refresh()
-        return self._end()
 
-    def closed(self, now: float, link: int, why: str = "the link was closed") -> list[Instruction]:
-        """`link` has ended."""
-        if not self._begin(now):
-            return self._end()
+    @_event
+    def closed(self, link: int, why: str = "the link was closed") -> None:
+        """A link has ended."""
         contact, was_last = self.contacts.ended(link)
         if contact is not None and was_last:
             self._links.lose(contact, why)
         self._refresh()
-        return self._end()
 
-    def tick(self, now: float) -> list[Instruction]:
+    @_event
+    def tick(self) -> None:
         """`deadline` has come; harmless at any other time."""
-        if self._begin(now):
-            self._refresh()
-        return self._end()
+        self._refresh()
 
-    def leave(self, now: float, why: str = "", *, died: bool = False) -> list[Instruction]:
-        """Says goodbye to all. The core is finished: every later call returns nothing. `died`: the program did not
-        want to go. `is_released` says what that means for the next process."""
-        if self._begin(now):
-            state = self._state
-            self.is_released = not died and all(map(self._is_here, state.ledger.companions() - state.dead))
-            state.end_epoch(state.ledger.leave(), why or "this peer leaves")
-            for contact in state.contacts:
-                state.send(contact.link, Departed(state.me.peer, state.ledger.standing, why, died))
-                state.out.append(Close(contact.link, why or "this peer leaves"))
-            self.is_over = True
-        self._deadline = inf
-        return self._end()
+    # --- the program --------------------------------------------------------------------------------------------------
 
-    def hold(self, now: float, holding: bool) -> list[Instruction]:
-        """While any member of an epoch holds, newcomers wait; the epoch still shrinks when members are lost."""
-        if self._begin(now):
-            self._state.holds = holding
-            self._refresh()
-        return self._end()
+    @_event
+    def leave(self, why: str = "", *, died: bool = False) -> None:
+        """Say goodbye to all peers. The core is over then: later events have no effect. `died`: the program ended
+        without wanting to. `is_released` says what that means for the next process."""
+        state = self._state
+        self.is_released = not died and all(map(self._is_present, state.voter.companions() - state.dead))
+        state.end_epoch(state.voter.leave(), why or "this peer leaves")
+        for contact in state.contacts:
+            state.send(contact.link, Departed(state.me.peer, state.voter.votes, why, died))
+            state.out.append(Close(contact.link, why or "this peer leaves"))
+        self.is_over = True
+        self.deadline = inf
 
-    def set_busy(self, now: float, busy: bool) -> list[Instruction]:
-        """The program of this peer runs but does not respond, or does again. The heartbeats say so."""
-        if self._state.busy != busy and self._begin(now):
-            self._state.busy = busy
-        return self._end()
+    @_event
+    def hold(self, holding: bool) -> None:
+        """While any member of an epoch holds, new peers wait; the epoch still shrinks when members are lost."""
+        self._state.holds = holding
+        self._refresh()
+
+    @_event
+    def set_busy(self, busy: bool) -> None:
+        """The program of this peer stops responding, or responds again. Its heartbeats say so."""
+        self._state.busy = busy
 
     def set_step(self, step: int) -> None:
-        """The program of this peer has done so many steps of training. The next heartbeats say so."""
-        self._state.step = min(step, MAX_NUMBER - 1)
+        """Set the number of training steps that the program has done. The next heartbeats say so."""
+        self._state.step = min(step, messages.MAX_NUMBER - 1)
 
-    def vouch(self, now: float, peer: str, standing: Standing) -> list[Instruction]:
-        """`peer`, an earlier process of this node, has ended, and `standing` is the last it wrote down."""
-        if node_of(peer) != node_of(self.me.peer) or peer == self.me.peer:
-            raise InvalidArgumentError("peer", peer, "one vouches for other processes of one's own node alone")
-        if self._begin(now):
-            state = self._state
-            state.departed[peer] = standing
-            state.vouched[peer] = Departed(peer, standing, "its process has ended", died=True)
-            state.tell_all(state.vouched[peer])
-            self._refresh()
-        return self._end()
+    @_event
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """The addresses of this peer have changed."""
+        state = self._state
+        state.me = replace(self.me, addresses=tuple(addresses))
+        self._hello = replace(self._hello, member=state.me)
+        state.tell_all(messages.Introduce(self.me.peer, self.me.addresses))
 
-    def recall(self, now: float, standings: Sequence[Standing]) -> list[Instruction]:
-        """`standings` are the last that earlier processes of this machine promised, without those that were released:
-        what they were in, this peer does not found a new group beside. To be called before anything else happens."""
-        if self._begin(now) and self.me.slots:
-            state = self._state
-            state.recall(standings)
-            if state.ledger.standing != Standing():
-                state.out.append(Remember(state.ledger.standing))
-            self._refresh()
-        return self._end()
-
-    def remembered(self, now: float, standing: Standing, why: str = "") -> list[Instruction]:
-        """`standing`, of a `Remember`, is on the disk; or it could not be written, for the reason `why`."""
-        if self._begin(now):
-            self._epochs.written(standing, why)
-            self._refresh()
-        return self._end()
-
-    def set_addresses(self, now: float, addresses: Sequence[str]) -> list[Instruction]:
-        """This peer's addresses are now these."""
-        if self._begin(now):
-            state, me = self._state, self.me
-            state.me = replace(me, addresses=tuple(addresses))
-            self._hello = replace(self._hello, member=state.me)
-            state.tell_all(Introduce(me.peer, state.me.addresses))
-        return self._end()
-
-    def force_election(self, now: float) -> list[Instruction]:
-        """Stands for election now; see `ElectionManager.force`. An observer cannot."""
+    @_event
+    def force_election(self) -> None:
+        """Stand for election now; see `ElectionManager.force`. Raise `InvalidArgumentError` for an observer."""
         if not self.me.slots:
             raise InvalidArgumentError("slots", 0, "an observer cannot lead")
-        if self._begin(now):
-            self.election.force(self._state.time)
-            self._state.tell_election()
-            self._refresh()
-        return self._end()
+        self.election.force(self._state.time)
+        self._state.tell_election()
+        self._refresh()
 
-    def step_down(self, now: float) -> list[Instruction]:
-        """Leads no more, if this peer does, and not again before the others had their turn."""
-        if self._begin(now):
-            self._state.yields = self.leader == self.me.peer
-            self.election.step_down(self._state.time)
-            self._state.tell_election()
-            self._refresh()
-        return self._end()
+    @_event
+    def step_down(self) -> None:
+        """Stop leading, if this peer leads, and do not lead again before the others had their turn."""
+        self._state.yields = self.leader == self.me.peer
+        self.election.step_down(self._state.time)
+        self._state.tell_election()
+        self._refresh()
 
-    def _is_here(self, peer: str) -> bool:
-        """Whether `peer` is in sight, and answered not long ago."""
-        contact, now = self.contacts.get(peer), self._state.now
-        return contact is not None and now - contact.asked <= (self._state.config.health.patience or CLUSTER_PATIENCE)
+    # --- votes ------------------------------------------------------------------------------------------------------
+
+    @_event
+    def vouch(self, peer: str, votes: Votes) -> None:
+        """`peer`, an earlier process of this node, has ended, and `votes` are the last it wrote to the disk."""
+        if node_of(peer) != node_of(self.me.peer) or peer == self.me.peer:
+            raise InvalidArgumentError("peer", peer, "a peer vouches only for other processes of its own node")
+        state = self._state
+        state.departed[peer] = votes
+        state.vouched[peer] = Departed(peer, votes, "its process has ended", died=True)
+        state.tell_all(state.vouched[peer])
+        self._refresh()
+
+    @_event
+    def recall(self, all_votes: Sequence[Votes]) -> None:
+        """Respect the last votes of earlier processes of this machine, except released ones: this peer founds no new
+        group beside theirs. To be called before any other event."""
+        if self.me.slots:
+            self._state.recall(all_votes)
+            if self.voter.votes != Votes():
+                self._state.out.append(Persist(self.voter.votes))
+            self._refresh()
+
+    @_event
+    def persisted(self, votes: Votes, why: str = "") -> None:
+        """The votes of a `Persist` are on the disk; or they could not be written, for the reason `why`."""
+        self._epochs.written(votes, why)
+        self._refresh()
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
-    def _begin(self, now: float) -> bool:
-        if not self.is_over:
-            self._state.advance(now)
-        return not self.is_over
-
-    def _end(self) -> list[Instruction]:
-        out, self._state.out = self._state.out, []
-        return out
+    def _is_present(self, peer: str) -> bool:
+        """Return whether `peer` is connected and answered not long ago."""
+        contact, now = self.contacts.get(peer), self._state.now
+        return contact is not None and now - contact.asked <= (self._state.config.health.patience or CLUSTER_PATIENCE)
 
     def _take(self, contact: Contact, message: AnyMessage) -> None:
         state, peer = self._state, contact.peer
         match message:
-            case Report():
-                self._reports.came(contact, message)
-            case Campaign() | Vote() | Lead() | Retire():
+            case messages.Report():
+                self._reports.received(contact, message)
+            case messages.Campaign() | messages.ElectionVote() | messages.Lead() | messages.Retire():
                 if peer in state.reports:
                     state.election.received(state.time, peer, message)
                     state.tell_election()
-            case Propose():
+            case messages.Propose():
                 self._epochs.consider(contact, message)
-            case Accept(number=number):
+            case messages.Accept(number=number):
                 self._epochs.accepted(peer, number)
-            case Reject(number=number, why=why):
+            case messages.Reject(number=number, why=why):
                 self._epochs.rejected(peer, number, why)
-            case Commit(number=number):
+            case messages.Commit(number=number):
                 self._epochs.committed(contact, number)
-            case Introduce(peer=about, addresses=addresses):
+            case messages.Introduce(peer=about, addresses=addresses):
                 self._links.introduced(contact, about, addresses)
             case Departed():
-                self._reports.bury(contact, message)
+                self._reports.departed(contact, message)
             case _:
                 self._links.refuse(contact, f"it sent {type(message).__name__} a second time")
 
     def _refresh(self) -> None:
-        """Everything that may follow from a change or from time."""
+        """Do everything that may follow from a change or from the passing of time."""
         state = self._state
-        self._beats.drop_the_silent()
+        self._heartbeats.drop_silent_peers()
         if state.me.slots:
-            self._epochs.judge()
+            self._epochs.check_current()
             state.election.observe(state.time, state.own_claim(), state.claims)
             state.tell_election()
             state.yields = state.yields and self.leader is None
             self._epochs.lead()
         state.tell_report()
-        self._beats.beat_all()
+        self._heartbeats.beat_all()
         waiting = (
-            self._beats.next_at,
+            self._heartbeats.next_at,
             state.election.deadline if state.me.slots else inf,
             self._epochs.deadline,
             state.time + LEAP / 2,
         )
-        self._deadline = state.now + max(GRAIN, min(waiting) - state.time)
+        self.deadline = state.now + max(GRAIN, min(waiting) - state.time)

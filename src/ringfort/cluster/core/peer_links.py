@@ -1,4 +1,4 @@
-"""`Links`: a peer's links from hello to loss. Who may be on one, who is introduced to whom, who is refused. Pure."""
+"""`Links`: accepts and refuses the peers at the other ends of links, introduces them, and notices losses. Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from ringfort.cluster.core.state import PeerState
 
 
 class Links:
-    """The part of a core that meets and loses others."""
+    """The part of a core that gains and loses peers."""
 
     def __init__(self, state: PeerState) -> None:
         self._state = state
 
     def meet(self, contact: Contact, hello: Hello) -> bool:
-        """The other side says who it is. False where the link is not used: it was refused, or is one too many."""
+        """Take the hello of a link. Return False if the link is not used: the peer is refused, or has another link."""
         state, member = self._state, hello.member
         if contact.node and node_of(member.peer) != contact.node:
-            self.refuse(contact, f"it claims to be {member.peer} and proved to be {contact.node}")
+            self.refuse(contact, f"it claims to be {member.peer}, but the handshake proved {contact.node}")
             return False
         if member.peer == state.me.peer or state.contacts.is_banned(member.peer, state.time):
-            self.close(contact, "this is me" if member.peer == state.me.peer else "it was refused")
+            self.close(
+                contact,
+                "this link leads to this peer itself" if member.peer == state.me.peer else "it was refused before",
+            )
             return False
         other_host = state.contacts.clone_host(member)
         if other_host is not None:
@@ -34,29 +37,30 @@ class Links:
             return False
         surplus = state.contacts.introduce(contact, hello)
         if surplus is not None:
-            self.close(surplus, "there are two links")
+            self.close(surplus, "there is a second link")
         if surplus is contact:
             return False
         if surplus is None:
             state.forget(member.peer)
-        else:  # the same peer by another way: what it said of itself still holds, and so does the epoch with it
+        else:  # the same peer on another link: its report and the epoch with it stay valid
             contact.report = surplus.report
         state.health.watch(member.peer, state.time)
-        if surplus is not None:  # what was said on the other, either way, may have come too late to be heard
+        if surplus is not None:  # messages on the other link, in either direction, may have been lost
             state.election.unheard(member.peer)
             state.send(contact.link, state.own_report())
             self.brief(contact)
         return True
 
     def brief(self, contact: Contact) -> None:
-        """Tells a peer what it must know beside our report: who leads, if we do, and for whom we vouch."""
+        """Send a peer what it needs besides the report: that this peer leads, if so, and the processes it vouches
+        for."""
         self._state.election.met(contact.peer)
         self._state.tell_election()
         for vouched in self._state.vouched.values():
             self._state.send(contact.link, vouched)
 
     def introduce_all(self, contact: Contact) -> None:
-        """Whoever knows two peers introduces them: a network that blocks multicast needs no more."""
+        """Introduce a peer and all others to each other, which is enough for networks without multicast."""
         assert contact.hello is not None
         for other in self._state.contacts:
             if other is not contact and other.hello is not None:
@@ -65,16 +69,16 @@ class Links:
                         self._state.send(one.link, Introduce(about.peer, about.addresses))
 
     def introduced(self, contact: Contact, about: str, addresses: tuple[str, ...]) -> None:
-        """The peer of `contact` says where `about`, which may be itself, is found."""
+        """Take the addresses of `about`, possibly itself, from the peer of `contact`."""
         state = self._state
         if about != state.me.peer and state.contacts.get(about) is None:
-            state.out.append(Learn(about, addresses))
+            state.out.append(Learn(about, addresses, contact.peer))
         elif about == contact.peer and contact.hello is not None:
             member = replace(contact.hello.member, addresses=addresses)
             contact.hello = replace(contact.hello, member=member)
 
     def refuse(self, contact: Contact, why: str) -> None:
-        """It misbehaves: its link is closed, and it is ignored for a while."""
+        """Close the link of a misbehaving peer and refuse it for a while."""
         who = contact.peer or contact.node or "a peer"
         self._state.notify(Misbehaved(who, why))
         if contact.peer:
@@ -82,7 +86,7 @@ class Links:
         self.close(contact, why)
 
     def close(self, contact: Contact, why: str) -> None:
-        """Ends a link in words."""
+        """Close a link and tell the other side why."""
         _, was_last = self._state.contacts.ended(contact.link)
         self._state.send(contact.link, Hangup(why[:256]))
         self._state.out.append(Close(contact.link, why))
@@ -90,7 +94,7 @@ class Links:
             self.lose(contact, why)
 
     def lose(self, contact: Contact, why: str) -> None:
-        """The last link with a peer has ended: whoever needs it need not wait. It is not dead for that."""
+        """The last link with a peer has ended. It is lost, so nobody waits for it, but not dead."""
         state, peer = self._state, contact.peer
         state.health.forget(peer)
         state.forget(peer)

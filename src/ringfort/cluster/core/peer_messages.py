@@ -1,6 +1,6 @@
-"""What the cores of peers say to each other on a control link. Pure. What else is said there, and the bytes: talk.py.
+"""The messages that peers exchange to agree on leaders and epochs. Pure. gossip.py has the others and the codec.
 
-Every text and list has a limit that the decoder checks, so that no message can make a peer hold more than it should.
+The decoder checks a limit for every text and list, so no message can make a peer hold more than that.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Annotated, Final
 import msgspec
 
 MAX_MESSAGE_BYTES: Final = 256 * 1024
-"""The largest message: an epoch of 256 members with four addresses each, and the records it rests on, fit twice."""
+"""The largest message. A proposal for 256 members with four addresses each takes less than half of it."""
 MAX_MEMBERS: Final = 256
-"""Members of an epoch. The control links are a full mesh: beyond this, heartbeats alone would cost too much."""
+"""Members of an epoch. Control links form a full mesh; with more members, heartbeats would cost too much."""
 MAX_DOUBTS: Final = 16
-"""Epochs that a peer has accepted and does not know the end of. Few happen; a peer with more accepts nothing new."""
-MAX_LINES: Final = 16
-"""Independent beginnings that grew together into one epoch."""
+"""Epochs in doubt: accepted, with an unknown outcome. A peer that has this many rejects every proposal."""
+MAX_LINEAGES: Final = 16
+"""Independent clusters that merged into one epoch."""
 MAX_NUMBER: Final = 2**48
-"""Of an epoch or term. At a thousand a second it would take nine thousand years to get there without lying."""
+"""Limit of epoch and term numbers. Counting to it honestly, a thousand a second, would take nine thousand years."""
 
 PeerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-"""`node.instance`: the short id of the node's key, and a random name of the process (see `PeerCore`)."""
-Line = Annotated[str, msgspec.Meta(min_length=1, max_length=96)]
-"""Names a beginning: the leader and number of its first epoch."""
+"""`node.instance`: the short id of the node's key, and a random name for the process (see `PeerCore`)."""
+Lineage = Annotated[str, msgspec.Meta(min_length=1, max_length=96)]
+"""Names an independent beginning of a cluster by the leader and number of its first epoch."""
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Address = Annotated[str, msgspec.Meta(max_length=128)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
@@ -34,46 +34,48 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The parent of all."""
+    """Base class of all messages."""
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parent of what messages are made of."""
+    """Base class of the structures inside messages."""
 
 
-class Member(Part, frozen=True, forbid_unknown_fields=True):
+class Member(Part, frozen=True):
     """One peer of an epoch."""
 
     peer: PeerId
     host: Text = ""
-    """Names the machine, so that peers of one host can be put together and clones told from processes."""
+    """Identifies the machine. Peers with the same host are neighbours in the ring; a key on two hosts is a clone."""
     slots: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
-    """Ranks that this peer brings: 1 for a script that joined, the local world size for a launcher, 0 for an observer,
-    who sees all and is in no epoch."""
+    """Ranks of this peer: 1 for a script that joined, the local world size for a launcher, 0 for an observer, which
+    sees every peer and is in no epoch."""
     addresses: Addresses = ()
-    """Where its data links are accepted, best first, as `host:port`."""
+    """Where it accepts data connections, as `host:port`, best first."""
     joined: Number = 0
-    """The number of the epoch that it has been a member since: its seniority."""
+    """The number of the first epoch in its unbroken membership: its seniority."""
     name: Text = ""
-    """The machine's name, for people: who waits for a member can say for whom."""
+    """The machine's name, for messages to people."""
 
 
-class Epoch(Part, frozen=True, forbid_unknown_fields=True, dict=True):
+class Epoch(Part, frozen=True, dict=True):
     """One agreed, ordered list of peers. The ranks are the members' slots in order."""
 
     number: Number
     leader: PeerId
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     ring: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
-    """The order in which the ring visits the members, as indices; empty for the order they are listed in."""
-    lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
-    """The beginnings it descends from. Empty only for a peer alone: nobody can be split from it."""
-    ended: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
-    """Lines that nobody is left of, the last ones: it follows them without carrying them on."""
+    """The order in which the ring visits the members, as indices; empty for the order of `members`."""
+    lineages: Annotated[tuple[Lineage, ...], msgspec.Meta(max_length=MAX_LINEAGES)] = msgspec.field(
+        default=(), name="lines"
+    )
+    """The lineages it continues. Empty only for a peer that was always alone. (Files on disk call it `lines`.)"""
+    ended: Annotated[tuple[Lineage, ...], msgspec.Meta(max_length=MAX_LINEAGES)] = ()
+    """The latest lineages that have no living member. This epoch follows them without continuing them."""
 
     @property
     def key(self) -> tuple[int, str]:
-        """What names it: two groups that never met may have used one number."""
+        """Identifies the epoch. The number alone does not: two groups that never met may have used the same one."""
         return self.number, self.leader
 
     @cached_property
@@ -83,161 +85,165 @@ class Epoch(Part, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def world_size(self) -> int:
-        """The ranks of all members together."""
+        """The total number of ranks."""
         return sum(member.slots for member in self.members)
 
     def first_rank(self, peer: str) -> int:
-        """The lowest rank of `peer`. Raises `ValueError` where it is no member."""
+        """Return the lowest rank of `peer`. Raise `ValueError` if it is not a member."""
         return sum(member.slots for member in self.members[: self.peers.index(peer)])
 
     def __str__(self) -> str:
         return f"epoch {self.number} of {len(self.members)}"
 
 
-class Standing(Part, frozen=True, forbid_unknown_fields=True):
-    """What a peer has promised. It outlives the peer: whoever vouches for its death gives its last one."""
+class Votes(Part, frozen=True):
+    """The epochs that a peer has voted for and that later proposals must respect.
+
+    They outlive the process: whoever reports that it has ended passes on its last votes.
+    """
 
     highest: Number = 0
-    """The highest number accepted."""
+    """The highest epoch number that it accepted."""
     formed: Epoch | None = None
-    """The last epoch that this peer was in."""
+    """The last committed epoch that it was a member of."""
     doubts: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_DOUBTS)] = ()
-    """Others that may have been committed: later ones that it accepted and does not know the end of, and those of
-    earlier processes of its machine, which it respects as if they were its own."""
+    """Epochs that may have been committed: those it accepted later and whose outcome it does not know, and those of
+    earlier processes on its machine, which bind it as well."""
 
 
-class Hello(Message, frozen=True, forbid_unknown_fields=True, tag="hello"):
-    """The first message each way: who I am."""
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message in each direction: identifies the sender."""
 
     member: Member
     name: Text = ""
-    """For people: the host's name."""
+    """The host's name, for messages to people."""
     version: Text = ""
     run: Text = ""
     """Only peers of the same run may be in one epoch."""
 
 
-class Beat(Message, frozen=True, forbid_unknown_fields=True, tag="beat"):
-    """A heartbeat. `echo` is the other side's latest `sent`, so each learns when it was last surely heard."""
+class Beat(Message, frozen=True, tag="beat"):
+    """A heartbeat. `echo` repeats the receiver's latest `sent`, which proves when the sender last heard it."""
 
     sent: Seconds
     echo: Seconds = 0.0
     held: Seconds = 0.0
-    """Seconds between hearing what is echoed and this message: the round trip is without them."""
+    """Seconds between receiving the echoed heartbeat and sending this one; not part of the round trip."""
     busy: bool = False
-    """The sender's program runs but does not respond: it holds its interpreter lock, swaps or computes."""
+    """The sender's program runs but does not respond: it holds the interpreter lock, swaps or computes."""
     step: Number = 0
-    """How many steps of training the sender's program has done; 0 where it is not known."""
+    """Training steps done by the sender's program; 0 if unknown."""
 
 
-class Report(Message, frozen=True, forbid_unknown_fields=True, tag="report"):
-    """Where I stand; sent when it changes. What the leader proposes from."""
+class Report(Message, frozen=True, tag="report"):
+    """The sender's state, sent when it changes. The leader bases its proposals on these reports."""
 
-    standing: Standing
+    votes: Votes
     current: Number = 0
-    """The number of the epoch that this peer is in now; 0 if it is in none."""
+    """The number of the epoch that the sender is in now; 0 for none."""
     sees: Peers = ()
-    """The peers it has a sound link with."""
+    """The peers it has a working link with."""
     without: Peers = ()
-    """Peers that do not count because a person at this machine said so (`restart_without`)."""
+    """Peers that a person at this machine has excluded (`restart_without`)."""
     work: Number = 0
     holds: bool = False
-    """Asks that newcomers wait."""
+    """Asks the leader to keep new peers waiting."""
     stuck: bool = False
-    """Cannot go on: it has lost contact with too many of its last epoch."""
+    """Cannot continue: it has lost contact with too many members of its last epoch."""
     yields: bool = False
-    """Has stepped down: the others are to lead before it."""
+    """Has stepped down: any other peer is to lead before it."""
 
 
-class Term(Part, frozen=True, forbid_unknown_fields=True, order=True):
-    """A number and the candidate who opened it: so no two candidates ever share a term."""
+class Term(Part, frozen=True, order=True):
+    """An election term. The candidate is part of it, so two candidates never share a term."""
 
     number: Number = 0
     candidate: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
-class Campaign(Message, frozen=True, forbid_unknown_fields=True, tag="campaign"):
-    """Vote for me in this term."""
+class Campaign(Message, frozen=True, tag="campaign"):
+    """Asks for votes in this term."""
 
     term: Term
 
 
-class Vote(Message, frozen=True, forbid_unknown_fields=True, tag="vote"):
-    """Yes; or no, with the leader I have (or nobody: I know a better candidate)."""
+class ElectionVote(Message, frozen=True, tag="vote"):
+    """The answer to a campaign. A refusal names the leader that the voter follows; empty if it knows a better
+    candidate."""
 
     term: Term
     granted: bool
     leader: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
-class Lead(Message, frozen=True, forbid_unknown_fields=True, tag="lead"):
-    """I lead this term; sent to all when elected, and to whoever is met later."""
+class Lead(Message, frozen=True, tag="lead"):
+    """The sender leads this term. Sent to all peers on election, and to each peer that connects later."""
 
     term: Term
 
 
-class Retire(Message, frozen=True, forbid_unknown_fields=True, tag="retire"):
-    """I no longer lead this term."""
+class Retire(Message, frozen=True, tag="retire"):
+    """The sender no longer leads this term."""
 
     term: Term
 
 
-class Propose(Message, frozen=True, forbid_unknown_fields=True, tag="propose"):
-    """From the leader: the next epoch, and what makes it lawful."""
+class Propose(Message, frozen=True, tag="propose"):
+    """From the leader: the next epoch, and the evidence that it is lawful."""
 
     term: Term
     epoch: Epoch
-    formed: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
-    """The last committed epoch of each line that the members come from."""
+    formed: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_LINEAGES)] = ()
+    """The last committed epoch of each lineage of the members."""
     doubts: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_DOUBTS)] = ()
-    """Later ones that may have been committed."""
+    """Later epochs that may have been committed."""
     departed: Peers = ()
-    """Who has left or died, by its own machine's word."""
+    """Peers that have ended, as reported by their own machine."""
     without: Peers = ()
-    """Who does not count because a person said so. What these promised is not known."""
+    """Peers that a person has excluded. Their votes are unknown."""
 
 
-class Accept(Message, frozen=True, forbid_unknown_fields=True, tag="accept"):
-    """To the leader: I have left every earlier epoch for this one."""
+class Accept(Message, frozen=True, tag="accept"):
+    """To the leader: the sender accepts this epoch and has left every earlier one."""
 
     number: Number
 
 
-class Reject(Message, frozen=True, forbid_unknown_fields=True, tag="reject"):
-    """To the leader: not this one. A new `Report` came before it, so that the next proposal can be better."""
+class Reject(Message, frozen=True, tag="reject"):
+    """To the leader: the sender does not accept this epoch. Its latest `Report` precedes this message."""
 
     number: Number
     why: Text
 
 
-class Commit(Message, frozen=True, forbid_unknown_fields=True, tag="commit"):
-    """From the leader: all have accepted."""
+class Commit(Message, frozen=True, tag="commit"):
+    """From the leader: all members have accepted."""
 
     number: Number
 
 
-class Introduce(Message, frozen=True, forbid_unknown_fields=True, tag="introduce"):
-    """Where another peer can be found. An address is a hint and proves nothing."""
+class Introduce(Message, frozen=True, tag="introduce"):
+    """Addresses of another peer. They are hints and prove nothing."""
 
     peer: PeerId
     addresses: Addresses
 
 
-class Hangup(Message, frozen=True, forbid_unknown_fields=True, tag="hangup"):
-    """I close this link and live on: the last word on a link, which says why."""
+class Hangup(Message, frozen=True, tag="hangup"):
+    """The last message on a link whose sender closes it and lives on."""
 
     why: Text = ""
 
 
-class Departed(Message, frozen=True, forbid_unknown_fields=True, tag="departed"):
-    """A peer has ended, and this is the last it promised. Only its own machine says so: the peer as its last word, its
-    control process when the program died, or another process of the machine, which got the lock of the dead one."""
+class Departed(Message, frozen=True, tag="departed"):
+    """A peer has ended; `votes` are its last. Only its own machine sends this: the peer itself when it leaves, its
+    control process after the program died, or a later process of the machine that acquired the dead one's lock."""
 
     peer: PeerId
-    standing: Standing
+    votes: Votes
     why: Text = ""
     died: bool = False
-    """It did not want to go: its program was killed or crashed. False where it closed its node."""
+    """Its program was killed or crashed. False if it closed its node."""
 
 
 AnyMessage = (
@@ -245,7 +251,7 @@ AnyMessage = (
     | Beat
     | Report
     | Campaign
-    | Vote
+    | ElectionVote
     | Lead
     | Retire
     | Propose

@@ -1,61 +1,46 @@
-"""The leader's side of membership: which epoch to propose, and when. Pure."""
+"""`Proposer`: the leader's side of membership: which epoch to propose, and when. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
 from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, records_of, seat
-from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, Standing, Term
-from ringfort.config import AutoDiscoveryConfig
+from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report
+from ringfort.cluster.core.state import PeerState
 
 QUICK: Final = 0.1
-"""Seconds that the group must not have changed before an epoch that was broken is followed: who died together is left
-out together. Also where nobody else is to be waited for."""
+"""Seconds without a change before a broken epoch is followed, so that peers that died together are left out together.
+Also used if no other peer is expected."""
 ANSWER: Final = 1.5
-"""Seconds that members have to accept at first; twice as long after each time that they did not. A member accepts when
-its promise is on its disk, which takes milliseconds, or seconds where the disk is slow."""
+"""Seconds that members have to accept at first, doubled after each timeout. A member accepts when its vote is on its
+disk, which takes milliseconds, or seconds if the disk is slow."""
 MAX_LATE: Final = 4
-"""Times that this is doubled at most."""
+"""Limit of these doublings."""
 TOO_FEW: Final = "other peers are here"
-"""The end of what a leader says that waits for more peers and for nothing else."""
+"""The end of the message of a leader that only waits for more peers."""
 MAX_FAILURES: Final = 4
-"""Proposals in a row that came to nothing, after which they are made no more slowly, and people are told why."""
+"""Failed proposals in a row after which the pause between them stops growing and the program is told the reason."""
 NEWS: Final = 1.0
-"""Seconds after a commit before a member that has not reported it is asked again."""
+"""Seconds after a commit before the epoch is proposed again to a member that has not reported the commit."""
 
 RingOrder = Callable[[Sequence[Member]], Sequence[int]]
-"""The leader's choice of ring order for an epoch's members: their indices."""
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What the leader knows."""
-
-    term: Term
-    current: Epoch | None
-    standing: Standing
-    reports: Mapping[str, Report]
-    """Of all in sight, its own too."""
-    members: Mapping[str, Member]
-    departed: Mapping[str, Standing]
-    without: Collection[str] = ()
+"""Returns the ring order for an epoch's members, as indices."""
 
 
 class Proposer:
     """Proposes one epoch at a time. `why` says what it waits for, `deadline` until when."""
 
-    def __init__(self, me: str, config: AutoDiscoveryConfig, ring_order: RingOrder | None = None) -> None:
-        self.me = me
+    def __init__(self, state: PeerState, ring_order: RingOrder | None = None) -> None:
+        self.me = state.me.peer
         self.pending: Propose | None = None
         self.deadline = inf
         self.why = ""
         self.is_stuck = False
-        """Others may have an epoch, but not with this peer: let one of them lead."""
-        self._config = config
+        """Other peers may form an epoch, but not with this one, so one of them should lead."""
+        self._state = state
         self._ring_order = ring_order
         self._accepted: set[str] = set()
         self._wanted: frozenset[str] = frozenset()
@@ -64,6 +49,7 @@ class Proposer:
         self._failures = 0
         self._why_failed = ""
         self._late = 0
+        self._pending_until = inf
         self._committed_at = -inf
         self._last_number = 0
         self._largest: Counter[str] = Counter()
@@ -75,89 +61,89 @@ class Proposer:
             self._largest = Counter(member.host for member in epoch.members)
 
     def rest(self) -> None:
-        """This peer does not lead: what it proposed is given up, and never committed."""
+        """This peer does not lead. Its proposal is abandoned and never committed."""
         self.pending, self.deadline, self.is_stuck, self._first = None, inf, False, None
 
-    def step(self, now: float, situation: Situation) -> Propose | None:
-        """The next proposal, if its time has come."""
+    def step(self) -> Propose | None:
+        """Return the next proposal if it is due."""
+        state, now = self._state, self._state.time
         self.is_stuck, self.why, self.deadline = False, "", inf
+        reports = {**state.reports, self.me: state.own_report()}
         if self.pending is not None:
-            if now < self.pending_until and situation.reports.keys() >= set(self.pending.epoch.peers):
-                self.deadline = self.pending_until
+            if now < self._pending_until and reports.keys() >= set(self.pending.epoch.peers):
+                self.deadline = self._pending_until
                 return None
-            self._late = min(self._late + (now >= self.pending_until), MAX_LATE)
-            self._fail(now)
+            self._late = min(self._late + (now >= self._pending_until), MAX_LATE)
+            self._fail()
+        all_votes = {peer: report.votes for peer, report in reports.items()}
         group, basis = largest_lawful(
-            self._clique(situation),
-            {peer: report.standing for peer, report in situation.reports.items()},
-            situation.departed,
-            situation.without,
-            self._config.on_partition,
+            self._clique(reports), all_votes, state.departed, state.without, state.config.on_partition
         )
         if self.me not in group:
             self.is_stuck = True
             return None
-        if len(group) - 1 < self._config.min_peers:
-            self.why = f"{len(group) - 1} of at least {self._config.min_peers} {TOO_FEW}"
+        if len(group) - 1 < state.config.min_peers:
+            self.why = f"{len(group) - 1} of at least {state.config.min_peers} {TOO_FEW}"
             return None
-        if self._failures == MAX_FAILURES:  # most objections are gone by the next try
+        if self._failures == MAX_FAILURES:  # most objections are gone by the next attempt
             self.why = self._why_failed
-        due = self._due(now, frozenset(group), situation)
+        members = {self.me: state.me, **{c.peer: c.hello.member for c in state.contacts if c.hello is not None}}
+        due = self._due(reports, [members[peer] for peer in group])
         if now < due:
             self.deadline = due
             return None
-        return self._propose(now, group, basis, situation)
+        return self._propose(group, members, basis, reports)
 
     def accepted(self, now: float, peer: str, number: int) -> Epoch | None:
-        """`peer` accepts. Returns the epoch if now all have: it is committed."""
+        """`peer` accepts. Return the epoch if all members have accepted, so that it is committed."""
         if self.pending is None or self.pending.epoch.number != number:
             return None
         epoch = self.pending.epoch
         self._accepted.add(peer)
-        # The law: every member, not a majority. Otherwise one of them could still be at work in an older epoch.
+        # Every member, not a majority: otherwise one of them could still be at work in an older epoch.
         if not self._accepted >= set(epoch.peers):
             return None
         self.pending, self._first, self._failures, self._late, self._committed_at = None, None, 0, 0, now
         return epoch
 
-    def rejected(self, now: float, peer: str, number: int, why: str = "") -> None:
-        """`peer` does not accept: the epoch is given up."""
+    def rejected(self, peer: str, number: int, why: str = "") -> None:
+        """`peer` does not accept, so the proposal is abandoned."""
         if self.pending is not None and self.pending.epoch.number == number and peer in self.pending.epoch.peers:
-            self.give_up(now, f"{'this peer' if peer == self.me else peer} does not accept: {why}")
+            self.give_up(f"{'this peer' if peer == self.me else peer} does not accept: {why}")
 
-    def give_up(self, now: float, why: str) -> None:
-        """The epoch that was proposed is never committed; another will be."""
-        self._fail(now)
+    def give_up(self, why: str) -> None:
+        """Abandon the proposal, which is never committed, and make another one later."""
+        self._fail()
         self._why_failed = why
 
-    def _fail(self, now: float) -> None:
+    def _fail(self) -> None:
         self.pending = None
-        self._since = now
+        self._since = self._state.time
         self._failures = min(self._failures + 1, MAX_FAILURES)
 
     # --- who --------------------------------------------------------------------------------------------------------
 
-    def _clique(self, situation: Situation) -> list[str]:
-        """Peers that all see each other, this one among them: members of the last epoch in their order, then others by
-        id. Who does not see one that comes before it waits."""
-        known = situation.reports
-        before = situation.standing.formed
-        old = [peer for peer in (before.peers if before else ()) if peer in known and peer != self.me]
+    def _clique(self, reports: dict[str, Report]) -> list[str]:
+        """Return peers that all see each other, including this one: first members of the last epoch in their order,
+        then others by id. A peer that does not see an earlier one has to wait."""
+        before = self._state.voter.votes.formed
+        old = [peer for peer in (before.peers if before else ()) if peer in reports and peer != self.me]
         group = [self.me]
-        sees = {peer: set(report.sees) for peer, report in known.items()}
-        for peer in [*old, *sorted(known.keys() - set(old) - {self.me})]:
+        sees = {peer: set(report.sees) for peer, report in reports.items()}
+        for peer in [*old, *sorted(reports.keys() - set(old) - {self.me})]:
             if all(other in sees[peer] and peer in sees[other] for other in group):
                 group.append(peer)
-        most = self._config.max_peers
+        most = self._state.config.max_peers
         return group[: MAX_MEMBERS if most is None else min(most + 1, MAX_MEMBERS)]
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def _due(self, now: float, wanted: frozenset[str], situation: Situation) -> float:
-        current = situation.current
+    def _due(self, reports: dict[str, Report], group: Sequence[Member]) -> float:
+        state, now, current = self._state, self._state.time, self._state.voter.current
+        wanted = frozenset(member.peer for member in group)
         if current is not None and wanted >= set(current.peers):
-            all_in = all(situation.reports[peer].current == current.number for peer in current.peers)
-            is_held = any(situation.reports[peer].holds for peer in current.peers)
+            all_in = all(reports[peer].current == current.number for peer in current.peers)
+            is_held = any(reports[peer].holds for peer in current.peers)
             if all_in and (is_held or len(wanted) == len(current.peers)):
                 self._first = None
                 return inf
@@ -167,48 +153,43 @@ class Proposer:
             self._wanted, self._since = wanted, now
         if self._first is None:
             self._first = now
-        is_broken = current is None and situation.standing.formed is not None
-        settle = QUICK if is_broken or self._are_all(wanted, situation) else self._config.settle
-        return max(min(self._since + settle, self._first + 3 * settle), self._backoff())
+        is_broken = current is None and state.voter.votes.formed is not None
+        settle = QUICK if is_broken or self._are_all(group) else state.config.settle
+        # Proposals that keep failing are made more and more slowly, up to a pause of 0.8 s.
+        backoff = self._since + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
+        return max(min(self._since + settle, self._first + 3 * settle), backoff)
 
-    def _are_all(self, wanted: frozenset[str], situation: Situation) -> bool:
+    def _are_all(self, group: Sequence[Member]) -> bool:
         """Return whether no other peer is expected: `max_peers` are present, or all machines of the largest epoch."""
-        hosts = Counter(situation.members[peer].host for peer in wanted)
-        return len(wanted) - 1 == self._config.max_peers or hosts == self._largest
-
-    def _backoff(self) -> float:
-        """Proposals that fail again and again are made ever more slowly, up to 0.8 s."""
-        return self._since + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
+        hosts = Counter(member.host for member in group)
+        return len(group) - 1 == self._state.config.max_peers or hosts == self._largest
 
     # --- what -------------------------------------------------------------------------------------------------------
 
-    def _propose(self, now: float, group: Sequence[str], basis: Basis, situation: Situation) -> Propose:
-        number = max(basis.highest, situation.standing.highest, self._last_number) + 1
-        own = () if situation.standing.formed is None else (situation.standing.formed,)
-        before = max(
-            (*basis.formed, *own),
-            key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number),
-            default=None,
-        )
-        members = seat(before, {peer: situation.members[peer] for peer in group}, number)
+    def _propose(
+        self, group: Sequence[str], known: dict[str, Member], basis: Basis, reports: dict[str, Report]
+    ) -> Propose:
+        state, votes = self._state, self._state.voter.votes
+        number = max(basis.highest, votes.highest, self._last_number) + 1
+        followed = basis.formed if votes.formed is None else (*basis.formed, votes.formed)
+        before = max(followed, key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number), default=None)
+        members = seat(before, {peer: known[peer] for peer in group}, number)
         ring = tuple(self._ring_order(members)) if self._ring_order else ()
-        lines, ended = heritage(basis.formed, group, {*situation.departed, *situation.without})
-        if not lines and (len(group) > 1 or basis.doubts or ended):
-            lines = (f"{self.me}#{number}",)
-        # Of what the members hold, not of what the epoch rests on: they must see why something no longer counts.
-        held = [record for peer in group for record in records_of(situation.reports[peer].standing)]
+        lineages, ended = heritage(basis.formed, group, state.dead)
+        if not lineages and (len(group) > 1 or basis.doubts or ended):
+            lineages = (f"{self.me}#{number}",)
+        # Of the members' own records, not of the basis: members must see why something no longer counts.
+        held = [record for peer in group for record in records_of(reports[peer].votes)]
         concerned = {peer for record in (*basis.records, *held) for peer in record.peers}
         self.pending = Propose(
-            situation.term,
-            Epoch(number, self.me, members, ring, lines, ended),
+            state.election.term,
+            Epoch(number, self.me, members, ring, lineages, ended),
             basis.formed,
             basis.doubts,
-            tuple(sorted(situation.departed.keys() & concerned)),
-            tuple(sorted(set(situation.without) & concerned)),
+            tuple(sorted(state.departed.keys() & concerned)),
+            tuple(sorted(state.without & concerned)),
         )
-        self.pending_until = self.deadline = now + ANSWER * 2**self._late
+        self._pending_until = self.deadline = state.time + ANSWER * 2**self._late
         self._accepted = set()
         self._last_number = number
         return self.pending
-
-    pending_until = inf

@@ -1,7 +1,6 @@
-"""The best ring through some places: its slowest link is as fast as can be, then its second slowest, and so on. Pure.
+"""Finds the best ring: its slowest link is as fast as possible, then its second slowest, and so on. Pure.
 
-All links of a ring work at the same time in every step of a collective, so the slowest sets the pace and the sum of
-them means nothing.
+All links of a ring are in use in every step of a collective, so the slowest one sets the pace; their sum means nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from itertools import pairwise, permutations
 from typing import Final
 
 EXACT_LIMIT: Final = 8
-"""Places up to which every ring is looked at, in some 10 ms."""
+"""Places up to which every ring is examined, in about 10 ms."""
 
 Costs = Sequence[Sequence[float]]
-"""costs[a][b] is the time that a message takes between a and b; the worse of both ways counts."""
+"""costs[a][b] is the time that a message takes from a to b; the slower direction counts."""
 
 
 def best_ring(costs: Costs, exact_limit: int = EXACT_LIMIT) -> list[int]:
-    """The places in order, from place 0 on, towards the neighbour with the lower number first.
+    """Return the places in ring order, beginning with place 0 and its neighbour with the lower number.
 
     The same costs give the same ring on every machine. Up to `exact_limit` places the ring is optimal. Above that it is
     a nearest-neighbour tour improved by 2-opt.
@@ -47,7 +46,7 @@ def _nearest(costs: Costs) -> list[int]:
 
 
 def _improved(ring: list[int], costs: Costs) -> list[int]:
-    """2-opt: reverse a part of the ring wherever that replaces two links by faster ones, until nothing improves."""
+    """Apply 2-opt: reverse a part of the ring where that replaces two links by faster ones, until nothing improves."""
     count, helped = len(ring), True
     while helped:
         helped = False
@@ -61,5 +60,5 @@ def _improved(ring: list[int], costs: Costs) -> list[int]:
 
 
 def _turned(ring: list[int]) -> list[int]:
-    """The same ring, which begins with place 0, written one way of its two."""
+    """Return the same ring in its canonical direction."""
     return ring if ring[1] < ring[-1] else [ring[0], *ring[:0:-1]]

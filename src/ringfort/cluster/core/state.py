@@ -1,4 +1,4 @@
-"""`PeerState`: what a peer knows and what it has to say, shared by the parts of its core. Pure."""
+"""`PeerState`: what a peer knows and what it is about to send, shared by the parts of its core. Pure."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from ringfort.cluster.core.election import Claim, ElectionManager
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded
 from ringfort.cluster.core.health import HealthMonitor
 from ringfort.cluster.core.instructions import Instruction, Notify, Send
-from ringfort.cluster.core.membership import Ledger, known_to
-from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Standing
+from ringfort.cluster.core.membership import Voter, known_to
+from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 LEAP: Final = 0.4
-"""Seconds that may pass between two calls; of a longer time only so much counts as having been awake. Two heartbeats:
-a peer that slept must not find the others silent."""
+"""Seconds (two heartbeats). Of a longer time between two events, only this much counts as time awake: a peer that slept
+must not find the others silent."""
 
 
 class PeerState:
-    """Everything that more than one part of the core needs. The parts change it; it decides nothing."""
+    """What more than one part of the core needs. The parts change it; it decides nothing."""
 
     def __init__(self, me: Member, config: AutoDiscoveryConfig, now: float, work_done: Callable[[], int]) -> None:
         self.me = me
         self.config = config
         self.now = now
-        """The clock's reading: how old something is is measured by it."""
+        """The clock's reading, by which ages are measured."""
         self.time = 0.0
-        """Seconds that have surely passed while this peer was awake: a leap of the clock counts for little. What others
-        must be given time for is measured by it, so that a peer which slept does not find everyone else silent."""
+        """Seconds for which this peer was certainly awake; a leap of the clock counts for little. Timeouts of other
+        peers are measured by it."""
         self.contacts = Contacts(me)
         self.health = HealthMonitor(config.health)
         self.election = ElectionManager(me.peer, config.election, 0.0)
-        self.ledger = Ledger(me.peer, config.on_partition)
+        self.voter = Voter(me.peer, config.on_partition)
         self.out: list[Instruction] = []
-        """What the node is to do."""
+        """The instructions for the node."""
         self.reports: dict[str, Report] = {}
-        """The latest of every peer that counts: those it has a sound link with."""
+        """The latest report of every peer that counts and has a working link."""
         self.claims: dict[str, Claim] = {}
-        """What they bring to an election; follows from their reports."""
-        self.departed: dict[str, Standing] = {}
-        """Peers that have surely ended, with the last they promised."""
+        """Their claims in an election, which follow from their reports."""
+        self.departed: dict[str, Votes] = {}
+        """Peers that have certainly ended, with their last votes."""
         self.vouched: dict[str, Departed] = {}
-        """Those of this node, for whom this peer vouches."""
+        """The ended processes of this node, which this peer reports to others."""
         self.restart_without: tuple[str, ...] = ()
-        """Members of earlier epochs that do not count because a person at this machine said so."""
-        self._recalled = Standing()
+        """Members of earlier epochs that a person at this machine has excluded."""
+        self._recalled = Votes()
         self.work = 0
         """The work done when the last epoch ended."""
         self.holds = False
         self.busy = False
         """The program of this peer runs but does not respond."""
         self.step = 0
-        """How many steps of training it has done."""
+        """Training steps that the program has done."""
         self.is_stuck = False
-        """It may not go on: too many of its last epoch are out of sight."""
+        """It may not continue: too many members of its last epoch are not connected."""
         self.yields = False
         """It has stepped down, and there is no new leader yet."""
         self._told: Report | None = None
         self._work_done = work_done
 
     def advance(self, now: float) -> None:
-        """Raises `InvalidArgumentError` for a clock that goes back."""
+        """Set the time. Raise `InvalidArgumentError` if the clock goes back."""
         if now < self.now:
             raise InvalidArgumentError("now", now, f"the clock went back from {self.now}")
         self.time += min(now - self.now, LEAP)
@@ -73,19 +73,19 @@ class PeerState:
 
     @property
     def sees(self) -> tuple[str, ...]:
-        """The peers it has a sound link with."""
+        """The peers it has a working link with."""
         return tuple(sorted(self.reports.keys() - {self.me.peer}))
 
     def counts(self, contact: Contact) -> bool:
-        """Whether this peer and the other may ever be in one epoch. Observers and peers of another run may not: they do
-        not vote here, and nobody waits for them or misses them."""
+        """Return whether this peer and the other may be in one epoch. Observers and peers of another run may not: they
+        do not vote here, and nobody waits for them."""
         assert contact.hello is not None
         return self.me.slots > 0 and contact.hello.member.slots > 0 and contact.hello.run == self.config.run
 
-    def recall(self, standings: Iterable[Standing]) -> None:
-        """Takes over what earlier processes of this machine promised."""
-        self.ledger.recall(standings)
-        self._recalled = self.ledger.standing
+    def recall(self, all_votes: Iterable[Votes]) -> None:
+        """Take over the votes of earlier processes of this machine."""
+        self.voter.recall(all_votes)
+        self._recalled = self.voter.votes
         self.find_restart_without()
 
     def find_restart_without(self) -> None:
@@ -93,7 +93,7 @@ class PeerState:
         peers have reported. Names are not resolved any more once this process has accepted a proposal itself: a live
         machine with that name may be a member of it."""
         named = set(self.config.restart_without)
-        if named and self.ledger.standing is self._recalled:
+        if named and self.voter.votes is self._recalled:
             members = {member for record in known_to(self._recalled, self.departed) for member in record.members}
             shared = ambiguous_names(members)
             gone = {m.peer for m in members if named & {m.peer, node_of(m.peer), *({m.name} - shared)}}
@@ -101,38 +101,38 @@ class PeerState:
 
     @property
     def without(self) -> set[str]:
-        """Who does not count because a person said so, at this machine or at one in sight."""
+        """The peers that a person has excluded, at this machine or at a connected one."""
         return {*self.restart_without, *(peer for report in self.reports.values() for peer in report.without)}
 
     @property
     def dead(self) -> set[str]:
-        """Who does not count in a majority."""
+        """The peers that do not count in a majority."""
         return self.departed.keys() | self.without
 
     def note(self, peer: str, report: Report) -> None:
-        """Keeps what a peer that counts says of itself."""
+        """Keep the report of a peer that counts."""
         self.reports[peer] = report
         self.claims[peer] = _claim(peer, report)
 
     def forget(self, peer: str) -> None:
-        """It is not in sight any more."""
+        """Drop the report of a peer that is not connected any more."""
         self.reports.pop(peer, None)
         self.claims.pop(peer, None)
 
     def end_epoch(self, left: Epoch | None, why: str) -> None:
-        """This peer has left `left`, if it was in one. The others learn now what it has done: an election may follow,
-        and while the epoch lasted nobody needed to know."""
+        """Note that this peer has left `left`, if it was in an epoch. Its work is counted now, because an election may
+        follow."""
         if left is not None:
             self.work = min(self._work_done(), MAX_NUMBER - 1)
             self.notify(EpochEnded(left, why))
 
-    # --- what we say --------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     def own_report(self) -> Report:
-        """Where this peer stands."""
-        current = self.ledger.current
+        """Return this peer's report."""
+        current = self.voter.current
         return Report(
-            self.ledger.standing,
+            self.voter.votes,
             0 if current is None else current.number,
             self.sees,
             self.restart_without,
@@ -143,18 +143,18 @@ class PeerState:
         )
 
     def own_claim(self) -> Claim:
-        """What this peer brings to an election."""
+        """Return this peer's claim in an election."""
         return _claim(self.me.peer, self.own_report())
 
     def tell_report(self) -> None:
-        """To all, if it is another than they know."""
+        """Send this peer's report to all, if it has changed."""
         report = self.own_report()
         if report != self._told:
             self._told = report
             self.tell_all(report)
 
     def tell_election(self) -> None:
-        """Says what the election has to say."""
+        """Send the messages and publish the events of the election."""
         election = self.election
         for peer, message in election.outbox:
             for contact in self.contacts:
@@ -166,23 +166,23 @@ class PeerState:
         election.events.clear()
 
     def tell_all(self, message: AnyMessage) -> None:
-        """To everybody there is a link with."""
+        """Send a message to all connected peers."""
         for contact in self.contacts:
             self.send(contact.link, message)
 
     def tell(self, peers: tuple[str, ...], message: AnyMessage) -> None:
-        """To those of `peers` that there is a link with, in that order."""
+        """Send a message to those of `peers` that are connected, in that order."""
         for peer in peers:
             contact = self.contacts.get(peer)
             if contact is not None:
                 self.send(contact.link, message)
 
     def send(self, link: int, message: AnyMessage) -> None:
-        """On one link."""
+        """Send a message on one link."""
         self.out.append(Send(link, message))
 
     def notify(self, event: ClusterEvent) -> None:
-        """To the program."""
+        """Publish an event to the program."""
         self.out.append(Notify(event))
 
 
@@ -195,7 +195,7 @@ def ambiguous_names(members: Iterable[Member]) -> set[str]:
 
 
 def _claim(peer: str, report: Report) -> Claim:
-    formed, is_last = report.standing.formed, report.stuck or report.yields
+    formed, is_last = report.votes.formed, report.stuck or report.yields
     if formed is None:
         return Claim(is_last, 0, MAX_NUMBER, -report.work, peer)
     joined = next(member.joined for member in formed.members if member.peer == peer)

@@ -1,75 +1,83 @@
-"""Who is in a cluster and how fast the links between them are, as measured; and the ring order that follows. Pure."""
+"""The machines of a cluster, the measured speed of their links, and the ring order that follows from them. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from ringfort.cluster.core.link_kinds import LinkKind
+from ringfort.cluster.core.peer_messages import Text
 from ringfort.cluster.core.ring_order import best_ring
 from ringfort.config import MIB
 from ringfort.errors import InvalidArgumentError
 
 STALE_AFTER: Final = 60.0
-"""Seconds without a word after which a node is forgotten."""
+"""Seconds without a message after which a node is forgotten."""
 _TYPICAL_BYTES: Final = MIB
-"""What a link is judged by: the time for one such message. A ring step moves a slice of a gradient bucket."""
+"""Links are compared by the time for one message of this size: a ring step moves a slice of a gradient bucket."""
 _COST_STEP: Final = 1.25
-"""Costs are rounded to powers of this: measurements vary by as much, and the ring should not with them."""
+"""Costs are rounded to powers of this, so that the usual variation of measurements does not change the ring."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**60)]
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One GPU, or a chip's own."""
+    """One GPU, discrete or integrated."""
 
-    name: str
-    memory: int = 0
-    """Bytes; 0 where it is not known."""
+    name: Text
+    memory: Count = 0
+    """Bytes; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeProfile:
-    """What a peer's machine is. Told by the peer itself: for people and for planning, never for trust."""
+    """A peer's machine, as the peer describes it: for display and planning, never for trust.
 
-    peer: str
+    It travels in messages, so the decoder enforces the limits in the annotations.
+    """
+
+    peer: Text
     """The peer's id."""
-    host: str = ""
-    """Names the machine: peers with the same are on one. Empty if it is not known, and then it is its own."""
-    name: str = ""
-    """The host's name, for people."""
-    platform: str = ""
+    host: Text = ""
+    """Identifies the machine; peers of one machine have the same. If empty, the peer counts as a machine of its own."""
+    name: Text = ""
+    """The host's name."""
+    platform: Text = ""
     """System and processor, such as `Linux x86_64`."""
-    cores: int = 1
-    """That this process may use."""
-    memory: int = 0
-    """Bytes that the machine has."""
-    accelerators: tuple[Accelerator, ...] = ()
-    version: str = ""
-    """Ringfort's."""
-    program: str = ""
-    """What the peer runs."""
+    cores: Count = 1
+    """Cores that the process may use."""
+    memory: Count = 0
+    """Bytes of main memory."""
+    accelerators: Annotated[tuple[Accelerator, ...], msgspec.Meta(max_length=64)] = ()
+    version: Text = ""
+    """Ringfort's version."""
+    program: Text = ""
+    """The program that the peer runs."""
     started: float | None = None
-    """When, by this process's clock."""
+    """When the peer joined the cluster, by this process's clock."""
 
     @property
     def accelerator_memory(self) -> int:
-        """Bytes of all accelerators together."""
+        """Total memory of all accelerators, in bytes."""
         return sum(accelerator.memory for accelerator in self.accelerators)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionProfile:
-    """What a link is like, seen from one of its ends."""
+    """The properties of a link, seen from one of its ends."""
 
     kind: LinkKind = LinkKind.UNKNOWN
     latency: float | None = None
-    """Seconds one way, half a round trip; None until it has been measured."""
+    """Seconds one way (half a round trip); None until measured."""
     bandwidth_out: float | None = None
-    """Bytes a second from this end to the other; None until it has been measured."""
+    """Bytes per second from this end to the other; None until measured."""
     bandwidth_in: float | None = None
-    """Bytes a second from the other end to this."""
+    """Bytes per second from the other end to this one; None until measured."""
 
     def __post_init__(self) -> None:
         for name in ("latency", "bandwidth_out", "bandwidth_in"):
@@ -86,15 +94,12 @@ class ConnectionProfile:
 
     @property
     def bandwidth(self) -> float:
-        """Of the slower direction, in bytes a second; where neither was measured, what its kind usually has.
-
-        In a ring data comes in by one link and goes out by another. A radio that is slow one way is slow in either.
-        """
+        """Bytes per second of the slower direction, or the nominal value of the link's kind if neither was measured."""
         measured = [value for value in (self.bandwidth_out, self.bandwidth_in) if value is not None]
         return min(measured, default=self.kind.nominal_bandwidth)
 
     def seconds(self, nbytes: int) -> float:
-        """For a message of so many bytes."""
+        """Return the seconds that a message of `nbytes` bytes takes."""
         return (self.kind.nominal_latency if self.latency is None else self.latency) + nbytes / self.bandwidth
 
 
@@ -107,34 +112,32 @@ class TopologyRecords:
     """A topology as plain values, for messages."""
 
     nodes: list[tuple[NodeProfile, float]]
-    """With when each was last heard."""
+    """Each node, and when it was last heard from."""
     links: list[tuple[str, str, ConnectionProfile]]
 
 
 class ClusterTopology:
-    """A graph of peers and measured links. Not thread-safe: it belongs to the loop that feeds it."""
+    """A graph of peers and measured links. Not thread-safe."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeProfile] = {}
         self._seen: dict[str, float] = {}
         self._links: dict[tuple[str, str], ConnectionProfile] = {}
-        """Under the lower id first, and seen from there."""
+        """By pair of ids, lower id first; each link as seen from the lower id."""
 
     def copy(self) -> ClusterTopology:
-        """Another that is the same now."""
-        other = ClusterTopology()
-        other._nodes, other._seen, other._links = dict(self._nodes), dict(self._seen), dict(self._links)
-        return other
+        """Return an independent copy."""
+        return self.from_records(self.records)
 
     @property
     def records(self) -> TopologyRecords:
-        """All of it, as plain values."""
+        """The whole topology as plain values."""
         seen = [(node, self._seen[peer]) for peer, node in self._nodes.items()]
         return TopologyRecords(seen, [(one, two, link) for (one, two), link in self._links.items()])
 
     @classmethod
     def from_records(cls, records: TopologyRecords) -> ClusterTopology:
-        """The topology that `records` were taken of."""
+        """Return the topology that `records` was taken from."""
         made = cls()
         for node, seen in records.nodes:
             made.add(node, seen)
@@ -143,32 +146,32 @@ class ClusterTopology:
         return made
 
     def add(self, node: NodeProfile, now: float) -> None:
-        """Add a node, or replace what is known of it."""
+        """Add a node, or replace its profile."""
         self._nodes[node.peer] = node
         self._seen[node.peer] = now
 
     def touch(self, peer: str, now: float) -> None:
-        """`peer` was heard. Unknown ones are ignored: its profile has not come yet."""
+        """Note that `peer` was heard from. Unknown peers are ignored."""
         if peer in self._seen:
             self._seen[peer] = max(now, self._seen[peer])
 
     def connect(self, peer: str, other: str, link: ConnectionProfile) -> None:
-        """What `peer` measured of its link to `other`; it replaces what was known. Both must be nodes."""
+        """Set what `peer` measured of its link to `other`. Both must be nodes of this topology."""
         for name, value in (("peer", peer), ("other", other)):
             if value not in self._nodes:
-                raise InvalidArgumentError(name, value, "is no node of this topology; add its profile first")
+                raise InvalidArgumentError(name, value, "is not a node of this topology; add its profile first")
         if peer == other:
             raise InvalidArgumentError("other", other, "a peer has no link to itself")
         self._links[min(peer, other), max(peer, other)] = link if peer < other else link.reversed
 
     def remove(self, peer: str) -> None:
-        """Forget a node and its links. One that is not there is none."""
+        """Forget a node and its links. Unknown peers are ignored."""
         self._nodes.pop(peer, None)
         self._seen.pop(peer, None)
         self._links = {ends: link for ends, link in self._links.items() if peer not in ends}
 
     def prune(self, now: float, stale_after: float = STALE_AFTER) -> list[str]:
-        """Forget the nodes that were not heard for `stale_after` seconds; returns their ids, in order."""
+        """Forget the nodes that were not heard from for `stale_after` seconds. Return their ids, sorted."""
         stale = sorted(peer for peer, seen in self._seen.items() if now - seen > stale_after)
         for peer in stale:
             self.remove(peer)
@@ -176,7 +179,7 @@ class ClusterTopology:
 
     @property
     def nodes(self) -> Mapping[str, NodeProfile]:
-        """By peer id."""
+        """The profiles by peer id, sorted."""
         return dict(sorted(self._nodes.items()))
 
     def __len__(self) -> int:
@@ -186,23 +189,22 @@ class ClusterTopology:
         return peer in self._nodes
 
     def links(self) -> Iterator[tuple[str, str, ConnectionProfile]]:
-        """Every link that was measured, once, seen from the lower id."""
-        for (peer, other), link in sorted(self._links.items(), key=lambda item: item[0]):
-            yield peer, other, link
+        """Yield every measured link once, seen from the lower id."""
+        for peer, other in sorted(self._links):
+            yield peer, other, self._links[peer, other]
 
     def link(self, peer: str, other: str) -> ConnectionProfile:
-        """The link seen from `peer`; where nothing was measured, what is to be expected."""
+        """Return the link as seen from `peer`; an estimate if nothing was measured."""
         known = self._links.get((min(peer, other), max(peer, other)))
         if known is not None:
             return known if peer < other else known.reversed
         return _SAME_HOST if self._host(peer) == self._host(other) else _UNKNOWN
 
     def ring_order(self, peers: Iterable[str] | None = None) -> tuple[str, ...]:
-        """The peers in the order a ring should visit them, by the slowest link that it contains; all by default.
+        """Return `peers` (default: all nodes) in the ring order whose slowest link is fastest.
 
-        Peers of one host follow each other, so that the ring enters and leaves a machine once; within it they are in
-        the order of their ids. What is not known of a peer or a link counts as slow. The result depends on what is
-        known alone, not on the order in which it became known.
+        Peers of one host are adjacent and sorted by id, so the ring enters and leaves each machine once. Unknown links
+        count as slow. The result does not depend on the order in which the measurements arrived.
         """
         hosts: dict[str, list[str]] = {}
         for peer in sorted(set(self._nodes if peers is None else peers)):
@@ -212,15 +214,15 @@ class ClusterTopology:
         return tuple(peer for place in best_ring(costs) for peer in groups[place])
 
     def neighbours(self, peer: str) -> tuple[str, str]:
-        """Who sends to `peer` in the ring of all, and to whom it sends."""
+        """Return the peers before and after `peer` in the ring of all nodes."""
         order = self.ring_order()
         if peer not in order:
-            raise InvalidArgumentError("peer", peer, "is no node of this topology")
+            raise InvalidArgumentError("peer", peer, "is not a node of this topology")
         place = order.index(peer)
         return order[place - 1], order[(place + 1) % len(order)]
 
     def slowest_link(self, order: Sequence[str]) -> tuple[str, str, ConnectionProfile] | None:
-        """The link that sets the pace of a ring in this order; None for a ring of one."""
+        """Return the slowest link of a ring in this order; None for a ring of one."""
         ends = [(a, b) for a, b in zip(order, (*order[1:], *order[:1]), strict=True) if a != b]
         if not ends:
             return None
@@ -232,6 +234,6 @@ class ClusterTopology:
         return node.host if node is not None and node.host else f"\0{peer}"
 
     def _cost(self, one: Sequence[str], two: Sequence[str]) -> float:
-        """Between two hosts: the best that was measured between any of their peers, since noise only slows."""
+        """Compare two hosts by the best link between any of their peers, because noise only makes links slower."""
         seconds = min(self.link(a, b).seconds(_TYPICAL_BYTES) for a in one for b in two)
         return float(round(math.log(seconds, _COST_STEP)))

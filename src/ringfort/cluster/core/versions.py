@@ -1,4 +1,4 @@
-"""Different versions of Ringfort on the machines of a cluster: which is the older, and what to do. Pure."""
+"""Compares the versions of Ringfort on the machines of a cluster, and says which to upgrade. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ UPGRADE = "pip install --upgrade ringfort"
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """For comparing: `2.13.0+cpu` is (2, 13, 0)."""
+    """Return a version as numbers: (2, 13, 0) for `2.13.0+cpu`."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))
 
 
 def differ(own: str, other: str) -> bool:
-    """Whether both are known and not the same. One that runs from a folder, never installed, has none."""
+    """Return whether both versions are known and differ. Code that runs from a folder, not installed, has no
+    version."""
     return bool(own and other) and own != other
 
 
 def upgrade_advice(own: str, other: str, version: str) -> tuple[str, str]:
-    """What differs, and what to do: this machine has the version `own`, and the one called `other` has `version`."""
+    """Return what differs and what to do: this machine has version `own`, the machine `other` has `version`."""
     what = f"{other} has Ringfort {version}, this machine has {own}"
     if numbers_of(own) == numbers_of(version):
         return what, f"{UPGRADE}, on both"

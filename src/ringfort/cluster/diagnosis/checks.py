@@ -1,310 +1,394 @@
-"""Looks at this machine and its network for the doctor. Thin: what it means is judged in doctor.py."""
+"""What may keep a machine from its cluster: one check for each cause, with its fix. Pure.
+
+`findings.py` looks at the machine; the checks judge what it found.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import json
-import os
 import re
-import secrets
-import shutil
-import socket
-import struct
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
-from ringfort.cluster.diagnosis.doctor import MDNS_PORT, Symptoms, Torch
-from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
-from ringfort.cluster.discovery.mdns import THIS_MACHINE, Heard, browse, interface_troubles, machines_of, trouble_of
-from ringfort.cluster.discovery.static import parse_peers
-from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.cluster.net.profile import find_accelerators, own_version
-from ringfort.cluster.net.waiting import within
-from ringfort.cluster.node import ClusterNode
-from ringfort.config import AutoDiscoveryConfig, Environment, format_address
-from ringfort.errors import ConfigError, DistributedError, IdentityError
-from ringfort.identity.keypair import NodeIdentity, key_path
-from ringfort.identity.store import DEFAULT_CLUSTER, ClusterStore, current_namespace
+from ringfort.cluster.core.link_kinds import LinkKind
+from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
+from ringfort.cluster.core.versions import differ, numbers_of, upgrade_advice
+from ringfort.cluster.discovery.interfaces import Choice
+from ringfort.cluster.discovery.mdns import THIS_MACHINE, interface_troubles
 
-LISTEN_SECONDS: Final = 1.5
-"""For announcements, and for peers to be met: zeroconf asks after a tenth of a second and again after one."""
-_ANSWER_SECONDS: Final = 2.0
-"""For one connection, or for our own multicast: at home both take milliseconds."""
-_TOOL_TIMEOUT: Final = 5.0
-"""Seconds for a firewall's tool."""
-_TORCH_TIMEOUT: Final = 30.0
-"""Seconds to import torch and to ask for its GPUs: two to ten on a cold disk."""
-_MDNS_GROUP: Final = "224.0.0.251"
-_QUESTION: Final = b"\x09_ringfort\x04_tcp\x05local\x00\x00\x0c\x00\x01"
-"""Who offers `_ringfort._tcp.local`? An ordinary mDNS question, so that nobody wonders about it."""
+MDNS_PORT: Final = 5353
+SMALLEST_MTU: Final = 1280
+"""Bytes: the minimum for IPv6."""
+USUAL_MTU: Final = 1500
+"""Bytes: what every Ethernet and Wi-Fi carries."""
+_TCP_OVERHEAD: Final = 72
+"""Bytes at most between the size of a packet and the TCP segment in it: headers of IPv6 and TCP, and time stamps."""
+OLDEST_TORCH: Final = "2.7"
+FIRST_RELEASE: Final = 1735689600.0
+"""The start of 2025. A clock that shows less was never set."""
+_TRY_AGAIN: Final = "run this again while Ringfort runs on another machine"
 
-FIREWALL_TOOLS: Final = {
-    "ufw": ("ufw", "status"),
-    "firewalld": ("firewall-cmd", "--state"),
-    "iptables": ("iptables", "-S", "INPUT"),
-    "nft": ("nft", "list", "ruleset"),
-    "macOS": ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate"),
+
+class Outcome(Enum):
+    """The result of a check."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+    """It could not be checked."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report."""
+
+    name: str
+    outcome: Outcome
+    what: str
+    fix: str = ""
+    """What to do; empty if nothing."""
+
+
+@dataclass(frozen=True)
+class Firewall:
+    """How to look at one kind of firewall, and how to open it."""
+
+    command: tuple[str, ...]
+    """Prints its state."""
+    closed: re.Pattern[str]
+    """Matches that output if the firewall may block peers."""
+    fix: str
+
+    def is_closed(self, output: str) -> bool:
+        """Return whether the firewall may block peers."""
+        return self.closed.search(output) is not None
+
+
+FIREWALLS: Final[Mapping[str, Firewall]] = {
+    "ufw": Firewall(
+        ("ufw", "status"),
+        re.compile(r"^Status: active|^ENABLED=yes", re.MULTILINE),
+        f"ufw allow {MDNS_PORT}/udp, and ufw allow from your network (such as 192.168.1.0/24) to any proto tcp",
+    ),
+    "firewalld": Firewall(
+        ("firewall-cmd", "--state"),
+        re.compile(r"^running", re.MULTILINE),
+        "firewall-cmd --zone=home --change-interface=NAME, and --add-service=mdns --permanent",
+    ),
+    "iptables": Firewall(
+        ("iptables", "-S", "INPUT"),
+        re.compile(r"^-P INPUT (DROP|REJECT)|^-A INPUT -j (DROP|REJECT)", re.MULTILINE),
+        f"iptables -I INPUT -p udp --dport {MDNS_PORT} -j ACCEPT, and -s your network -p tcp -j ACCEPT",
+    ),
+    "nft": Firewall(
+        ("nft", "list", "ruleset"),
+        re.compile(r"hook input[^}]*?policy drop|hook input[^}]*?\n\s*(drop|reject)\b"),
+        f"accept udp dport {MDNS_PORT}, and tcp from your network, in the chain with `hook input`",
+    ),
+    "macOS": Firewall(
+        ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate"),
+        re.compile(r"enabled|State = [12]"),
+        "System Settings, Network, Firewall, Options: let python3 receive incoming connections",
+    ),
 }
-_UFW_SETTINGS: Final = Path("/etc/ufw/ufw.conf")
-"""Says whether ufw is on, to everybody: `ufw status` answers root alone."""
 
 
-async def look(wanted: Sequence[str] = (), peers: Sequence[str] = ()) -> Symptoms:
-    """Everything, in some two seconds. Raises `ConfigError` for a peer that is no address, and nothing else."""
-    named = parse_peers(peers)
-    environment = Environment.from_mapping()
-    choice, choice_error = _choice(wanted)
-    usable = Choice(()) if choice is None else choice
-    key, cluster, network, key_error = _identity(environment)
-    may_meet = key and cluster and usable.interfaces  # else it would make them, or find nobody
-    heard, multicast, ports, answers, (own_token, met, refusals) = await asyncio.gather(
-        _browse(usable),
-        _hear_all(usable),
-        _connect_all(usable),
-        asyncio.gather(*(_answers(host, port) for host, port in named)),
-        asyncio.to_thread(_meet, wanted, peers if may_meet else None),
-    )
-    announced, mdns_error = heard
-    announced = {one for one in announced if one.token != own_token}
-    firewall, hidden = await asyncio.to_thread(_firewall)
-    accelerators = await asyncio.to_thread(_accelerators)
-    addresses = [format_address(host, port) for host, port in named]
-    return Symptoms(
-        choice=choice,
-        choice_error=choice_error,
-        multicast=multicast,
-        announced=machines_of((one.addresses for one in announced if one.network == network), usable),
-        strangers=machines_of((one.addresses for one in announced if one.network != network), usable),
-        mdns_error=mdns_error,
-        ports=ports,
-        peers={address: why for address, (why, _) in zip(addresses, answers, strict=True)},
-        segments={address: size for address, (why, size) in zip(addresses, answers, strict=True) if not why},
-        firewall=firewall,
-        firewall_hidden=hidden,
-        torch=await asyncio.to_thread(_torch, is_to_be_asked=bool(accelerators)),
-        accelerators=accelerators,
-        platform=sys.platform,
-        clock=time.time(),
-        key=key,
-        key_error=key_error,
-        cluster=cluster,
-        version=own_version(),
-        met=met,
-        refusals=refusals,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """The torch that is installed beside Ringfort."""
+
+    version: str
+    cuda: str = ""
+    """The version of CUDA that it was built for; empty for none."""
+    knows_ringfort: bool = True
+    """Whether it finds the backend `ringfort`."""
+    devices: tuple[str, ...] | None = None
+    """The GPUs that it can use; None if it was not asked."""
+    error: str = ""
+    """Why it could not be asked."""
 
 
-def _choice(wanted: Sequence[str]) -> tuple[Choice | None, str]:
-    try:
-        return choose(list_interfaces(), wanted), ""
-    except ConfigError as exc:
-        return None, str(exc)
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found on a machine. Error texts are empty if there was no error."""
+
+    choice: Choice | None
+    choice_error: str = ""
+    """Why no interface could be chosen."""
+    multicast: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For each interface, why its own multicast was not received on it."""
+    announced: tuple[str, ...] = ()
+    """An address of each machine that announces peers of this cluster."""
+    other_clusters: tuple[str, ...] = ()
+    """An address of each machine that announces peers of other clusters."""
+    mdns_error: tuple[str, str] | None = None
+    """Why mDNS could not be started, and the fix."""
+    ports: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For each address of this machine, why it cannot be connected to."""
+    peers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For each address that a person named, why nothing answers there."""
+    segments: Mapping[str, int] = field(default_factory=dict[str, int])
+    """For each such address that answered, the maximum segment size that TCP agreed on; 0 if unknown."""
+    firewall: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What each firewall tool printed."""
+    firewall_hidden: tuple[str, ...] = ()
+    """The tools that are installed and answer only root."""
+    clock: float = FIRST_RELEASE
+    """Seconds since 1970, by this machine's clock."""
+    key: str = ""
+    """The short id of this node; empty if it has no key yet."""
+    key_error: tuple[str, str] | None = None
+    """Why the key or the secret cannot be used, and the fix."""
+    cluster: str = ""
+    """The name of the cluster in use; empty if there is none yet."""
+    version: str = ""
+    met: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The version of each peer that was connected and proved to be a member of this cluster."""
+    refusals: tuple[str, ...] = ()
+    """Who was found but not connected, and why."""
+    torch: Torch | None = None
+    """None if it is not installed."""
+    accelerators: tuple[str, ...] = ()
+    platform: str = "linux"
+    """As in `sys.platform`."""
 
 
-async def _browse(choice: Choice) -> tuple[set[Heard], tuple[str, str] | None]:
-    try:
-        return (await browse(choice, LISTEN_SECONDS) if choice.interfaces else set()), None
-    except OSError as exc:
-        trouble = trouble_of(exc)
-        return set(), (trouble.what, trouble.fix)
+Result = tuple[Outcome, str, str]
+"""The outcome of a check, what was found, and the fix."""
 
 
-def _meet(wanted: Sequence[str], peers: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Joins as an observer for a moment: its own token, the versions of those it met, and who was not met and why."""
-    if peers is None:
-        return "", {}, ()
-    try:
-        with ClusterNode(AutoDiscoveryConfig(interfaces=tuple(wanted), peers=tuple(peers)), slots=0) as node:
-            time.sleep(LISTEN_SECONDS)
-            views = node.snapshot()
-            here = next(view.host for view in views if view.is_self)
-            met = {
-                f"{THIS_MACHINE if view.host == here else view.name or view.peer} ({view.address})": view.version
-                for view in views
-                if not view.is_self
-            }
-            return node.peer_id.rpartition(".")[2], met, node.refusals()
-    except DistributedError:  # what keeps it from starting has a check of its own
-        return "", {}, ()
+def run_checks(found: Findings) -> list[Check]:
+    """Return the results of all checks, in the order in which their fixes should be tried."""
+    return [Check(name, *result) for name, check in _CHECKS.items() for result in check(found)]
 
 
-async def _hear_all(choice: Choice) -> dict[str, str]:
-    silent = {trouble.interface: trouble.what for trouble in interface_troubles(choice)}
-    found: dict[str, str] = {}
-    for interface in choice.interfaces:
-        if any(":" not in address for address in interface.addresses):
-            found[interface.name] = silent.get(interface.name) or await _hear(interface)
-    return found
+def _interfaces(found: Findings) -> Iterator[Result]:
+    """Can this machine reach others at all?"""
+    if found.choice is None:
+        yield Outcome.FAIL, found.choice_error, "unset RINGFORT_INTERFACES, or name one that is there"
+        return
+    left_out = "; ".join(f"{other}: {why}" for other, why in found.choice.left_out)
+    if found.choice.is_loopback:
+        what = f"only this machine can be reached{f' ({left_out})' if left_out else ''}"
+        fix = "connect a cable or join a Wi-Fi network; if it is another kind, name it in RINGFORT_INTERFACES"
+        yield Outcome.WARN, what, fix
+        return
+    for interface in found.choice.interfaces:
+        speed = f", {interface.speed} Mbit/s" if interface.speed else ""
+        yield Outcome.PASS, f"{interface.name} ({interface.kind.value}{speed}): {', '.join(interface.addresses)}", ""
+    if all(interface.kind is LinkKind.WIFI for interface in found.choice.interfaces):
+        yield Outcome.WARN, "only Wi-Fi is connected", "use a cable if you can: it is 5 to 40 times faster"
+    if left_out:
+        yield Outcome.PASS, f"not used: {left_out}", ""
 
 
-async def _hear(interface: Interface) -> str:
-    """Why a question that is sent on an interface is not heard on it; the kernel gives multicast back to the sender's
-    own machine through the same firewall that others' would have to pass."""
-    address = socket.inet_aton(next(address for address in interface.addresses if ":" not in address))
-    number = struct.pack("!H", secrets.randbelow(65535) + 1)
-    question = number + b"\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00" + _QUESTION
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth,
-    ):
-        try:
-            ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError, AttributeError):  # macOS needs it beside the other, some kernels lack it
-                ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            ear.bind(("", MDNS_PORT))
-            ear.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(_MDNS_GROUP) + address)
-            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, address)
-            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-            ear.setblocking(False)
-            mouth.sendto(question, (_MDNS_GROUP, MDNS_PORT))
-            await within(_ANSWER_SECONDS, _wait_for(ear, question))
-        except (asyncio.TimeoutError, TimeoutError):
-            return "sent, but not heard"
-        except OSError as exc:
-            return trouble_of(exc).what if exc.errno == errno.EADDRINUSE else f"refused by the system ({exc.strerror})"
-    return ""
-
-
-async def _wait_for(ear: socket.socket, question: bytes) -> None:
-    loop = asyncio.get_running_loop()
-    while await loop.sock_recv(ear, 2048) != question:
-        pass
-
-
-async def _connect_all(choice: Choice) -> dict[str, str]:
-    return {address: await _connect_self(address) for address in choice.addresses}
-
-
-async def _connect_self(address: str) -> str:
-    """Why this machine cannot be connected to at an address of its own."""
-
-    async def welcome(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    try:
-        server = await asyncio.start_server(welcome, address, 0)
-    except OSError as exc:
-        return f"cannot be listened on ({exc.strerror or exc})"
-    async with server:
-        why, _ = await _answers(address, server.sockets[0].getsockname()[1])
-    return why
-
-
-async def _answers(host: str, port: int) -> tuple[str, int]:
-    """Why nobody takes a connection there, and the data bytes of a packet that both sides agreed on."""
-    try:
-        _, writer = await within(_ANSWER_SECONDS, asyncio.open_connection(host, port))
-    except (asyncio.TimeoutError, TimeoutError):
-        return "no answer", 0
-    except (OSError, UnicodeError) as exc:
-        return _in_words(exc), 0
-    try:
-        sock: socket.socket = writer.get_extra_info("socket")
-        return "", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-    except OSError:
-        return "", 0
-    finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-
-
-def _in_words(exc: Exception) -> str:
-    """The system's own words: those of asyncio for a refused connection say nothing but the address again."""
-    number = exc.errno if isinstance(exc, OSError) else None
-    if number is None or isinstance(exc, socket.gaierror):
-        return str(getattr(exc, "strerror", None) or exc)
-    return os.strerror(number)
-
-
-def _firewall() -> tuple[dict[str, str], tuple[str, ...]]:
-    """What those tools print that are here and answer this user, and those that are here and do not."""
-    found: dict[str, str] = {}
-    hidden: list[str] = []
-    for name, command in FIREWALL_TOOLS.items():
-        if shutil.which(command[0]) is None:
-            continue
-        done = None
-        with suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
-        if done is not None and (done.returncode == 0 or "not running" in done.stdout + done.stderr):
-            found[name] = done.stdout or done.stderr
+def _multicast(found: Findings) -> Iterator[Result]:
+    """Can peers find this machine without being given its address?"""
+    if found.mdns_error is not None:
+        yield Outcome.FAIL, *found.mdns_error
+        return
+    troubles = {trouble.interface: trouble for trouble in (interface_troubles(found.choice) if found.choice else [])}
+    for interface, why in found.multicast.items():
+        if interface in troubles:
+            yield Outcome.FAIL, troubles[interface].what, troubles[interface].fix
+        elif why:
+            fix = f"let UDP port {MDNS_PORT} in through this machine's firewall, or name a peer with --peer"
+            yield Outcome.FAIL, f"{interface}: {why}", fix
         else:
-            hidden.append(name)
-    with suppress(OSError, UnicodeDecodeError):
-        found.setdefault("ufw", _UFW_SETTINGS.read_text(encoding="utf-8"))
-    return found, tuple(name for name in hidden if name not in found)
+            yield Outcome.PASS, f"{interface}: sent, and received by this machine itself", ""
+    heard = _elsewhere((*found.announced, *found.other_clusters))
+    if heard:
+        verb = "is" if len(heard) == 1 else "are"
+        yield Outcome.PASS, f"{', '.join(heard)} {verb} heard: the network carries multicast", ""
+    elif found.met:
+        what = (
+            f"{', '.join(found.met)} can be reached by address but is not heard: the network between does not carry "
+            "multicast, or it is switched off there"
+        )
+        fix = "switch off client isolation or IGMP snooping in the router or access point, or continue with --peer"
+        yield Outcome.WARN, what, fix
+    else:
+        yield (
+            Outcome.UNKNOWN,
+            "no other machine is heard, so it is not known whether the network carries it",
+            _TRY_AGAIN,
+        )
 
 
-def _accelerators() -> tuple[str, ...]:
-    import psutil
-
-    found = find_accelerators(psutil.virtual_memory().total)
-    return tuple(f"{one.name} ({one.memory / 2**30:.0f} GiB)" if one.memory else one.name for one in found)
-
-
-def _torch(*, is_to_be_asked: bool) -> Torch | None:
-    """What is installed, read from its files: importing it takes seconds. Where there is a GPU, a process of its own
-    asks torch whether it can use it."""
-    spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    try:
-        text = Path(spec.submodule_search_locations[0], "version.py").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        text = ""
-    version, cuda = parse_torch_version(text)
-    knows = any(point.name == "ringfort" for point in entry_points(group="torch.backends"))
-    devices, error = _ask_torch() if is_to_be_asked and cuda else (None, "")
-    return Torch(version=version, cuda=cuda, knows_ringfort=knows, devices=devices, error=error)
+def _ports(found: Findings) -> Iterator[Result]:
+    """Can connections be made to this machine, and to the peers that a person named?"""
+    for address, why in found.ports.items():
+        if why:
+            yield Outcome.FAIL, f"{address}: {why}", "let Python accept connections in this machine's firewall"
+    good = [address for address, why in found.ports.items() if not why]
+    if good:
+        yield Outcome.PASS, f"this machine can connect to itself at {', '.join(good)}", ""
+    for address, why in found.peers.items():
+        if why:
+            fix = "is Ringfort running there, is the address right, and does its firewall let the port through?"
+            yield Outcome.FAIL, f"{address}: {why}", fix
+        else:
+            yield Outcome.PASS, f"{address} answers", ""
 
 
-def parse_torch_version(text: str) -> tuple[str, str]:
-    """The versions of torch and of its CUDA, from torch/version.py, which assigns strings or None."""
-    found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
-    return found.get("__version__", ""), found.get("cuda", "")
+def _peers(found: Findings) -> Iterator[Result]:
+    """Which peers of the cluster are present?"""
+    for refusal in found.refusals:
+        why, _, fix = refusal.partition("; ")
+        yield Outcome.WARN, f"not connected: {why}", fix or "`ringfort doctor` there says more"
+    if found.met:
+        yield Outcome.PASS, f"connected: {', '.join(found.met)}", ""
+    elif not (found.key and found.cluster):
+        yield Outcome.UNKNOWN, "no peer was looked for: this machine is in no cluster yet", "see `key` below"
+    elif not found.other_clusters:
+        what = "no peer is there now: machines are there while a program runs (`ringfort run`, join)"
+        yield Outcome.UNKNOWN, what, _TRY_AGAIN
+    if found.other_clusters:
+        if _elsewhere(found.met):
+            yield Outcome.PASS, describe_other_clusters(found.other_clusters), ""
+        else:
+            yield Outcome.WARN, f"{describe_other_clusters(found.other_clusters)}, and none of this one", HOW_TO_JOIN
 
 
-def _ask_torch() -> tuple[tuple[str, ...] | None, str]:
-    """The GPUs that torch can use, and why it could not be asked."""
-    code = (
-        "import json, torch; "
-        "print(json.dumps([torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]))"
-    )
-    command = [sys.executable, "-c", code]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None, f"no answer in {_TORCH_TIMEOUT:g} s"
-    lines = done.stdout.splitlines() or [""]
-    try:
-        return tuple(str(name) for name in json.loads(lines[-1])), ""
-    except ValueError:
-        return None, (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+def _firewall(found: Findings) -> Iterator[Result]:
+    """Does a firewall on this machine block peers? Firewalls in the network cannot be examined."""
+    closed = [tool for tool, text in found.firewall.items() if tool in FIREWALLS and FIREWALLS[tool].is_closed(text)]
+    for tool in closed:
+        yield Outcome.WARN, f"{tool} is on and may block peers", FIREWALLS[tool].fix
+    if found.firewall_hidden:
+        commands = "; ".join(f"sudo {' '.join(FIREWALLS[tool].command)}" for tool in found.firewall_hidden)
+        yield Outcome.UNKNOWN, f"{', '.join(found.firewall_hidden)} can only be examined by root", f"run: {commands}"
+    elif not found.firewall:
+        what = f"none of {', '.join(FIREWALLS)} is installed, so it is not known whether one is on"
+        yield Outcome.UNKNOWN, what, "if others cannot connect to this machine, look for a firewall"
+    elif not closed:
+        yield Outcome.PASS, f"{', '.join(found.firewall)}: nothing that blocks peers", ""
 
 
-def _identity(environment: Environment) -> tuple[str, str, str, tuple[str, str] | None]:
-    """This node's id, its cluster's name and network id, and what is wrong. Makes nothing that is not there."""
-    key = cluster = network = ""
-    try:
-        home = environment.home_folder
-        path = key_path(home, make=False)
-        if path.exists():
-            key = NodeIdentity.load_or_generate(path).peer_id
-        named = environment.key is not None or environment.cluster not in (None, DEFAULT_CLUSTER)
-        if named or DEFAULT_CLUSTER in ClusterStore(home).names():
-            namespace = current_namespace(environment)
-            cluster, network = namespace.name, namespace.network_id.hex()
-    except IdentityError as exc:
-        return key, cluster, network, (f"{exc.path}: {exc.why}", exc.mend)
-    except DistributedError as exc:
-        return key, cluster, network, (str(exc), "unset RINGFORT_KEY or RINGFORT_CLUSTER, or correct it")
-    return key, cluster, network, None
+def _mtu(found: Findings) -> Iterator[Result]:
+    """Do packets have the size that all machines of the network expect?"""
+    for interface in found.choice.interfaces if found.choice else ():
+        what, fix = f"{interface.name}: packets of {interface.mtu} bytes", _set_mtu(interface.name)
+        if interface.is_loopback:
+            continue
+        if interface.mtu < SMALLEST_MTU:
+            yield Outcome.FAIL, f"{what} are too small for IPv6", fix
+        elif interface.mtu > USUAL_MTU:
+            fix = f"set the same on every machine and switch of that network, or here: {fix}"
+            yield Outcome.WARN, f"{what}: every machine there needs the same, or large messages hang", fix
+        else:
+            yield Outcome.PASS, what, ""
+    for address, segment in found.segments.items():
+        interface = found.choice.interface_of(address.rpartition(":")[0].strip("[]")) if found.choice else None
+        if interface is not None and segment and segment + _TCP_OVERHEAD < interface.mtu:
+            what = f"{address} takes packets of about {segment + 52} bytes, and {interface.name} has {interface.mtu}"
+            yield Outcome.WARN, what, "give both machines the same MTU"
+
+
+def _key(found: Findings) -> Iterator[Result]:
+    """Does this machine have an identity and a cluster?"""
+    who = f"this node is {found.key}" if found.key else "this node has no key yet; the first use creates it"
+    if found.key_error is not None:
+        yield Outcome.FAIL, *found.key_error
+    elif found.cluster:
+        yield Outcome.PASS, f"{who}, in the cluster {found.cluster!r}", ""
+    else:
+        fix = "ringfort key join, with the code of `ringfort key show` on a machine that is in one; or ringfort key new"
+        yield Outcome.WARN, f"{who}, and it is in no cluster yet", fix
+
+
+def _version(found: Findings) -> Iterator[Result]:
+    """Do all machines have the same version of Ringfort?"""
+    others = {peer: version for peer, version in found.met.items() if differ(found.version, version)}
+    for peer, version in others.items():
+        yield Outcome.WARN, *upgrade_advice(found.version, peer, version)
+    if not others:
+        same = "; so has every connected peer" if found.met else ""
+        yield Outcome.PASS, f"this machine has Ringfort {found.version or 'from a folder'}{same}", ""
+
+
+def _torch(found: Findings) -> Iterator[Result]:
+    """Does torch find the backend?"""
+    torch = found.torch
+    if torch is None:
+        yield Outcome.PASS, "not installed; only programs that use it need it (pip install 'ringfort[torch]')", ""
+    elif numbers_of(torch.version) < numbers_of(OLDEST_TORCH):
+        what = f"torch {torch.version} is older than {OLDEST_TORCH}, the oldest that the backend works with"
+        yield Outcome.WARN, what, "pip install --upgrade torch"
+    elif not torch.knows_ringfort:
+        what = f"torch {torch.version} does not find the backend `ringfort`"
+        yield Outcome.WARN, what, "pip install ringfort, in the environment that has torch"
+    else:
+        built = f"for CUDA {torch.cuda}" if torch.cuda else "for the CPU"
+        yield Outcome.PASS, f"torch {torch.version}, built {built}, knows the backend `ringfort`", ""
+
+
+def _gpu(found: Findings) -> Iterator[Result]:
+    """Can torch use the GPU?"""
+    torch, gpus = found.torch, ", ".join(found.accelerators)
+    if not gpus:
+        yield Outcome.PASS, "no GPU of NVIDIA or Apple was found: programs run on the CPU", ""
+    elif torch is None or found.platform == "darwin":
+        yield Outcome.PASS, gpus, ""
+    elif not torch.cuda:
+        what = f"{gpus}, and torch {torch.version} cannot use it: it is built for the CPU"
+        yield Outcome.WARN, what, "install a torch built for CUDA: https://pytorch.org/get-started/locally"
+    elif torch.devices is None:
+        what = f"{gpus}; torch could not be asked whether it can use it ({torch.error})"
+        yield Outcome.UNKNOWN, what, "python -c 'import torch; print(torch.cuda.get_device_name())'"
+    elif not torch.devices:
+        what = f"{gpus}, and torch, built for CUDA {torch.cuda}, cannot use it"
+        yield Outcome.WARN, what, "compare with the driver's CUDA version in `nvidia-smi`: it must be as new"
+    else:
+        yield Outcome.PASS, f"torch can use {', '.join(torch.devices)}", ""
+
+
+def _permission(found: Findings) -> Iterator[Result]:
+    """Does macOS let programs use the local network? It does not say so if it does not."""
+    if found.platform != "darwin":
+        return
+    if _elsewhere((*found.announced, *found.other_clusters, *found.met)):
+        yield Outcome.PASS, "macOS lets this program use the local network: other machines are heard", ""
+    else:
+        what = "macOS 15 and later silently block a program from the local network until a person allows it"
+        fix = (
+            "System Settings, Privacy & Security, Local Network: switch on the app that starts Python (terminal, "
+            "editor), then start that app again"
+        )
+        yield Outcome.UNKNOWN, what, fix
+
+
+def _clock(found: Findings) -> Iterator[Result]:
+    """Is the clock roughly right? Only logs need it: no protocol here relies on a clock."""
+    if found.clock < FIRST_RELEASE:
+        fix = "set the clock by the network: timedatectl set-ntp true (Linux), sntp -sS time.apple.com (macOS)"
+        yield Outcome.WARN, "this machine's clock was never set", fix
+    else:
+        yield Outcome.PASS, "this machine's clock is set", ""
+
+
+_CHECKS: Final[Mapping[str, Callable[[Findings], Iterable[Result]]]] = {
+    "interfaces": _interfaces,
+    "multicast": _multicast,
+    "ports": _ports,
+    "peers": _peers,
+    "firewall": _firewall,
+    "mtu": _mtu,
+    "key": _key,
+    "version": _version,
+    "torch": _torch,
+    "gpu": _gpu,
+    "permission": _permission,
+    "clock": _clock,
+}
+
+
+def _elsewhere(machines: Iterable[str]) -> list[str]:
+    """Return those that are not this machine."""
+    return [one for one in machines if not one.startswith(THIS_MACHINE)]
+
+
+def _set_mtu(interface: str) -> str:
+    return f"ip link set dev {interface} mtu {USUAL_MTU}"

@@ -1,4 +1,4 @@
-"""What a node knows at one moment, for people: a view of every peer, and why nobody came."""
+"""Explains the state of a node to people: a view of every peer, and why a peer is alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ringfort.cluster.core.link_kinds import LinkKind
+from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
 from ringfort.cluster.core.peer_messages import Epoch, Hello
 from ringfort.cluster.core.proposer import TOO_FEW
-from ringfort.cluster.core.strangers import HOW_TO_JOIN, other_clusters
 from ringfort.cluster.net.control import Control
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.view import PeerView
@@ -16,11 +16,11 @@ from ringfort.config import parse_address
 from ringfort.errors import ConfigError
 
 MAX_LISTED: Final = 6
-"""Of those who were refused, or gave no answer."""
+"""Entries of each list that are shown."""
 
 
 def view_peers(control: Control) -> tuple[PeerView, ...]:
-    """This peer and all in sight; members first, in the order of their ranks."""
+    """Return this peer and all that are connected: members first, in the order of their ranks."""
     core, setup = control.core, control.setup
     hellos: dict[str, Hello] = {setup.peer: Hello(core.me, setup.name, setup.version, setup.config.run)}
     hellos.update({contact.peer: contact.hello for contact in core.contacts if contact.hello is not None})
@@ -35,12 +35,12 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     leader = core.leader if hello.run == control.setup.config.run else None
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
-    line = None if contact is None else control.lines.get(contact.link)
-    best, speed = control.speeds.best(peer), control.speeds.bandwidths(peer)
-    machine = control.speeds.node(peer)
-    where = best[0] if best else line.where if line else ""
-    address = next(iter(control.listener.addresses), "") if is_self else _listener(where, hello) if where else ""
-    interface = control.finder.interface_of(address if is_self else where)
+    entry = None if contact is None else control.links.get(contact.link)
+    bandwidths = control.link_metrics.bandwidths(peer)
+    machine = control.link_metrics.node(peer)
+    remote = control.link_metrics.address(peer) or (entry.remote if entry else "")
+    address = next(iter(control.listener.addresses), "") if is_self else _listening_address(remote, hello)
+    interface = control.connector.interface_of(address if is_self else remote)
     return PeerView(
         peer=peer,
         name=hello.name,
@@ -49,8 +49,8 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         interface="" if interface is None else interface.name,
         kind=LinkKind.UNKNOWN if interface is None else interface.kind,
         round_trip=core.health.round_trip(peer),
-        bandwidth=speed[1] if speed else None,
-        bandwidth_range=(speed[0], speed[2]) if speed else None,
+        bandwidth=bandwidths[1] if bandwidths else None,
+        bandwidth_range=(bandwidths[0], bandwidths[2]) if bandwidths else None,
         health=core.health.status(peer),
         is_busy=core.health.is_busy(peer),
         is_self=is_self,
@@ -67,14 +67,14 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     )
 
 
-def _listener(where: str, hello: Hello) -> str:
-    """Where the peer is found: where its link comes from, but at the port it listens on and not at a passing one."""
-    host = _host(where)
-    return next((address for address in hello.member.addresses if _host(address) == host), where)
+def _listening_address(remote: str, hello: Hello) -> str:
+    """Return the address that the peer listens on at the host of `remote`, whose port may be an ephemeral one."""
+    host = _host(remote)
+    return next((address for address in hello.member.addresses if host and _host(address) == host), remote)
 
 
 def _host(address: str) -> str:
-    """Without scope and port; empty for what is no address, since peers may say anything."""
+    """Return the host without scope and port; empty for an invalid address, which a peer may have sent."""
     try:
         return parse_address(address)[0].partition("%")[0]
     except ConfigError:
@@ -89,27 +89,27 @@ def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:
 
 
 def why_alone(control: Control) -> str:
-    """Who was seen, who was refused and why, and what to try."""
-    finder = control.finder
-    interfaces = [f"{one.name} ({one.addresses[0]})" for one in finder.choice.interfaces]
+    """Say who was seen, who was refused and why, and what to try."""
+    connector, recent = control.connector, control.recent
+    interfaces = [f"{one.name} ({one.addresses[0]})" for one in connector.choice.interfaces]
     run = control.setup.config.run
     views = [view for view in view_peers(control) if not view.is_self]
     return in_words(
         seen=[_seen(view, run) for view in views],
         is_running=control.core.epoch is None and any(view.is_member and view.run == run for view in views),
-        gone=list(control.gone.values()),
-        refused=[*finder.refusals, *control.events],
-        no_answer=[f"{address} ({why})" for address, why in finder.directory.troubles()],
-        strangers=finder.strangers(),
-        waiting_for=control.waiting_for,
-        disk="" if control.disk_trouble is None else str(control.disk_trouble),
-        troubles=[f"{trouble.what}: {trouble.fix}" for trouble in finder.troubles.values()],
+        gone=list(recent.lost.values()),
+        refused=[*connector.refusals, *recent.refused],
+        no_answer=[f"{address} ({why})" for address, why in connector.directory.troubles()],
+        other_clusters=connector.other_clusters(),
+        waiting_for=recent.waiting_for,
+        disk="" if control.votes.trouble is None else str(control.votes.trouble),
+        troubles=[f"{trouble.what}: {trouble.fix}" for trouble in connector.troubles.values()],
         listening=f"{', '.join(interfaces) or 'no interface'}, port {control.listener.port}",
     )
 
 
 def _seen(view: PeerView, run: str) -> str:
-    """One that is in sight; `run` is this peer's own."""
+    """Describe a connected peer; `run` is this peer's own."""
     other = (
         "" if view.run == run or view.role == "observer" else f" of the run {view.run!r}" if view.run else " of no run"
     )
@@ -122,15 +122,17 @@ def in_words(
     gone: Sequence[str],
     refused: Sequence[str],
     no_answer: Sequence[str],
-    strangers: Sequence[str],
+    other_clusters: Sequence[str],
     waiting_for: str,
     troubles: Sequence[str],
     listening: str,
     disk: str = "",
     is_running: bool = False,
 ) -> str:
-    """A line for each thing that is known, and last what to try. `disk`: why promises cannot be written. `is_running`:
-    those who were seen are a group without this peer. Pure."""
+    """Return one line for each thing that is known, then what to try. Pure.
+
+    `disk` says why votes cannot be written. `is_running`: the peers in `seen` form a group without this one.
+    """
     if not seen and waiting_for.endswith(TOO_FEW):
         waiting_for = ""  # nobody is here, as the first line says
     lines = [
@@ -139,7 +141,7 @@ def in_words(
         *([] if seen or gone else ["no other peer was seen"]),
         *_listed("refused", refused),
         *_listed("no answer from", no_answer),
-        *([other_clusters(strangers), f"  if they should be one cluster: {HOW_TO_JOIN}"] if strangers else []),
+        *(_other_clusters(other_clusters) if other_clusters else []),
         *(_sentences(f"no group yet: {waiting_for}") if waiting_for else []),
         *(_sentences(disk) if disk else []),
         *troubles,
@@ -155,14 +157,18 @@ def in_words(
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:
-    """One item stands beside the title; several have a line each."""
+    """Put a single item beside the title, and several on a line each."""
     if len(items) <= 1:
         return [f"{title}: {item}" for item in items]
     more = [f"  and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
     return [f"{title}:", *(f"  {item}" for item in items[:MAX_LISTED]), *more]
 
 
+def _other_clusters(machines: Sequence[str]) -> list[str]:
+    return [describe_other_clusters(machines), f"  if they should be one cluster: {HOW_TO_JOIN}"]
+
+
 def _sentences(text: str) -> list[str]:
-    """A line for each sentence."""
+    """Put each sentence on a line of its own."""
     first, *rest = text.split(". ")
     return [first, *(f"  {sentence}" for sentence in rest)]

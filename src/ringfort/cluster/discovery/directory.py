@@ -1,14 +1,14 @@
-"""Where peers may be found: every address heard of, which to try next, and which is the best. Pure.
+"""`AddressDirectory`: all known addresses of peers, which to try next, and which is best. Pure.
 
-Addresses come from mDNS, from a person (`static`), from other peers (`exchange`) and from connections that came in
-(`observed`). None is trusted: an address becomes a peer's when a handshake has proved who answers there. Until then it
-is filed under a claim: a peer's id, or any other name that the addresses of one announcement have in common.
+Addresses come from mDNS, from a person (`static`), from other peers (`exchange`) and from incoming connections
+(`observed`). None is trusted: an address belongs to a peer once a handshake has proved who answers there. Until then it
+is filed under a claim: a peer's id, or any other name that the addresses of one announcement share.
 
-The node asks `due` whom to dial and tells how it went. It dials while a peer has no link, and later its other
-addresses once, to measure them: that is how Wi-Fi gives way to a cable. A link either way introduces both sides, so it
-is enough that one of two peers hears of the other.
+The node asks `due` which addresses to dial, and reports the results. It dials while a peer has no link, and later its
+other addresses once, to measure them; so data moves from Wi-Fi to a cable. One link serves both peers, so it is enough
+that one of them hears of the other.
 
-Everything that can be made to grow from outside is bounded: addresses in all, of one peer, and from one source.
+Everything that outsiders can make grow is bounded: addresses in total, for each peer, and from each source.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from ringfort.config import parse_address
 from ringfort.errors import ConfigError
 
 MAX_ADDRESSES: Final = 1024
-"""In all: 256 peers of four addresses each."""
+"""In total: 256 peers with four addresses each."""
 MAX_PER_PEER: Final = 16
-"""As many as an announcement or an introduction may have."""
+"""As many as one announcement or introduction may contain."""
 MAX_PER_INTRODUCER: Final = 256
-"""Unproved ones from one peer: it may know a whole cluster, and can fill a quarter of the directory at most."""
+"""Unproved addresses from one peer. It may know a whole cluster, but can fill only a quarter of the directory."""
 MAX_DIALLING: Final = 16
-"""Tries under way at once: a cluster of a few dozen peers comes up in a moment, and a bad list is no storm."""
+"""Attempts at once: enough for a few dozen peers to connect quickly, without a storm of connections."""
 FIRST_PAUSE: Final = 0.25
-"""Seconds before an address that failed is tried again; doubled each time."""
+"""Seconds before another attempt at an address that failed; doubled each time."""
 STAGGER: Final = 0.1
-"""Seconds before the next address of a peer is dialled beside those that have not answered yet. RFC 8305 has 0.25 for
-the whole world; at home an answer takes milliseconds, or the address is a wrong one."""
+"""Seconds before the next address of a peer is dialled in parallel. RFC 8305 recommends 0.25 for the internet; on a
+local network an answer takes milliseconds."""
 LONGEST_PAUSE: Final = 15.0
-"""Seconds: how long a peer that comes back may stay unnoticed where nobody announces it."""
+"""Limit of that pause in seconds: how long the return of a peer may go unnoticed without an announcement."""
 FORGET_AFTER: Final = 300.0
-"""Seconds after which an address that nobody mentions and that does not answer is forgotten."""
+"""Seconds after which an address that is not mentioned and does not answer is forgotten."""
 MEASURE_AGAIN: Final = 60.0
-"""Seconds between two looks at the other addresses of a peer that has a link: networks change without notice."""
+"""Seconds between two measurements of the other addresses of a connected peer, because networks change."""
 _TYPICAL_BYTES: Final = 1 << 20
-"""Addresses are compared by the time for a message of this size."""
+"""Addresses are compared by the time for a message of this size, in bytes."""
 
 
 class Source(IntEnum):
-    """How an address became known. The higher, the longer it is kept when there is no room."""
+    """How an address became known. Addresses from higher sources are kept longer when there is no room."""
 
     EXCHANGE = 1
     MDNS = 2
@@ -61,21 +61,21 @@ class Entry:
     address: str
     sources: set[Source]
     introducer: str
-    """Who told, where it was another peer."""
+    """The peer that told this address; empty for other sources."""
     seen: float
-    """When it was last heard of or answered."""
+    """When it was last mentioned or answered."""
     claimed: str = ""
-    """Whom it is said to belong to."""
+    """The peer or announcement that it is said to belong to."""
     proved: str = ""
-    """The peer that answered there last."""
+    """The last peer that answered there."""
     failures: int = 0
     next_try: float = 0.0
     dialled: float = -1.0
-    """When the try that is under way began; negative if none is."""
+    """When the attempt that is under way began; negative if there is none."""
     round_trip: float | None = None
     bandwidth: float | None = None
     why: str = ""
-    """Why the last try failed."""
+    """Why the last attempt failed."""
 
     @property
     def peer(self) -> str:
@@ -90,30 +90,29 @@ class Entry:
         return self.round_trip is not None
 
     def cost(self) -> float:
-        """Seconds for a typical message, as measured. Without a bandwidth, the round trip alone tells little."""
+        """Return the measured seconds for a typical message."""
         moving = _TYPICAL_BYTES / self.bandwidth if self.bandwidth else 0.0
         return (self.round_trip or 0.0) / 2 + moving
 
 
 @dataclass
 class AddressDirectory:
-    """All addresses. `preference` ranks those that are not measured yet, lower first: that of the interface that leads
-    there, say."""
+    """All addresses. `preference` ranks those that are not measured yet, lower first."""
 
     preference: Callable[[str], int] = field(default=lambda address: 0)
     _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _own: set[str] = field(default_factory=set[str])
     _linked: dict[str, str] = field(default_factory=dict[str, str])
-    """The peers with a link, each with the address that its link goes to; empty where it came in."""
+    """The connected peers, each with the address that this side dialled; empty for an incoming link."""
     _met: dict[str, None] = field(default_factory=dict[str, None])
-    """The peers that have or had a link, the oldest first."""
+    """The peers that are or were connected, the oldest first."""
 
-    # --- what is heard -----------------------------------------------------------------------------------------------
+    # --- sources -----------------------------------------------------------------------------------------------------
 
     def learn(
         self, addresses: Iterable[str], source: Source, now: float, *, claim: str = "", introducer: str = ""
     ) -> None:
-        """`addresses` may lead to whoever `claim` names. Those that there is no room for are passed over."""
+        """Add addresses that may lead to `claim`. Those without room are ignored."""
         for address in addresses:
             if address in self._own:
                 continue
@@ -127,11 +126,11 @@ class AddressDirectory:
             if not entry.claimed or source > Source.EXCHANGE:
                 entry.claimed = claim
             if source is not Source.EXCHANGE and entry.failures:
-                # It was just announced or called us, so it is there: no need to wait out a long pause.
+                # It was just announced or has connected, so it is there: there is no need to wait out a long pause.
                 entry.next_try = min(entry.next_try, now + FIRST_PAUSE)
 
     def withdraw(self, addresses: Iterable[str], source: Source) -> None:
-        """The source takes them back; they are kept if they are known otherwise or are in use."""
+        """Remove addresses that a source has withdrawn, unless another source knows them or they are proved."""
         for address in addresses:
             entry = self._entries.get(address)
             if entry is not None:
@@ -140,18 +139,18 @@ class AddressDirectory:
                     del self._entries[address]
 
     def is_own(self, addresses: Iterable[str]) -> None:
-        """These lead to this process itself: it is announced like any other, and never dialled."""
+        """Never dial these addresses, which lead to this process itself."""
         for address in addresses:
             self._own.add(address)
             self._entries.pop(address, None)
 
-    # --- what is tried -----------------------------------------------------------------------------------------------
+    # --- attempts ----------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> list[str]:
-        """The addresses to dial now; from now on they count as being dialled, until `answered` or `failed`.
+        """Return the addresses to dial now. They count as being dialled until `answered` or `failed`.
 
-        The best address of each peer, and a moment later the next best if it has not answered. Peers without a link
-        come before those whose other addresses are only to be measured.
+        These are the best address of each peer and, a moment later, the next best if it has not answered. Peers without
+        a link come before connected ones, whose other addresses are only measured.
         """
         room = MAX_DIALLING - sum(entry.dialling for entry in self._entries.values())
         begun = self._begun()
@@ -165,14 +164,15 @@ class AddressDirectory:
 
     @property
     def deadline(self) -> float:
-        """When `due` will next have something, if nothing else happens; infinite if never."""
+        """When `due` will next return an address if nothing else happens; infinite if never."""
         if sum(entry.dialling for entry in self._entries.values()) >= MAX_DIALLING:
             return float("inf")
         begun = self._begun()
         return min((self._when(entry, begun) for entry in self._entries.values()), default=float("inf"))
 
     def answered(self, address: str, peer: str, now: float, round_trip: float | None = None) -> None:
-        """A handshake at `address` has proved that `peer` is there; so the rest of that announcement is its too."""
+        """A handshake has proved that `peer` is at `address`. The other addresses of that announcement are its as
+        well."""
         entry = self._entries.get(address)
         if entry is None:
             if not self._has_room(Source.OBSERVED, peer, ""):
@@ -189,7 +189,7 @@ class AddressDirectory:
             entry.round_trip = round_trip
 
     def failed(self, address: str, now: float, why: str) -> None:
-        """Nobody answered there, or somebody who was refused."""
+        """The attempt failed: nothing answered, or the peer was refused."""
         entry = self._entries.get(address)
         if entry is None:
             return
@@ -201,13 +201,13 @@ class AddressDirectory:
         entry.next_try = now + (MEASURE_AGAIN if entry.peer in self._linked else pause)
 
     def skip(self, address: str, now: float) -> None:
-        """It was not tried after all: it leads the same way as one that was."""
+        """The address was not tried: it uses the same interface as one that was measured."""
         entry = self._entries.get(address)
         if entry is not None:
             entry.dialled, entry.next_try = -1.0, now + MEASURE_AGAIN
 
     def measured(self, address: str, *, round_trip: float | None = None, bandwidth: float | None = None) -> None:
-        """What a link to `address` is like: seconds, and bytes a second of its slower direction."""
+        """Set the measured seconds, and the bytes per second of the slower direction, of a link to `address`."""
         entry = self._entries.get(address)
         if entry is not None:
             entry.round_trip = entry.round_trip if round_trip is None else round_trip
@@ -216,54 +216,54 @@ class AddressDirectory:
     # --- links -------------------------------------------------------------------------------------------------------
 
     def linked(self, peer: str, address: str = "") -> None:
-        """There is a link with `peer`, to `address` if this side dialled: it need not be dialled now."""
+        """`peer` is connected, through `address` if this side dialled, so it need not be dialled."""
         self._linked[peer] = address
         self._met[peer] = None
         while len(self._met) > MAX_ADDRESSES:
             del self._met[next(iter(self._met))]
 
     def unlinked(self, peer: str, now: float) -> None:
-        """The link has ended: the peer's addresses are tried at once, the one that failed a little later."""
+        """The link has ended. The peer's addresses are tried at once, the one that failed a little later."""
         address = self._linked.pop(peer, "")
         for entry in self._entries.values():
             if entry.peer == peer:
                 entry.next_try = now if entry.address != address else now + FIRST_PAUSE
 
     def network_changed(self, now: float) -> None:
-        """Our interfaces are others: old measurements and old failures mean nothing."""
+        """Forget measurements and failures, because the interfaces of this machine have changed."""
         for entry in self._entries.values():
             entry.failures, entry.round_trip, entry.bandwidth = 0, None, None
             entry.next_try = now
 
-    # --- what is known -----------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     def addresses(self, peer: str) -> list[str]:
-        """Those of `peer`, the best first. Proved ones come before those that are only said to be its."""
+        """Return the addresses of `peer`, best first. Proved addresses come before claimed ones."""
         known = [entry for entry in self._entries.values() if entry.peer == peer]
         return [entry.address for entry in sorted(known, key=lambda entry: (not entry.proved, *self._order(entry)))]
 
     @property
     def linked_peers(self) -> tuple[str, ...]:
-        """The peers with a link."""
+        """The connected peers."""
         return tuple(self._linked)
 
     def is_measured(self, address: str) -> bool:
-        """Whether it is known how fast `address` is."""
+        """Return whether the bandwidth of `address` was measured."""
         entry = self._entries.get(address)
         return entry is not None and entry.bandwidth is not None
 
     def has_failed(self, address: str) -> bool:
-        """Whether the last try of `address` failed."""
+        """Return whether the last attempt at `address` failed."""
         entry = self._entries.get(address)
         return entry is not None and bool(entry.why)
 
     def troubles(self) -> list[tuple[str, str]]:
-        """Addresses that have never led to a peer, and why: for people who ask where the others are. A peer that was
-        here and has ended does not answer either, and nobody looks for it."""
+        """Return the addresses that have never led to a peer, each with the reason. Addresses of peers that were
+        connected before are left out: nobody looks for those."""
         return [(one.address, one.why) for one in self._entries.values() if one.why and one.peer not in self._met]
 
     def forget(self, now: float) -> None:
-        """Drop what nobody mentions any more. What a person named stays."""
+        """Drop addresses that are not mentioned any more. Those that a person named stay."""
         used = set(self._linked.values())
         for address, entry in list(self._entries.items()):
             kept = Source.STATIC in entry.sources or entry.dialling or address in used
@@ -279,7 +279,7 @@ class AddressDirectory:
     # --- rules -------------------------------------------------------------------------------------------------------
 
     def _begun(self) -> dict[str, float]:
-        """When each peer that is being dialled was last begun with."""
+        """Return when the latest attempt at each peer began."""
         begun: dict[str, float] = {}
         for entry in self._entries.values():
             if entry.dialling:
@@ -288,8 +288,8 @@ class AddressDirectory:
         return begun
 
     def _when(self, entry: Entry, begun: Mapping[str, float]) -> float:
-        """When an address is to be tried. Never the one in use; the others of that peer now and then, if this side
-        dialled: if the other side did, it measures."""
+        """Return when to try an address: never the one in use, and other addresses of a connected peer now and then if
+        this side dialled. If the other side dialled, it measures."""
         if entry.dialling or (entry.peer in self._linked and self._linked[entry.peer] in ("", entry.address)):
             return float("inf")
         return max(entry.next_try, begun.get(entry.peer or entry.address, -STAGGER) + STAGGER)
@@ -306,7 +306,7 @@ class AddressDirectory:
         )
 
     def _has_room(self, source: Source, claim: str, introducer: str) -> bool:
-        """Counted by who told, so that nobody can use up another's room by speaking of it."""
+        """Return whether there is room. It is counted by introducer, so that no peer can use up the room of another."""
         if source is Source.STATIC:
             return True
         told = [entry for entry in self._entries.values() if entry.introducer == introducer]
@@ -317,8 +317,8 @@ class AddressDirectory:
         return len(self._entries) < MAX_ADDRESSES or self._drop_worst(source)
 
     def _drop_worst(self, source: Source) -> bool:
-        """Make room for an address from `source`, if there is one that is worth less: it fails, or it comes from a
-        weaker source. So a flood of addresses ends when the directory is full, and pushes nothing out that works."""
+        """Make room by dropping an address that fails or comes from a weaker source. Return False if there is none. So
+        a flood of addresses cannot push out those that work."""
         used = set(self._linked.values())
         spare = [
             entry
@@ -334,7 +334,7 @@ class AddressDirectory:
 
 
 def preference_for(choice: Choice) -> Callable[[str], int]:
-    """Ranks addresses `host:port` by the interface that leads there, in the order of `choice`; the others come last."""
+    """Return a function that ranks addresses by their interface, in the order of `choice`; others come last."""
     order = {interface.name: place for place, interface in enumerate(choice.interfaces)}
 
     def preference(address: str) -> int:

@@ -1,8 +1,8 @@
-"""Which network interfaces and addresses of a machine are useful to a cluster, and why the others are not.
+"""Chooses the network interfaces and addresses of a machine that are useful to a cluster. Pure.
 
-Pure: `choose` judges a listing of any machine; `system.py` reads that of this one. The judgement rests on what an
-interface is rather than on what it is called, because the same name means different things: `eth0` is a card on one
-machine and the end of a container's veth on the next, `bridge0` is a Mac's Thunderbolt and a hypervisor's network.
+`choose` judges a listing of any machine; `system.py` reads that of this one. It goes by what an interface is rather
+than by its name, because the same name means different things: `eth0` is a card on one machine and the end of a
+container's veth on another, `bridge0` is a Mac's Thunderbolt or a hypervisor's network.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.errors import ConfigError
 
 MAX_ADDRESSES: Final = 8
-"""Of one interface that are used: privacy extensions give a laptop a new IPv6 address a day and keep the old ones."""
+"""Addresses of one interface that are used: IPv6 privacy extensions add an address every day and keep the old ones."""
 
 LOOPBACK_ADDRESSES: Final = ("127.0.0.1", "::1")
-"""Others, such as the 127.0.1.1 that Debian gives a host name, are no addresses to be found by."""
+"""Other loopback addresses, such as Debian's 127.0.1.1 for the host name, are not used."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """One network interface as the system describes it."""
+    """A network interface as the system describes it."""
 
     name: str
     index: int = 0
     addresses: tuple[str, ...] = ()
-    """In the system's order, without prefix lengths; an IPv6 link-local one may carry its scope, as `fe80::1%eth0`."""
+    """In the system's order, without prefix lengths. A link-local IPv6 address may have a scope, as `fe80::1%eth0`."""
     prefixes: tuple[int, ...] = ()
-    """The prefix length of each address, where the system tells."""
+    """The prefix length of each address, if the system tells."""
     kind: LinkKind = LinkKind.UNKNOWN
     is_up: bool = True
-    """Switched on, and its cable or radio is connected."""
+    """It is switched on, and its cable or radio is connected."""
     multicast: bool = True
     mtu: int = 1500
     speed: int = 0
-    """Megabits a second as the card says; 0 if it does not."""
+    """Megabits per second, as reported by the card; 0 if unknown."""
     hardware: bool = False
-    """There is a device behind it, real or given by a hypervisor."""
+    """It has a device, real or virtualised."""
     is_bridge: bool = False
     ports: tuple[str, ...] = ()
-    """For a bridge or a bond: the interfaces in it."""
+    """The interfaces in a bridge or bond."""
     bridge: str = ""
     """The bridge that it is a port of."""
     tunnel: bool = False
-    """A VPN, a tap of a virtual machine, a link between two points."""
+    """It is a VPN, a tap of a virtual machine, or a point-to-point link."""
     no_arp: bool = False
-    """It asks for no neighbours, so there are none: dummy devices and their like."""
+    """It does not resolve neighbours, as dummy devices."""
     foreign: str = ""
-    """What the reader of the system knows it is for, where that is not this network: `AirDrop`."""
+    """Its purpose if that is not the local network, such as `AirDrop`."""
 
     @property
     def is_loopback(self) -> bool:
@@ -62,33 +62,34 @@ class Interface:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to bind to and to advertise, and what was left out."""
+    """The interfaces to listen on and to announce, and those that are not used."""
 
     interfaces: tuple[Interface, ...]
-    """Each with only those of its addresses that are to be used, scopes included."""
+    """Each with only those of its addresses that are used, including scopes."""
     left_out: tuple[tuple[str, str], ...] = ()
     """The name of each other interface, and why it is not used."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of all interfaces, the fastest kind first, IPv4 before IPv6 within one: the order to advertise and to try."""
+        """The addresses in the order to announce and to try: fastest kind of interface first, IPv4 before IPv6 within
+        one."""
         return tuple(address for interface in self.interfaces for address in interface.addresses)
 
     @property
     def is_loopback(self) -> bool:
-        """Only processes of this machine can be met."""
+        """Whether only processes of this machine can be reached."""
         return all(interface.is_loopback for interface in self.interfaces)
 
     def interface_of(self, address: str) -> Interface | None:
-        """The interface that has `address`, or whose network `address` is in."""
+        """Return the interface that has `address` or whose network contains it."""
         return route(address, self.interfaces)
 
 
 def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: bool = True) -> Choice:
-    """All useful interfaces, or those that `wanted` names by name, by address or by network (`192.168.1.0/24`).
+    """Choose all useful interfaces, or those that `wanted` lists by name, address or network (`192.168.1.0/24`).
 
-    Without a useful one, loopback: then this machine is alone. Raises `ConfigError` for a wish that cannot be had; not
-    `strict`, such a wish is passed over, because what was there at the start may come back.
+    Without a useful interface, choose loopback. Raise `ConfigError` if a wanted interface is missing; without `strict`,
+    ignore that, because an interface that was there at the start may come back.
     """
     if wanted:
         return _asked_for(listing, wanted, strict=strict)
@@ -110,7 +111,7 @@ def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: 
 
 
 def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
-    """Why an interface is not used unless it is asked for; empty if it is. `names` are all interfaces there are."""
+    """Return why an interface is not used unless it is asked for; empty if it is used. `names` has all interfaces."""
     if interface.is_loopback:
         return "loopback reaches only this machine"
     if not interface.is_up:
@@ -131,7 +132,8 @@ def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
 
 
 def route(address: str, interfaces: Iterable[Interface]) -> Interface | None:
-    """The interface whose own address or network `address` is in; the narrowest network if there are several."""
+    """Return the interface that has `address` or whose network contains it; the narrowest network if there are
+    several."""
     ip = parse_ip(address)
     if ip is None:
         return None
@@ -150,10 +152,10 @@ def route(address: str, interfaces: Iterable[Interface]) -> Interface | None:
 
 
 def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:
-    """What a peer says its addresses are, as this machine can use them.
+    """Return the addresses that a peer reports as this machine can use them.
 
-    A link-local IPv6 address means something on one wire only: it gets the name of that interface, or that of each one
-    it could be on. What nobody else can be reached at is dropped, loopback unless this machine uses it too.
+    A link-local IPv6 address is valid on one network only: it gets the scope of its interface, or of each one that is
+    possible. Unusable addresses are dropped, and so is loopback unless this machine uses it too.
     """
     found: dict[str, None] = {}
     loopback = any(interface.is_loopback for interface in choice.interfaces)
@@ -172,15 +174,15 @@ def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:
 
 
 def is_on_link(address: str, choice: Choice) -> bool:
-    """Whether `address` is a neighbour's: in a network of a chosen interface, or link-local IPv6, which stays on its
-    wire. An IPv4 link-local address must be in a network that this machine has: 169.254.169.254 is a cloud's service.
+    """Return whether `address` is on a directly connected network: that of a chosen interface, or link-local IPv6. A
+    link-local IPv4 address must be in a network of this machine: 169.254.169.254 is the metadata service of clouds.
     """
     ip = parse_ip(address)
     return ip is not None and ((ip.version == 6 and ip.is_link_local) or choice.interface_of(address) is not None)
 
 
 def parse_ip(text: str) -> IPAddress | None:
-    """An address with or without a scope; None for what is none."""
+    """Return the address in `text`, which may have a scope; None if it is invalid."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -188,7 +190,7 @@ def parse_ip(text: str) -> IPAddress | None:
 
 
 def _leads_out(bridge: Interface, names: Mapping[str, Interface]) -> bool:
-    """Whether a card is in a bridge, by itself or in a bond or under a VLAN."""
+    """Return whether a bridge contains a card, directly, in a bond or under a VLAN."""
     seen: set[str] = set()
     todo = list(bridge.ports)
     while todo:
@@ -203,7 +205,7 @@ def _leads_out(bridge: Interface, names: Mapping[str, Interface]) -> bool:
 
 
 def _networks(interface: Interface) -> Iterable[tuple[IPAddress, int]]:
-    """Each address with its prefix length; where the system does not tell, the address alone."""
+    """Yield each address with its prefix length, which is full if the system does not tell."""
     for position, text in enumerate(interface.addresses):
         ip = parse_ip(text)
         if ip is not None:
@@ -212,14 +214,14 @@ def _networks(interface: Interface) -> Iterable[tuple[IPAddress, int]]:
 
 
 def _with_usable(interface: Interface, only: Sequence[IPAddress] = ()) -> Interface:
-    """The interface with only the addresses that others can use, or of those the ones that were asked for."""
+    """Return the interface with only its usable addresses, limited to `only` if given."""
     kept: list[tuple[bool, bool, int, str, int]] = []
     for position, (ip, prefix) in enumerate(_networks(interface)):
         if not _usable(ip, loopback=interface.is_loopback):
             continue
         if only and not any(_same(ip, wish) for wish in only):
             continue
-        # Link-local ones last of their version: they work, but on one wire only, and must carry a scope.
+        # Link-local addresses last of their version: they work on one network only and need a scope.
         kept.append((ip.version == 6, ip.is_link_local, position, _text(ip, interface.name), prefix))
     kept = sorted(kept)[:MAX_ADDRESSES]
     return replace(interface, addresses=tuple(item[3] for item in kept), prefixes=tuple(item[4] for item in kept))
@@ -251,7 +253,7 @@ def _ordered(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
 
 
 def _asked_for(listing: Sequence[Interface], wanted: Sequence[str], *, strict: bool) -> Choice:
-    """Exactly what was named, whatever it is, as long as it is up and has an address."""
+    """Choose exactly what was named, of any kind, as long as it is up and has an address."""
     found: dict[str, set[IPAddress] | None] = {}
     for wish in wanted:
         matches = _matches(listing, wish.strip())
@@ -279,7 +281,7 @@ def _asked_for(listing: Sequence[Interface], wanted: Sequence[str], *, strict: b
 
 
 def _matches(listing: Sequence[Interface], wish: str) -> list[tuple[Interface, list[IPAddress] | None]]:
-    """The interfaces that a wish means, each with the addresses it is limited to; None is all of them."""
+    """Return the interfaces that `wish` means, each with the addresses it is limited to; None for all addresses."""
     named = [interface for interface in listing if interface.name == wish]
     if not named and wish == "loopback":
         named = [interface for interface in listing if interface.is_loopback]

@@ -1,10 +1,10 @@
-"""Multicast DNS: peers of one network that announce themselves and hear each other, with nothing configured.
+"""Multicast DNS: peers of one network announce themselves and hear each other without configuration.
 
-What is public is in the name of the service: the network id, so that other clusters are passed over unasked, and a
-token that is new in every process. There are also a port and addresses, and nothing else: no host name, no identity.
-Whoever wants may announce such names; what is heard is only an address to try, and the handshake decides. Only
-addresses on a network of this machine are tried: multicast reaches no further, and a stranger must not be able to have
-all peers of a cluster connect to whatever machine on the internet it names.
+The name of the service is public. It contains the network id, so that other clusters can be ignored without a query,
+and a token that is new in every process. A port and addresses follow, but no host name and no identity. Anyone can
+announce such names: an announcement is only an address to try, and the handshake decides. Only addresses on a network
+of this machine are tried, because multicast reaches no further and an outsider must not be able to make all peers of a
+cluster connect to some machine on the internet.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from ringfort.cluster.discovery.interfaces import Choice, is_on_link, reachable
+from ringfort.cluster.tasks import BackgroundTasks
 
 SERVICE: Final = "_ringfort._tcp.local."
 TOKEN_BYTES: Final = 8
-"""Random, in every process. Two processes with the same would be taken for one until the handshake."""
+"""Length of the random token. Two processes with the same token would be taken for one until the handshake."""
 MAX_HEARD: Final = 256
-"""Announcements of our network that are followed at once: more than a home has, and a bound for whoever floods."""
+"""Limit of the announcements of our network that are followed at once, against floods."""
 MAX_ADDRESSES: Final = 16
-"""Of one announcement that are used."""
+"""Addresses of one announcement that are used."""
 THIS_MACHINE: Final = "this machine"
 RETRY: Final = 5.0
-"""Seconds until mDNS is tried again where the system refused it: another program may have let go of the port."""
+"""Seconds until mDNS is tried again after the system refused it: another program may have released the port."""
 _RESOLVE_MS: Final = 3000
-"""Milliseconds to ask for the address of a name that was heard; the answer usually came with it."""
+"""Milliseconds to wait for the address of a name; it usually arrives with the name."""
 _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})\." + re.escape(SERVICE))
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """Somebody who says it is of our network, and where. Nothing of it is proved."""
+    """A process that claims to be in our network, and its addresses. Nothing of it is proved."""
 
     token: str
     addresses: tuple[str, ...]
@@ -48,7 +49,7 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Discovery does not work, or not everywhere; peers that are named by address still do."""
+    """Discovery does not work, at least on one interface. Peers that are named by address can still be reached."""
 
     what: str
     fix: str
@@ -56,15 +57,15 @@ class Trouble:
 
 
 _OFF_LINK: Final = Trouble(
-    "a peer is announced at addresses that are on no network of this machine; they are not tried",
+    "a peer announces addresses that are on no network of this machine; they are not tried",
     "if it is one of yours, name it with --peer",
 )
 
 
 class MdnsDiscovery:
-    """Announces this process and listens for the others, in the running asyncio loop.
+    """Announces this process and listens for others, in the running asyncio loop.
 
-    The callbacks are called in that loop. `on_heard` is called again when an announcement changes.
+    The callbacks run in that loop. `on_heard` is called again when an announcement changes.
     """
 
     def __init__(
@@ -87,30 +88,29 @@ class MdnsDiscovery:
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._others: set[str] = set()
-        """The names of peers of other clusters that announce themselves here, at most `MAX_HEARD`."""
+        """The names of announced peers of other clusters, at most `MAX_HEARD`."""
         self.off_link = 0
-        """Addresses that were announced and are on no network of this machine. They are not tried."""
+        """The number of announced addresses that are on no network of this machine and were not tried."""
         self._heard: set[str] = set()
         self._said: set[Trouble] = set()
         self._turn = asyncio.Lock()
-        """Of opening and shutting: a network that changes twice in a moment must not leave two of them open."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        """Held while opening and closing: a network that changes twice in quick succession must not leave two open."""
+        self._tasks = BackgroundTasks()
 
     async def start(self, choice: Choice) -> None:
-        """Announce and listen on the interfaces of `choice`. Raises nothing: what fails goes to `on_trouble`, and is
-        tried again now and then."""
+        """Announce and listen on the interfaces of `choice`. Failures are reported to `on_trouble` and retried."""
         async with self._turn:
             self._open(choice)
 
     async def update(self, choice: Choice) -> None:
-        """The interfaces have changed: announce and listen on these from now on."""
+        """Announce and listen on these interfaces from now on, because they have changed."""
         async with self._turn:
             if choice.interfaces != self._choice.interfaces:
                 await self._shut()
                 self._open(choice)
 
     async def close(self) -> None:
-        """Say goodbye and stop. May be called again, and started again."""
+        """Withdraw the announcement and stop. Idempotent; `start` may follow."""
         async with self._turn:
             await self._shut()
 
@@ -125,11 +125,11 @@ class MdnsDiscovery:
             self._zeroconf = AsyncZeroconf(interfaces=listeners)
         except (OSError, RuntimeError) as exc:
             self._say(trouble_of(exc))
-            self._begin(self._open_again(choice))
+            self._tasks.start(self._open_again(choice))
             return
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
-        # No probing whether the name is taken, which would take most of a second: the token is nobody else's.
-        self._begin(self._announce(self._zeroconf, self._info()))
+        # Without probing whether the name is taken, which would take most of a second: the token is unique.
+        self._tasks.start(self._announce(self._zeroconf, self._info()))
 
     async def _open_again(self, choice: Choice) -> None:
         await asyncio.sleep(RETRY)
@@ -137,21 +137,19 @@ class MdnsDiscovery:
 
     async def _shut(self) -> None:
         zeroconf, self._zeroconf = self._zeroconf, None
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._browser is not None:
             await self._browser.async_cancel()
             self._browser = None
         if zeroconf is not None:
-            with suppress(OSError):  # an interface that has gone cannot be said goodbye on
+            with suppress(OSError):  # no goodbye can be sent on an interface that is gone
                 await zeroconf.async_close()
         self._heard.clear()
         self._others.clear()
         self._said.clear()
 
     def _say(self, trouble: Trouble) -> None:
-        """Once until the interfaces change."""
+        """Report a trouble once until the interfaces change."""
         if trouble not in self._said:
             self._said.add(trouble)
             self._on_trouble(trouble)
@@ -175,7 +173,7 @@ class MdnsDiscovery:
             self._say(trouble_of(exc))
 
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        """Called by zeroconf, in the loop."""
+        """Take a change of an announcement. Called by zeroconf, in the loop."""
         match = _NAME.fullmatch(name)
         if match is None or match[2] == self._token:
             return
@@ -192,18 +190,18 @@ class MdnsDiscovery:
                 self._on_gone(token)
         elif token in self._heard or len(self._heard) < MAX_HEARD:
             self._heard.add(token)
-            self._begin(self._resolve(zeroconf, name, token))
+            self._tasks.start(self._resolve(zeroconf, name, token))
         else:
             self._say(
                 Trouble(
-                    f"more than {MAX_HEARD} peers are announced for this network; the rest are passed over",
-                    "somebody floods this network with false ones: name a peer with --peer",
+                    f"more than {MAX_HEARD} peers are announced for this network; the rest are ignored",
+                    "someone floods this network with false announcements: name a peer with --peer",
                 )
             )
 
-    def strangers(self) -> tuple[str, ...]:
-        """The machines from which peers of other clusters announce themselves, an address for each; `this machine` for
-        the own one. Asks nobody: what zeroconf has heard is enough."""
+    def other_clusters(self) -> tuple[str, ...]:
+        """Return an address of each machine that announces peers of other clusters; `this machine` for the own one. No
+        query is sent: what zeroconf has received is enough."""
         if self._zeroconf is None:
             return ()
         return machines_of((_cached_addresses(self._zeroconf.zeroconf, name) for name in self._others), self._choice)
@@ -211,10 +209,10 @@ class MdnsDiscovery:
     async def _resolve(self, zeroconf: Zeroconf, name: str, token: str) -> None:
         info = AsyncServiceInfo(SERVICE, name)
         answered = await info.async_request(zeroconf, _RESOLVE_MS)
-        if token not in self._heard:  # it has gone meanwhile
+        if token not in self._heard:  # it was withdrawn meanwhile
             return
         if not answered:
-            self._heard.discard(token)  # it keeps no place that another may need
+            self._heard.discard(token)  # so that another announcement can take its place
             return
         usable = reachable(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES], self._choice)
         addresses = tuple(address for address in usable if is_on_link(address, self._choice))
@@ -224,15 +222,10 @@ class MdnsDiscovery:
         if addresses and info.port:
             self._on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 @dataclass(frozen=True)
 class Heard:
-    """Somebody who announces itself, of whichever network."""
+    """An announced process of any network."""
 
     network: str
     token: str
@@ -240,7 +233,7 @@ class Heard:
 
 
 async def browse(choice: Choice, seconds: float) -> set[Heard]:
-    """Who is announced, without announcing oneself. Raises `OSError` if mDNS is refused."""
+    """Return all announced processes, without announcing this one. Raise `OSError` if the system refuses mDNS."""
     names: set[str] = set()
 
     def add(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
@@ -267,14 +260,14 @@ async def browse(choice: Choice, seconds: float) -> set[Heard]:
 
 
 def _cached_addresses(zeroconf: Zeroconf, name: str) -> tuple[str, ...]:
-    """Those that came with the announcement, IPv4 first."""
+    """Return the addresses that came with the announcement, IPv4 first."""
     info = ServiceInfo(SERVICE, name)
     info.load_from_cache(zeroconf)
     return tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])
 
 
 def machines_of(announced: Iterable[Sequence[str]], choice: Choice) -> tuple[str, ...]:
-    """One address for each machine among the announcements with these addresses; `this machine` for the one whose
+    """Return one address of each machine among announcements with these addresses; `this machine` for the one whose
     interfaces are `choice`."""
     own = {address.partition("%")[0] for address in choice.addresses}
     found = {
@@ -286,10 +279,10 @@ def machines_of(announced: Iterable[Sequence[str]], choice: Choice) -> tuple[str
 
 
 def interface_troubles(choice: Choice) -> list[Trouble]:
-    """What can be known beforehand: interfaces that carry no multicast, and there being none at all."""
+    """Return the troubles that are known beforehand: interfaces without multicast, or no interface at all."""
     found = [
         Trouble(
-            f"{interface.name} carries no multicast, so nobody is found through it",
+            f"{interface.name} carries no multicast, so no peer is found through it",
             f"ip link set dev {interface.name} multicast on, or name a peer with --peer",
             interface.name,
         )
@@ -297,12 +290,12 @@ def interface_troubles(choice: Choice) -> list[Trouble]:
         if not (interface.multicast or interface.is_loopback)
     ]
     if not choice.interfaces:
-        found.append(Trouble("no interface is up, so nobody can be found", "connect a cable or join a Wi-Fi network"))
+        found.append(Trouble("no interface is up, so no peer can be found", "connect a cable or join a Wi-Fi network"))
     return found
 
 
 def _listeners(choice: Choice) -> list[str | int]:
-    """What zeroconf is to bind to: an IPv4 address of each interface, and its index for IPv6."""
+    """Return what zeroconf binds to: an IPv4 address of each interface, and its index for IPv6."""
     listeners: list[str | int] = []
     for interface in choice.interfaces:
         listeners += [address for address in interface.addresses if ":" not in address][:1]
@@ -312,17 +305,17 @@ def _listeners(choice: Choice) -> list[str | int]:
 
 
 def trouble_of(exc: Exception) -> Trouble:
-    """What the system said, with the fix."""
+    """Return the trouble that an error of the system means, with its fix."""
     number = exc.errno if isinstance(exc, OSError) else None
     match number:
         case errno.EADDRINUSE:
             return Trouble(
-                "another program keeps the mDNS port 5353 to itself, so nobody is found",
+                "another program uses the mDNS port 5353 exclusively, so no peer is found",
                 "set disallow-other-stacks=no in /etc/avahi/avahi-daemon.conf, or name a peer with --peer",
             )
         case errno.EACCES | errno.EPERM:
             return Trouble(
-                "the system refuses multicast to this program, so nobody is found",
+                "the system denies multicast to this program, so no peer is found",
                 "allow it (macOS: Settings, Privacy & Security, Local Network), or name a peer with --peer",
             )
         case errno.ENODEV | errno.ENETUNREACH | errno.EADDRNOTAVAIL | errno.ENETDOWN:

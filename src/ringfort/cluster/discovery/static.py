@@ -1,4 +1,4 @@
-"""Peers that a person named: `host`, `host:port`, `[v6]:port`. One is enough, since peers introduce each other."""
+"""Peers that a person named: `host`, `host:port`, `[v6]:port`. One is enough, because peers introduce each other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ringfort.config import format_address, parse_address
 from ringfort.errors import ConfigError
 
 DEFAULT_PORT: Final = 52415
-"""Where a peer listens if it can and where one is looked for whose port was not said. In the range that nobody is
-assigned a port from."""
+"""The port that a peer listens on if it is free, and that is dialled if no port was given. No service is assigned a
+port in this range."""
 MAX_RESOLVED: Final = 8
 """Addresses of one name that are tried."""
 
 
 def parse_peer(text: str) -> tuple[str, int]:
-    """A host and a port. Raises `ConfigError` with what is wrong."""
+    """Return the host and the port in `text`. Raise `ConfigError` if it is invalid."""
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         return _checked(text[1:-1], DEFAULT_PORT, text)
@@ -28,14 +28,14 @@ def parse_peer(text: str) -> tuple[str, int]:
 
 
 def parse_peers(texts: Sequence[str]) -> list[tuple[str, int]]:
-    """Each of them once, in order."""
+    """Return the distinct hosts and ports in `texts`, in order."""
     return list(dict.fromkeys(parse_peer(text) for text in texts))
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host as `address:port`, in the system's order; none if it is not known now.
+    """Return the addresses of a host as `address:port`, in the system's order; none if the name is unknown now.
 
-    Not an error: a machine that is off has no name in many homes, and gets it back when it is on.
+    That is not an error: on many networks, a machine has a name only while it is on.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -49,7 +49,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def _with_scope(address: tuple[object, ...]) -> str:
-    """An IPv6 link-local address means nothing without its interface, which is the last of the four parts."""
+    """Return the host with its scope, the last of the four parts, which a link-local IPv6 address needs."""
     text = str(address[0]).partition("%")[0]
     scope = address[3] if len(address) == 4 else 0
     if isinstance(scope, int) and scope:

@@ -1,7 +1,7 @@
-"""The network interfaces of this machine, read from the system. Thin: what they are good for is judged elsewhere.
+"""Reads the network interfaces of this machine from the system. `interfaces.py` judges them.
 
-psutil knows addresses and flags everywhere. What an interface is made of, Linux tells in /sys/class/net and macOS in
-`networksetup`; where neither is there, the names have to do.
+psutil has addresses and flags on every system. The kind of an interface is in /sys/class/net on Linux and in the output
+of `networksetup` on macOS; elsewhere, only the name is known.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ringfort.cluster.discovery.interfaces import Interface
 SYS_CLASS_NET: Final = Path("/sys/class/net")
 
 _ARPHRD_ETHER: Final = 1
-"""`type` in /sys of everything that looks like Ethernet, Wi-Fi too."""
+"""`type` in /sys of everything that looks like Ethernet, including Wi-Fi."""
 _TOOL_TIMEOUT: Final = 2.0
-"""Seconds for `networksetup`, which answers in a tenth of one."""
+"""Seconds for `networksetup`, which usually takes 0.1 s."""
 
 _FOREIGN: Final = (
     (re.compile(r"(awdl|llw)\d"), "AirDrop"),
@@ -33,14 +33,14 @@ _FOREIGN: Final = (
     (re.compile(r"(vmnet|vboxnet)\d"), "virtual machines"),
     (re.compile(r"cali\w|cilium_|flannel\."), "containers"),
 )
-"""Names of those that look like a card in every other respect, and what they are for."""
+"""Names of interfaces that otherwise look like a card, and their purpose."""
 
 _TUNNEL_NAMES: Final = ("utun", "ipsec", "gif", "stf", "tailscale", "zt", "wg")
-"""Of systems that do not say what is a tunnel."""
+"""Names of tunnels on systems that do not mark them."""
 
 
 def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
-    """All of them, useful or not, in the system's order. Takes about a millisecond; never raises for what is odd."""
+    """Return all interfaces, useful or not, in the system's order. This takes about a millisecond."""
     import psutil  # not at the top: the command line starts without it
 
     stats = psutil.net_if_stats()
@@ -48,7 +48,7 @@ def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
     ports = _mac_ports()
     found: list[Interface] = []
     for name, addresses in psutil.net_if_addrs().items():
-        if name not in stats:  # it went away between the two questions
+        if name not in stats:  # it disappeared between the two calls
             continue
         flags = frozenset(str(getattr(stats[name], "flags", "")).split(","))
         listed = [
@@ -71,7 +71,7 @@ def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
 
 
 def _nature(name: str, flags: frozenset[str], folder: Path, ports: Mapping[str, LinkKind]) -> dict[str, Any]:
-    """What kind of thing an interface is."""
+    """Return the fields of an `Interface` that describe its kind."""
     about: dict[str, Any] = {"foreign": _foreign(name), "no_arp": "noarp" in flags, "tunnel": "pointopoint" in flags}
     if "loopback" in flags:
         return {"kind": LinkKind.LOOPBACK}
@@ -102,7 +102,8 @@ def _kind_in_sysfs(entry: Path) -> LinkKind:
 
 
 def _from_names(name: str, ports: Mapping[str, LinkKind], *, tunnel: bool) -> dict[str, Any]:
-    """For macOS. Its bridge of Thunderbolt ports is `bridge0`; those of virtual machines count from `bridge100`."""
+    """Judge an interface by its name, for macOS: `bridge0` joins the Thunderbolt ports, `bridge100` and up serve
+    virtual machines."""
     kind = ports.get(name, LinkKind.UNKNOWN)
     is_bridge = name.startswith("bridge") and kind is LinkKind.UNKNOWN
     return {
@@ -114,7 +115,7 @@ def _from_names(name: str, ports: Mapping[str, LinkKind], *, tunnel: bool) -> di
 
 
 def parse_hardware_ports(text: str) -> dict[str, LinkKind]:
-    """What `networksetup -listallhardwareports` prints, as the kind of each device."""
+    """Return the kind of each device in the output of `networksetup -listallhardwareports`."""
     found: dict[str, LinkKind] = {}
     port = ""
     for line in text.splitlines():
@@ -134,7 +135,7 @@ def parse_hardware_ports(text: str) -> dict[str, LinkKind]:
 
 @lru_cache(maxsize=1)
 def _mac_ports() -> Mapping[str, LinkKind]:
-    """Asked once: a card that is plugged in later counts as unknown, and is used all the same."""
+    """Return the hardware ports. They are read once; a card that is plugged in later counts as unknown, and is used."""
     if sys.platform != "darwin":
         return {}
     try:
@@ -152,8 +153,7 @@ def _foreign(name: str) -> str:
 
 
 def _prefix_length(netmask: str | None) -> int:
-    """Of `255.255.255.0` or `ffff:ffff:ffff:ffff::`; all bits where the system gives none, so that it matches itself
-    alone."""
+    """Return the prefix length of `255.255.255.0` or `ffff:ffff:ffff:ffff::`; the full length if there is no mask."""
     if not netmask:
         return 128
     try:

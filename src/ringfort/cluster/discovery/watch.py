@@ -1,4 +1,4 @@
-"""Notices when the machine's network changes: a cable, a Wi-Fi, a new address."""
+"""Watches for changes of the machine's network: a cable, another Wi-Fi, a new address."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
 from ringfort.cluster.discovery.system import list_interfaces
 
 PERIOD: Final = 2.0
-"""Seconds between two looks. One takes about a millisecond, and a peer that went with a cable is missed by its
-heartbeats in the same time; so nothing quicker is needed, and it works the same on every system."""
+"""Seconds between two checks. A check takes about a millisecond and works on every system; heartbeats notice a lost
+peer in the same time."""
 
 
 async def watch_interfaces(
@@ -22,9 +22,9 @@ async def watch_interfaces(
     period: float = PERIOD,
     read: Callable[[], list[Interface]] = list_interfaces,
 ) -> None:
-    """Calls `on_change` with the new choice whenever it differs from the last, for ever: cancel it to end.
+    """Call `on_change` with the new choice whenever it changes, until cancelled.
 
-    The new choice may be without any interface, when all that were asked for are gone.
+    The new choice may contain no interface if all that were asked for are gone.
     """
     while True:
         await asyncio.sleep(period)

@@ -1,43 +1,36 @@
-"""`ControlClient`: a node's end of the socket to its control service.
+"""`ControlClient`: sends the requests of a node to its control service.
 
-One thread moves all bytes, because a write that Ctrl-C interrupts halfway would put the socket out of step, and answers
-pings. A second one runs the program's callbacks, which may be slow and may ask the service in turn.
+One thread does all I/O and answers pings: a write in the caller's thread could be interrupted halfway by Ctrl-C. A
+second thread runs the program's callbacks, which may be slow and may send requests themselves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
 import queue
-import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, ControlLost
 from ringfort.cluster.net import ipc
+from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.errors import ControlLostError, DistributedError
-from ringfort.transport.finalisers import when_gone
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Future, Thread
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_READ: Final = 1 << 16
-_MAX_DESCRIPTORS: Final = 64
-"""That one read may bring. Each message brings at most one, and reads end at it; other systems may join some."""
-_CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @dataclass
@@ -47,7 +40,7 @@ class _Pending:
 
 
 class ControlClient:
-    """All methods may be called from any thread."""
+    """All methods are thread-safe."""
 
     def __init__(
         self,
@@ -57,53 +50,39 @@ class ControlClient:
         work_done: Callable[[], int],
         steps_done: Callable[[], int],
     ) -> None:
-        """`on_change` is called in a thread of its own with every change of state and every event, in order. `on_end`
-        is called when the service has closed the connection, and says why. `work_done` and `steps_done` are asked
-        several times a second."""
+        """`on_change` is called in a thread of its own with every state and every event, in order. `on_end` is called
+        when the service has closed the connection, and returns the error for pending requests. `work_done` and
+        `steps_done` are called several times a second."""
         self._sock = sock
         self._on_change = on_change
         self._on_end = on_end
         self._work_done, self._steps_done = work_done, steps_done
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._frames = ipc.Frames()
-        self._descriptors: deque[int] = deque()
-        self._outgoing: deque[memoryview] = deque()
         self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = queue.SimpleQueue()
         self._failure: DistributedError | None = None
         self.is_forked = False
-        """This is a child of the process that the client belongs to; it must leave it alone."""
-        self._wake_reader, self._wake_writer = os.pipe()
-        for descriptor in (self._wake_reader, self._wake_writer):
-            os.set_blocking(descriptor, False)
-        # Not before nobody can ask any more: a late question must not write to a descriptor of somebody else.
-        when_gone(self, partial(_close, self._wake_reader, self._wake_writer))
-        sock.setblocking(False)
+        """This process is a forked child of the one that the client belongs to."""
+        self._loop = asyncio.new_event_loop()
+        self._connection = IpcConnection(sock, ipc.decode_for_node, self._on_message, self._finish)
         keep_from_children(self)
-        self._threads = [Thread(self._move, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
+        self._threads = [Thread(self._run, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
         for thread in self._threads:
             thread.start()
 
-    def _steps(self) -> int:
-        try:
-            return self._steps_done()
-        except Exception:
-            _log.exception("the steps that were done cannot be told")
-            return 0
-
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
-        """The answer to `request`. Raises what the service raises, `ControlLostError` if it does not answer, or what
-        `on_end` gave once the service has ended."""
+        """Return the answer to `request`. Raise what the service raised, `ControlLostError` if it does not answer, or
+        the error that `on_end` returned if the service has ended."""
         number, pending = self._begin(request)
         try:
             return ipc.decode_value(_answer(pending, timeout), kind)
         finally:
             self._pending.pop(number, None)
 
-    def form(self, request: ipc.Form, timeout: float) -> dict[int, Connection]:
-        """As `ask`, for connections: gives a connection to each member."""
+    def connect(self, request: ipc.Connect, timeout: float) -> dict[int, Connection]:
+        """Return a connection to each member, by rank. Raise as `ask` does."""
         number, pending = self._begin(request)
         is_done = False
         try:
@@ -118,96 +97,48 @@ class ControlClient:
                     connection.close()
 
     def tell(self, request: ipc.AnyRequest) -> None:
-        """Sends a request whose answer nobody waits for."""
+        """Send a request without waiting for the answer."""
         self._post(ipc.Ask(next(self._numbers), request, self._work_done()))
 
     def _begin(self, request: ipc.AnyRequest) -> tuple[int, _Pending]:
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
         self._post(ipc.Ask(number, request, self._work_done()))
-        if self._failure is not None and not pending.answer.done():  # it ended before it saw this one
+        if self._failure is not None and not pending.answer.done():  # the service ended before it saw the request
             with suppress(Exception):
                 pending.answer.set_exception(self._failure)
         return number, pending
 
     def _post(self, message: ipc.ToService) -> None:
-        self._outgoing.append(memoryview(ipc.frame(message)))
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):  # full: it is awake
-            os.write(self._wake_writer, b"w")
+        with suppress(RuntimeError):  # the loop is closed: the service has ended
+            self._loop.call_soon_threadsafe(self._connection.send, message)
 
     def join(self, seconds: float) -> bool:
-        """Whether both threads have ended within about `seconds`. The thread of a callback does not wait for itself."""
+        """Return whether both threads have ended within about `seconds`. May be called in either thread."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
 
-    # --- the thread that moves bytes ----------------------------------------------------------------------------------
+    # --- the I/O thread ---------------------------------------------------------------------------------------------
 
-    def _move(self) -> None:
-        poll = select.poll()
-        poll.register(self._wake_reader, select.POLLIN)
+    def _run(self) -> None:
         try:
-            while True:
-                poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
-                for descriptor, _ in poll.poll():
-                    if descriptor == self._wake_reader:
-                        with suppress(BlockingIOError):
-                            os.read(self._wake_reader, 4096)
-                self._write()
-                if not self._read():
-                    break
-        except OSError as exc:
-            _log.debug("the connection to the control service broke: %s", exc)
-        except Exception:
-            _log.exception("the control service sent what cannot be read")
+            self._loop.call_soon(self._connection.start)
+            self._loop.run_forever()
         finally:
-            self._finish()
+            self._loop.close()
 
-    def _write(self) -> None:
-        while self._outgoing:
-            data = self._outgoing[0]
-            try:
-                count = self._sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                return
-            except BrokenPipeError:  # what it said before it ended is still read
-                self._outgoing.clear()
-                return
-            if count == len(data):
-                self._outgoing.popleft()
-            else:
-                self._outgoing[0] = data[count:]
-
-    def _read(self) -> bool:
-        """False when the service has closed the connection."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, _READ, _MAX_DESCRIPTORS, _CLOEXEC)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except ConnectionResetError:
-            return False
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-            self._descriptors.append(descriptor)
-        for body in self._frames.feed(data):
-            self._take(ipc.decode_for_node(body))
-        return bool(data)
-
-    def _take(self, message: ipc.ToNode) -> None:
+    def _on_message(self, message: ipc.ToNode) -> None:
         match message:
             case ipc.Ping():
-                self._outgoing.append(memoryview(ipc.frame(ipc.Pong(self._work_done(), self._steps()))))
-                self._write()
+                self._connection.send(ipc.Pong(self._work_done(), self._steps()))
             case ipc.Answer(number=number, value=value):
                 self._settle(number, lambda future: future.set_result(value))
             case ipc.Failed(number=number, error=error):
                 self._settle(number, lambda future: future.set_exception(ipc.unpack_error(error)))
             case ipc.Connected(number=number, rank=rank, session=session):
-                connection = Connection.resume(socket.socket(fileno=self._descriptors.popleft()), session)
+                connection = Connection.resume(self._connection.take_socket(), session)
                 pending = self._pending.get(number)
                 if pending is None:
                     connection.close()
@@ -220,49 +151,46 @@ class ControlClient:
             case ipc.Happened():
                 self._changes.put(ipc.event_of(message))
 
+    def _steps(self) -> int:
+        try:
+            return self._steps_done()
+        except Exception:
+            _log.exception("steps_done() failed")
+            return 0
+
     def _settle(self, number: int, settle: Callable[[Future[Any]], None]) -> None:
         pending = self._pending.get(number)
         if pending is not None and not pending.answer.done():
             settle(pending.answer)
 
     def _finish(self) -> None:
-        """The service has ended, or the connection cannot be read: whoever waits is told so."""
-        self._sock.close()
+        """Fail all pending requests: the service has ended."""
+        self._connection.close()
         failure = self._failure = self._on_end()
         if isinstance(failure, ControlLostError):
             self._changes.put(ControlLost(str(failure)))
         for pending in tuple(self._pending.values()):
             if not pending.answer.done():
                 pending.answer.set_exception(failure)
-        for descriptor in self._descriptors:
-            os.close(descriptor)
         self._changes.put(None)
+        self._loop.stop()
 
-    # --- the thread of callbacks --------------------------------------------------------------------------------------
+    # --- the callback thread ----------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        while True:
-            change = self._changes.get()
-            if change is None:
-                return
+        while (change := self._changes.get()) is not None:
             self._on_change(change)
 
-    # --- a child that was forked --------------------------------------------------------------------------------------
+    # --- forked children --------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """In a child that was forked: closes its copies of the descriptors. The threads are not there."""
+        """Close this process's copy of the socket. Called in a forked child, which has none of the threads."""
         self.is_forked = True
         with suppress(OSError):
             os.close(self._sock.detach())
-        _close(self._wake_reader, self._wake_writer)
 
 
 def _answer(pending: _Pending, timeout: float) -> msgspec.Raw:
     if not pending.answer.is_done_within(timeout):
         raise ControlLostError(f"the control service has not answered for {timeout:g} s")
     return pending.answer.result(0)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

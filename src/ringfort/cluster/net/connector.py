@@ -117,9 +117,9 @@ class Finder:
         """Note that `peer` is at `addresses`, according to `introducer`."""
         self._learn(key_of(peer), self._usable(addresses), Source.EXCHANGE, introducer)
 
-    def strangers(self) -> tuple[str, ...]:
-        """Return the machines on which peers of other clusters announce themselves, one address for each."""
-        return () if self._mdns is None else self._mdns.strangers()
+    def other_clusters(self) -> tuple[str, ...]:
+        """The machines from which peers of other clusters announce themselves, an address for each."""
+        return () if self._mdns is None else self._mdns.other_clusters()
 
     def interface_of(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""

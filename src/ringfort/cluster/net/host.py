@@ -1,4 +1,4 @@
-"""What names this machine, and the clock that goes on while it sleeps."""
+"""The id of this machine in a cluster, and a clock that runs on while it sleeps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ringfort.transport.machine import this_machine
 
 
 def host_id(salt: bytes) -> str:
-    """The same in every process of this machine until it starts again, and nobody else's. A container with a network of
-    its own is a machine of its own. `salt` keeps what two clusters see apart."""
+    """Return an id that all processes of this machine share until it reboots. A container with its own network counts
+    as a machine. `salt` makes the id different in each cluster."""
     return hashlib.blake2b(this_machine(shares=False).id, digest_size=8, key=salt[:64]).hexdigest()
 
 
 def clock() -> float:
-    """Seconds that never go back and run on while the machine sleeps."""
+    """Return seconds that never go back and run on while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 

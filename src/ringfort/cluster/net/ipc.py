@@ -1,11 +1,11 @@
-"""What a `ClusterNode` and its control service say to each other: typed messages over a Unix socket. Pure.
+"""The messages between a `ClusterNode` and its control service, which travel over a Unix socket. Pure.
 
     node                                    service
     Ask(number, request)             ->
                                      <-     Answer(number, value) or Failed(number, error)
     Cancel(number)                   ->
-                                     <-     Connected(number, rank, session) and a descriptor, before the answer to Form
-                                     <-     State, Happened (an event), Logged: whenever there is something to tell
+<-     Connected(number, rank, session) with a descriptor, before the answer to Connect
+                                     <-     State, Happened (an event), Logged
                                      <-     Ping
     Pong                             ->
 
@@ -14,44 +14,47 @@ Both ends belong to one user on one machine, so the messages may carry keys. A f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfort import errors
 from ringfort.bootstrap.connection import Session
 from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import ClusterEvent
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.cluster.net.setup import SetupState
+from ringfort.cluster.net.setup import Setup
 from ringfort.errors import DistributedError, ProtocolError
+from ringfort.identity.keypair import NodeIdentity
+from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.machine import Machine
 
 T = TypeVar("T")
 
 LENGTH: Final = Struct("<I")
 MAX_FRAME: Final = 64 * 1024 * 1024
-"""Bytes. Far above the largest message, a topology of 256 peers: a longer one is a fault of ours."""
+"""Bytes: far more than the largest message, a topology of 256 peers."""
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """The parent of what a node asks of its service."""
+    """Base class of the requests of a node."""
 
 
 class Start(Request, frozen=True, tag="start"):
-    """Begin; the answer is the first `State`."""
+    """Start the control plane; the answer is the first `State`."""
 
-    setup: SetupState
+    setup: Setup
     log_level: int
-    """From which level on log records are passed on."""
+    """The lowest level of log records that are forwarded."""
 
 
 class Stop(Request, frozen=True, tag="stop"):
-    """Say goodbye and end; there is no answer but the end of the connection."""
+    """Leave the cluster and end. The service answers by closing the connection."""
 
     why: str
 
@@ -70,16 +73,16 @@ class StepDown(Request, frozen=True, tag="step down"):
     """See `PeerCore.step_down`."""
 
 
-class Tell(Request, frozen=True, tag="tell"):
-    """Send a note to one peer or to all."""
+class SendNote(Request, frozen=True, tag="note"):
+    """Send a note to the program of one peer, or of all."""
 
     topic: str
     body: bytes
     peer: str | None
 
 
-class Form(Request, frozen=True, tag="form"):
-    """Connect this peer with all members of `epoch`; see `EpochConnections.connect`."""
+class Connect(Request, frozen=True, tag="connect"):
+    """Open a data connection to every other member of `epoch`."""
 
     epoch: Epoch
     machine: Machine
@@ -87,32 +90,43 @@ class Form(Request, frozen=True, tag="form"):
 
 
 class Peers(Request, frozen=True, tag="peers"):
-    """A view of every peer."""
+    """Ask for a view of every peer."""
 
 
 class Health(Request, frozen=True, tag="health"):
-    """A summary of all peers' health."""
+    """Ask for a summary of all peers' health."""
 
 
 class Topology(Request, frozen=True, tag="topology"):
-    """What is known of machines and links."""
+    """Ask for the machines and links of the cluster."""
 
 
 class Refusals(Request, frozen=True, tag="refusals"):
-    """Who was turned away, and why."""
+    """Ask which connections were refused, and why."""
 
 
 class WhyAlone(Request, frozen=True, tag="why alone"):
-    """In words: who was seen and what to try."""
+    """Ask for an explanation why this peer is alone."""
 
 
 AnyRequest = (
-    Start | Stop | Hold | ForceElection | StepDown | Tell | Form | Peers | Health | Topology | Refusals | WhyAlone
+    Start
+    | Stop
+    | Hold
+    | ForceElection
+    | StepDown
+    | SendNote
+    | Connect
+    | Peers
+    | Health
+    | Topology
+    | Refusals
+    | WhyAlone
 )
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A request. `work` is what the program has done so far; it travels with everything the node says."""
+    """A request. `work` is the work that the program has done so far."""
 
     number: int
     request: AnyRequest
@@ -120,13 +134,13 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for the answer to `number` any more."""
+    """Give up request `number`."""
 
     number: int
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """The answer to `Ping`: the program's interpreter runs, and how far it is."""
+    """The answer to `Ping`, with the progress of the program."""
 
     work: int = 0
     step: int = 0
@@ -136,7 +150,7 @@ ToService = Ask | Cancel | Pong
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """What a node knows without asking. Sent whenever it changes, before the events that tell of the change."""
+    """The part of the state that a node keeps a copy of. Sent when it changes, before the events of the change."""
 
     epoch: Epoch | None = None
     leader: str | None = None
@@ -145,7 +159,7 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """An exception of `ringfort.errors`: its class, its message, and those of its fields that are plain values."""
+    """An exception of `ringfort.errors`: its class, message and plain fields."""
 
     kind: str
     message: str
@@ -153,21 +167,21 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """What a request gives; its type follows from the request."""
+    """The result of a request, whose type follows from the request."""
 
     number: int
     value: msgspec.Raw
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A request raised."""
+    """The exception that a request raised."""
 
     number: int
     error: Error
 
 
 class Connected(msgspec.Struct, frozen=True, tag="connected"):
-    """A data connection to the member at place `rank`; its descriptor comes with this message."""
+    """A data connection to the member with index `rank`. Its descriptor travels with this message."""
 
     number: int
     rank: int
@@ -175,14 +189,14 @@ class Connected(msgspec.Struct, frozen=True, tag="connected"):
 
 
 class Happened(msgspec.Struct, frozen=True, tag="happened"):
-    """An event: the name of its class, and its fields."""
+    """An event: the name of its class and its fields."""
 
     kind: str
     body: msgspec.Raw
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged"):
-    """A log record of the service's process."""
+    """A log record of the control process."""
 
     logger: str
     level: int
@@ -190,49 +204,81 @@ class Logged(msgspec.Struct, frozen=True, tag="logged"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Does the program's interpreter run?"""
+    """Checks that the program's interpreter responds."""
 
 
 ToNode = State | Answer | Failed | Connected | Happened | Logged | Ping
 
-_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService)
+
+def _to_plain(value: object) -> object:
+    """Encode what msgspec does not know. Settings may contain NumPy numbers."""
+    match value:
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value)
+        case Path():
+            return str(value)
+        case NodeIdentity():
+            return value.private_bytes()
+        case NetworkNamespace():
+            return value.join_code()
+        case X25519PrivateKey():
+            return value.private_bytes_raw()
+        case _:
+            raise TypeError(f"{type(value).__name__} cannot be sent to the control service")
+
+
+_FROM_PLAIN: Final[dict[type, Callable[[Any], object]]] = {
+    Path: Path,
+    NodeIdentity: NodeIdentity.from_private_bytes,
+    NetworkNamespace: NetworkNamespace.from_join_code,
+    X25519PrivateKey: X25519PrivateKey.from_private_bytes,
+}
+
+
+def _from_plain(kind: type, value: Any) -> object:
+    return _FROM_PLAIN[kind](value)
+
+
+_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService, dec_hook=_from_plain)
 _to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
 
 
 def encode(value: object) -> bytes:
-    """msgpack. Numbers that are not Python's own (a setting may be NumPy's) become those."""
-    return msgspec.msgpack.encode(value, enc_hook=_plain)
+    """Return `value` as msgpack."""
+    return msgspec.msgpack.encode(value, enc_hook=_to_plain)
 
 
 def frame(message: ToService | ToNode) -> bytes:
-    """A message as it goes over the socket."""
+    """Return a message as it travels over the socket."""
     body = encode(message)
     return LENGTH.pack(len(body)) + body
 
 
 def decode_for_service(body: bytes) -> ToService:
-    """A message of the node."""
+    """Return a message from the node."""
     return _to_service.decode(body)
 
 
 def decode_for_node(body: bytes) -> ToNode:
-    """A message of the service."""
+    """Return a message from the service."""
     return _to_node.decode(body)
 
 
 def decode_value(value: msgspec.Raw, kind: type[T]) -> T:
-    """What an `Answer` gives, as a `kind`."""
+    """Return the value of an `Answer` as a `kind`."""
     return msgspec.msgpack.decode(value, type=kind)
 
 
 class Frames:
-    """Cuts what arrives into the bodies of frames."""
+    """Splits a stream of bytes into the bodies of frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that are complete now. Raises `ProtocolError` for a length that no message has."""
+        """Return the bodies that are complete now. Raise `ProtocolError` if a length exceeds the limit."""
         self._data += data
         bodies: list[bytes] = []
         at = 0
@@ -252,12 +298,12 @@ class Frames:
 
 
 def happened(event: ClusterEvent) -> Happened:
-    """An event as a message."""
+    """Return an event as a message."""
     return Happened(type(event).__name__, msgspec.Raw(encode(event)))
 
 
 def event_of(message: Happened) -> ClusterEvent:
-    """The event of a message."""
+    """Return the event in a message."""
     return msgspec.msgpack.decode(message.body, type=_event_classes(ClusterEvent)[message.kind])
 
 
@@ -269,7 +315,7 @@ def _event_classes(parent: type[ClusterEvent]) -> dict[str, type[ClusterEvent]]:
 
 
 def pack_error(exc: BaseException) -> Error:
-    """An exception as a message. One that is not Ringfort's own is a fault of the service: its class goes along."""
+    """Return an exception as a message. The text of a foreign exception, a bug in the service, includes its class."""
     if not isinstance(exc, DistributedError):
         return Error("DistributedError", f"the control service failed: {type(exc).__name__}: {exc}", {})
     fields = {name: str(value) if isinstance(value, Path) else value for name, value in vars(exc).items()}
@@ -278,7 +324,7 @@ def pack_error(exc: BaseException) -> Error:
 
 
 def unpack_error(error: Error) -> DistributedError:
-    """The exception of a message, of the same class and with the same words."""
+    """Return the exception in a message, with the same class, message and fields."""
     kind = getattr(errors, error.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, DistributedError)):
         kind = DistributedError
@@ -293,11 +339,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return all(_is_plain(item) for item in cast("Sequence[object]", value))
     return value is None or isinstance(value, (str, bytes, int, float))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    raise TypeError(f"{type(value).__name__} cannot be sent to the control service")

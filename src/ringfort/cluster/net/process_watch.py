@@ -1,4 +1,4 @@
-"""`ProcessWatch`: whether the training process lives, is stopped, or has ended, seen from its control process."""
+"""`ProcessWatch`: tells the control process whether its training process runs, is stopped, or has ended."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import suppress
 from typing import Final
 
 _LOOK: Final = 0.05
-"""Seconds between two looks at a process that is stopped."""
+"""Seconds between two checks of a stopped process."""
 _STOPPED: Final = frozenset(b"Tt")
-"""States in /proc/PID/stat: stopped by a signal, stopped by a debugger."""
+"""States in /proc/PID/stat: stopped by a signal, or by a debugger."""
 
 
 class ProcessWatch:
-    """Watches the parent process. Its end shows at `descriptor`, where the system has such a thing (Linux's pidfd);
-    everywhere a process that is no longer the parent has ended."""
+    """Watches the parent process. `descriptor`, a Linux pidfd, becomes readable when it ends. Without one, a process
+    has ended when it is no longer the parent."""
 
     def __init__(self, descriptor: int | None) -> None:
-        """`descriptor` is a pidfd that the parent opened of itself: so no other process can be taken for it."""
+        """`descriptor` is a pidfd that the parent opened itself, so it cannot refer to another process."""
         self.pid = os.getppid()
         self.descriptor = descriptor
         self._stat = -1
@@ -36,7 +36,7 @@ class ProcessWatch:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether all of the process stands still: SIGSTOP, Ctrl-Z, a debugger. Costs some 10 microseconds."""
+        """Whether the process is stopped: by SIGSTOP, Ctrl-Z or a debugger. The check takes about 10 microseconds."""
         if self._stat >= 0:
             try:
                 text = os.pread(self._stat, 512, 0)
@@ -53,19 +53,19 @@ class ProcessWatch:
         return False
 
     def wait_while_stopped(self) -> None:
-        """Returns when the process runs, or has ended."""
+        """Return when the process runs or has ended."""
         while self.is_stopped and not self.has_ended:
             self._wait(_LOOK)
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Close the descriptors."""
         for descriptor in (self.descriptor, self._stat):
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
         self.descriptor, self._stat = None, -1
 
     def _wait(self, seconds: float) -> bool:
-        """Whether the process ended within `seconds`."""
+        """Return whether the process ends within `seconds`."""
         if self.descriptor is None:
             time.sleep(seconds)
             return os.getppid() != self.pid
@@ -75,7 +75,7 @@ class ProcessWatch:
 
 
 def open_own_pidfd() -> int | None:
-    """A descriptor that shows the end of this process; None where the system has none."""
+    """Return a pidfd of this process, or None if the system has none."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What this machine is: cores, memory, accelerators, system. Thin: it asks what is there and never waits for long."""
+"""Describes this machine: cores, memory, accelerators, system."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from ringfort.config import MIB
 
 NVIDIA_FOLDER: Final = Path("/proc/driver/nvidia/gpus")
 _TOOL_TIMEOUT: Final = 2.0
-"""Seconds for nvidia-smi, which can take one when no driver is loaded yet."""
+"""Seconds for nvidia-smi, which takes about one if the driver is not loaded yet."""
 _MAX_NAME: Final = 64
-"""Characters of a name that others are told."""
+"""Characters of a name that are sent to others."""
 
 
 def this_machine(
     peer: str, host: str, accelerators: tuple[Accelerator, ...] = (), version: str | None = None
 ) -> NodeProfile:
-    """The profile of this machine. `accelerators` and `version` are found out unless they are given. Asks nothing of
-    the network; takes milliseconds, or up to two seconds where NVIDIA's driver has to be asked for the size of its
-    memory."""
+    """Return the profile of this machine. Detect `accelerators` and `version` unless they are given. This takes
+    milliseconds, or up to two seconds if nvidia-smi has to be called."""
     import psutil  # not at the top: the command line starts without it
 
     memory = psutil.virtual_memory().total
@@ -42,7 +41,7 @@ def this_machine(
 
 
 def own_version() -> str:
-    """Ringfort's version; empty when it runs from a folder that was never installed."""
+    """Return Ringfort's version; empty if it runs from a folder and was not installed."""
     from importlib.metadata import PackageNotFoundError, version  # not at the top: it takes 20 ms
 
     try:
@@ -52,22 +51,22 @@ def own_version() -> str:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on, which a container or `taskset` may have limited."""
+    """Return the number of cores that this process may use, which a container or `taskset` may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def find_accelerators(memory: int) -> tuple[Accelerator, ...]:
-    """GPUs that a program here could use. `memory` is the machine's, which Apple's chips share with their GPU."""
+    """Return the GPUs of this machine. `memory` is its main memory, which Apple's chips share with the GPU."""
     if sys.platform == "darwin":
         return (Accelerator("Apple GPU", memory),) if platform.machine() == "arm64" else ()
-    # torch is asked only if the program uses it anyway: to import it would take seconds.
+    # torch is asked only if the program has imported it: importing it takes seconds.
     return from_torch(sys.modules.get("torch")) or _from_nvidia_smi() or from_driver(NVIDIA_FOLDER)
 
 
 def from_torch(torch: Any) -> tuple[Accelerator, ...]:
-    """From torch, if it is loaded and has found a GPU already: asking it first would take hold of the GPU."""
+    """Return the GPUs that torch has initialised. Otherwise it is not asked, because that would initialise them."""
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return ()
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
@@ -75,7 +74,7 @@ def from_torch(torch: Any) -> tuple[Accelerator, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Accelerator, ...]:
-    """Lines such as `NVIDIA H200, 143771`: a name, and MiB of memory. Other lines are not about a GPU."""
+    """Return the GPUs in lines such as `NVIDIA H200, 143771`: a name, and MiB of memory. Other lines are ignored."""
     found: list[Accelerator] = []
     for line in text.splitlines():
         name, _, memory = line.rpartition(",")
@@ -85,7 +84,7 @@ def parse_nvidia_smi(text: str) -> tuple[Accelerator, ...]:
 
 
 def from_driver(folder: Path) -> tuple[Accelerator, ...]:
-    """From the kernel driver's own folder: names alone."""
+    """Return the GPUs in the folder of the kernel driver, which has only their names."""
     found: list[Accelerator] = []
     for path in sorted(folder.glob("*/information")):
         try:

@@ -1,16 +1,14 @@
-"""`Setup`: who this process is in its cluster and how it was told to behave. Made once, when a node is made."""
+"""`Setup`: the identity and the settings of this process in its cluster. Made once for each node."""
 
 from __future__ import annotations
 
 import platform
 import secrets
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-
-import msgspec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ringfort.cluster.core.peer_messages import Member
 from ringfort.cluster.core.topology import Accelerator
@@ -20,45 +18,27 @@ from ringfort.cluster.net.profile import from_torch, own_version
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, choose_encryption, patience_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.identity.credentials import Credentials
-from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.known import KnownKeys
-from ringfort.identity.namespace import NetworkNamespace
 
 MAX_SLOTS = 4096
-"""As `messages.Member` has it."""
-
-
-class SetupState(msgspec.Struct, frozen=True):
-    """A `Setup` for the control process. Holds secrets: it goes over a socket that nobody else has, never in arguments
-    or the environment."""
-
-    config: AutoDiscoveryConfig
-    identity: bytes
-    cluster: str
-    static: bytes
-    token: str
-    slots: int
-    home: str
-    name: str
-    version: str
-    accelerators: tuple[Accelerator, ...]
+"""The limit of `Member.slots`."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Nothing in its `repr` is secret."""
+    """It travels to the control process, with its secrets, over a socket that no other process has (`ipc.py`): never in
+    arguments or in the environment. Its `repr` shows no secret."""
 
     config: AutoDiscoveryConfig
     credentials: Credentials
     token: str
-    """New in every process: its name in announcements, and the last part of its peer id."""
+    """Random, new in every process: its name in announcements, and the last part of its peer id."""
     slots: int
     home: Path
     name: str
     version: str
     accelerators: tuple[Accelerator, ...] = ()
-    """Those that the program's torch knows of; empty where it knows none or is not there."""
-    keys: KnownKeys = field(default_factory=KnownKeys, compare=False, repr=False)
+    """Those that the program's torch has found; empty if none or without torch."""
 
     @classmethod
     def make(
@@ -68,7 +48,7 @@ class Setup:
         credentials: Credentials | None,
         encryption: str | None = None,
     ) -> Setup:
-        """What is not given comes from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
+        """Take what is not given from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
         `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
 
         Raises `ConfigError`, `InvalidArgumentError` and `IdentityError`.
@@ -86,35 +66,13 @@ class Setup:
             own_version(),
         )
 
-    @property
-    def state(self) -> SetupState:
-        """All of it, for `resume` in another process of this user."""
-        credentials = self.credentials
-        return SetupState(
-            self.config,
-            credentials.identity.private_bytes(),
-            credentials.namespace.join_code(),
-            credentials.static.private_bytes_raw(),
-            self.token,
-            self.slots,
-            str(self.home),
-            self.name,
-            self.version,
-            self.accelerators or from_torch(sys.modules.get("torch")),
-        )
+    def with_accelerators(self) -> Setup:
+        """Return this setup with the accelerators that the program's torch has found."""
+        return replace(self, accelerators=self.accelerators or from_torch(sys.modules.get("torch")))
 
-    @classmethod
-    def resume(cls, state: SetupState) -> Setup:
-        """The setup that `state` was taken of."""
-        credentials = Credentials(
-            NodeIdentity.from_private_bytes(state.identity),
-            NetworkNamespace.from_join_code(state.cluster),
-            X25519PrivateKey.from_private_bytes(state.static),
-        )
-        home = Path(state.home)
-        return cls(
-            state.config, credentials, state.token, state.slots, home, state.name, state.version, state.accelerators
-        )
+    @cached_property
+    def _known_keys(self) -> KnownKeys:
+        return KnownKeys()
 
     @property
     def peer(self) -> str:
@@ -123,19 +81,19 @@ class Setup:
 
     @property
     def network_id(self) -> bytes:
-        """What the cluster is known by in public."""
+        """The public id of the cluster."""
         return self.credentials.namespace.network_id
 
     @property
-    def lineage(self) -> str:
-        """Names the epochs that may follow each other, for the files of `standings.py`: a run is bound by what its own
-        processes have promised, not by those of another run."""
+    def vote_scope(self) -> str:
+        """The prefix of this run's files of durable votes: a run is bound by the votes of its own processes, not by
+        those of another run."""
         network, run = self.network_id.hex(), self.config.run
         return f"{network}.{sha256(run.encode()).hexdigest()[:16]}" if run else network
 
     @property
     def wall(self) -> Credentials | None:
-        """What connections are opened with; None with encryption off."""
+        """The credentials for connections; None with encryption off."""
         return None if self.config.encryption == "off" else self.credentials
 
     def proved(self, identity: bytes) -> str:
@@ -143,10 +101,10 @@ class Setup:
 
         Raises `HandshakeError` if another key has shown the same id before.
         """
-        return self.keys.name(identity) if identity else ""
+        return self._known_keys.name(identity) if identity else ""
 
     def member(self) -> Member:
-        """This peer before it has an address."""
+        """Return this peer as a member, without addresses."""
         return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfort.cluster.core.election import Claim, ElectionEventKind, ElectionManager, ElectionState
-from ringfort.cluster.core.peer_messages import Campaign, Lead, Retire, Term, Vote
+from ringfort.cluster.core.peer_messages import Campaign, ElectionVote, Lead, Retire, Term
 from ringfort.config import ElectionConfig
 
 
@@ -53,9 +53,9 @@ def test_all_votes_make_a_leader_that_tells_all() -> None:
     a = manager("a", "b", "c")
     a.observe(0.3, claim("a"), others("b", "c"))
     assert a.outbox == [(None, Campaign(Term(1, "a")))]
-    a.received(0.31, "b", Vote(Term(1, "a"), True))
+    a.received(0.31, "b", ElectionVote(Term(1, "a"), True))
     assert a.state is ElectionState.CAMPAIGNING
-    a.received(0.32, "c", Vote(Term(1, "a"), True))
+    a.received(0.32, "c", ElectionVote(Term(1, "a"), True))
     assert a.state is ElectionState.MASTER
     assert a.outbox[-1] == (None, Lead(Term(1, "a")))
 
@@ -63,7 +63,7 @@ def test_all_votes_make_a_leader_that_tells_all() -> None:
 def test_a_vote_of_another_term_does_not_count() -> None:
     a = manager("a", "b")
     a.observe(0.3, claim("a"), others("b"))
-    a.received(0.31, "b", Vote(Term(7, "a"), True))
+    a.received(0.31, "b", ElectionVote(Term(7, "a"), True))
     assert a.state is ElectionState.CAMPAIGNING
 
 
@@ -71,16 +71,16 @@ def test_a_peer_votes_once_a_number() -> None:
     c = manager("c", "a", "b")
     c.received(0.1, "b", Campaign(Term(4, "b")))
     c.received(0.1, "a", Campaign(Term(4, "a")))
-    assert [m for _, m in c.outbox] == [Vote(Term(4, "b"), True), Vote(Term(4, "a"), False)]
+    assert [m for _, m in c.outbox] == [ElectionVote(Term(4, "b"), True), ElectionVote(Term(4, "a"), False)]
 
 
 def test_a_better_candidate_refuses_and_stands_itself() -> None:
     a = manager("a", "b")
     a.received(0.1, "b", Campaign(Term(4, "b")))
-    assert a.outbox == [("b", Vote(Term(4, "b"), False)), (None, Campaign(Term(5, "a")))]
+    assert a.outbox == [("b", ElectionVote(Term(4, "b"), False)), (None, Campaign(Term(5, "a")))]
     b = manager("b", "a")
     b.force(0.1)
-    b.received(0.1, "a", Vote(b.term, False))
+    b.received(0.1, "a", ElectionVote(b.term, False))
     assert b.state is ElectionState.IDLE
 
 
@@ -89,7 +89,7 @@ def test_a_follower_stays_with_its_leader_and_says_so() -> None:
     c.received(0.1, "b", Lead(Term(2, "b")))
     assert (c.state, c.leader) == (ElectionState.FOLLOWER, "b")
     c.received(0.2, "a", Campaign(Term(9, "a")))
-    assert c.outbox == [("a", Vote(Term(9, "a"), False, "b"))]
+    assert c.outbox == [("a", ElectionVote(Term(9, "a"), False, "b"))]
 
 
 def test_a_lead_in_the_name_of_another_is_ignored() -> None:
@@ -110,7 +110,7 @@ def test_who_loses_sight_of_its_leader_stands_after_a_while() -> None:
 def test_a_silent_voter_is_waited_for_once_and_a_majority_is_then_enough() -> None:
     a = manager("a", "b", "c")
     a.observe(0.3, claim("a"), others("b", "c"))
-    a.received(0.31, "b", Vote(Term(1, "a"), True))
+    a.received(0.31, "b", ElectionVote(Term(1, "a"), True))
     a.observe(0.79, claim("a"), others("b", "c"))
     assert a.state is ElectionState.CAMPAIGNING
     a.observe(0.8, claim("a"), others("b", "c"))
@@ -160,7 +160,7 @@ def test_a_leader_steps_down_and_lets_others_stand_first() -> None:
 def test_a_leader_that_forces_an_election_retires_first_so_that_all_can_vote() -> None:
     a = manager("a", "b")
     a.force(0.1)
-    a.received(0.1, "b", Vote(a.term, True))
+    a.received(0.1, "b", ElectionVote(a.term, True))
     assert a.state is ElectionState.MASTER
     a.outbox.clear()
     a.force(1.0)
@@ -174,7 +174,7 @@ def test_who_forces_an_election_does_not_follow_the_leader_before_the_votes_are_
     b.observe(0.2, claim("b"), {"a": claim("a"), "c": claim("c")})
     assert b.state is ElectionState.CAMPAIGNING
     for peer in ("a", "c"):
-        b.received(0.3, peer, Vote(b.term, False, "c"))
+        b.received(0.3, peer, ElectionVote(b.term, False, "c"))
     assert b.state is ElectionState.MASTER  # and c, whose claim is lesser, retires when it hears of it
     b.received(0.4, "a", Lead(Term(9, "a")))
     assert (b.state, b.leader) == (ElectionState.FOLLOWER, "a")

@@ -9,24 +9,34 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ringfort.cluster.core import gossip
-from ringfort.cluster.core.gossip import MAX_NOTE_BYTES, About, Gpu, Note, Way, Ways
+from ringfort.cluster.core.gossip import MAX_NOTE_BYTES, LinkReport, MachineReport, Note
 from ringfort.cluster.core.link_kinds import LinkKind
-from ringfort.cluster.core.peer_messages import MAX_MESSAGE_BYTES, Beat
-from ringfort.cluster.core.topology import Accelerator, NodeProfile
+from ringfort.cluster.core.peer_messages import MAX_MESSAGE_BYTES, Beat, Hello, Member
+from ringfort.cluster.core.topology import Accelerator, ConnectionProfile, NodeProfile
 from ringfort.errors import ProtocolError
 
-speeds = st.none() | st.floats(1e-9, 1e12)
-ways = st.builds(Way, st.text(min_size=1, max_size=64), st.sampled_from(LinkKind), speeds, speeds, speeds)
+figures = st.none() | st.floats(1e-9, 1e12)
+links = st.builds(
+    ConnectionProfile, kind=st.sampled_from(LinkKind), latency=figures, bandwidth_out=figures, bandwidth_in=figures
+)
 texts = st.text(max_size=256)
+profiles = st.builds(
+    NodeProfile,
+    peer=texts,
+    platform=texts,
+    cores=st.integers(0, 9),
+    memory=st.integers(0, 2**50),
+    accelerators=st.tuples(st.builds(Accelerator, texts)),
+)
 messages = st.one_of(
     st.builds(Note, texts, st.binary(max_size=200)),
-    st.builds(Ways, st.lists(ways, max_size=5).map(tuple)),
-    st.builds(About, texts, st.integers(0, 9), st.integers(0, 2**50), st.tuples(st.builds(Gpu, texts))),
+    st.builds(LinkReport, st.dictionaries(st.text(min_size=1, max_size=64), links, max_size=5)),
+    st.builds(MachineReport, profiles, st.none() | st.floats(0, 1e9)),
 )
 
 
 @given(messages)
-def test_what_is_said_is_understood(message: gossip.NodeMessage) -> None:
+def test_what_is_said_is_understood(message: gossip.Gossip) -> None:
     assert gossip.decode(gossip.encode(message)) == message
 
 
@@ -44,11 +54,16 @@ def test_nonsense_is_refused_and_nothing_else_happens(data: bytes) -> None:
     "said",
     [
         {"type": "note", "topic": "x", "body": bytes(MAX_NOTE_BYTES + 1)},
-        {"type": "ways", "ways": [{"peer": "p", "bandwidth_in": -1.0}]},
-        {"type": "ways", "ways": [{"peer": "p", "bandwidth_in": float("nan")}]},
-        {"type": "ways", "ways": [{"peer": "p"}] * 1000},
-        {"type": "about", "cores": -1},
-        {"type": "about", "more": 1},
+        {"type": "links", "links": {"p": {"bandwidth_in": -1.0}}},
+        {"type": "links", "links": {"p": {"bandwidth_in": float("nan")}}},
+        {"type": "links", "links": {"p": {"latency": float("inf")}}},
+        {"type": "links", "links": {"": {}}},
+        {"type": "links", "links": {f"p{number}": {} for number in range(1000)}},
+        {"type": "machine", "profile": {"peer": "p", "cores": -1}},
+        {"type": "machine", "profile": {"peer": "p", "platform": "x" * 257}},
+        {"type": "machine", "profile": {"peer": "p", "accelerators": [{"name": "gpu"}] * 65}},
+        {"type": "machine", "profile": {"peer": "p"}, "uptime": -1.0},
+        {"type": "machine", "profile": {"peer": "p"}, "more": 1},
         {"type": "nothing"},
     ],
 )
@@ -67,6 +82,14 @@ def test_a_profile_is_told_and_read_back() -> None:
         peer="n.1", host="h", name="mac", platform="Darwin arm64", cores=8, memory=2**34,
         accelerators=(Accelerator("GPU", 2**33),), version="1", program="train.py", started=4.0,
     )  # fmt: skip
-    assert gossip.profile("n.1", "h", "mac", "1", gossip.about(own, 10.0), 10.0) == own
-    later = gossip.profile("n.1", "h", "mac", "1", gossip.about(own, 10.0), 1000.0)
-    assert later.started == 994.0  # by the clock of who reads it
+    hello = Hello(Member("n.1", "h"), "mac", "1")
+    report = gossip.decode(gossip.encode(MachineReport.of(own, 10.0)))
+    assert isinstance(report, MachineReport)
+    assert report.read(hello, 10.0) == own
+    assert report.read(hello, 1000.0).started == 994.0  # by the clock of the reader
+
+
+def test_who_a_machine_belongs_to_is_read_from_the_hello() -> None:
+    false = MachineReport.of(NodeProfile(peer="other.1", host="elsewhere", name="bank", version="9"), 0.0)
+    true = false.read(Hello(Member("n.1", "h"), "mac", "1"), 5.0)
+    assert (true.peer, true.host, true.name, true.version) == ("n.1", "h", "mac", "1")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ringfort.cluster.core.membership import (
-    Ledger,
     Policy,
+    Voter,
     basis_of,
     heritage,
     is_binding,
@@ -17,15 +17,15 @@ from ringfort.cluster.core.membership import (
     promised_by,
     seat,
 )
-from ringfort.cluster.core.peer_messages import MAX_DOUBTS, Epoch, Member, Propose, Standing, Term
+from ringfort.cluster.core.peer_messages import MAX_DOUBTS, Epoch, Member, Propose, Term, Votes
 
 NOBODY = ""
 
 
 def epoch(
-    number: int, peers: str, leader: str = "", lines: tuple[str, ...] = ("x#1",), ended: tuple[str, ...] = ()
+    number: int, peers: str, leader: str = "", lineages: tuple[str, ...] = ("x#1",), ended: tuple[str, ...] = ()
 ) -> Epoch:
-    return Epoch(number, leader or peers[0], tuple(map(Member, peers)), (), lines, ended)
+    return Epoch(number, leader or peers[0], tuple(map(Member, peers)), (), lineages, ended)
 
 
 def proposal(new: Epoch, formed: tuple[Epoch, ...] = (), doubts: tuple[Epoch, ...] = (), departed: str = "") -> Propose:
@@ -68,7 +68,7 @@ def test_the_departed_do_not_count() -> None:
 
 
 def test_nobody_can_be_split_from_a_peer_alone() -> None:
-    assert is_lawful("x", epoch(1, "a", lines=()), NOBODY, "majority")
+    assert is_lawful("x", epoch(1, "a", lineages=()), NOBODY, "majority")
 
 
 PEERS = "abcdefg"
@@ -86,12 +86,12 @@ def test_two_lawful_successors_always_share_a_member(
 
 
 def test_a_line_that_nobody_is_left_of_is_followed_but_not_carried_on() -> None:
-    old, other = epoch(6, "ab"), epoch(5, "cd", lines=("y#2",))
+    old, other = epoch(6, "ab"), epoch(5, "cd", lineages=("y#2",))
     dead = "ab"
     assert heritage([old, other], "cd", dead) == (("y#2",), ("x#1",))
     assert heritage([old], "b", dead) == (("x#1",), ()), "b is in the group, so it lives"
     assert heritage([old], "c", "a") == (("x#1",), ())
-    after = epoch(7, "cd", lines=("y#2",), ended=("x#1",))
+    after = epoch(7, "cd", lineages=("y#2",), ended=("x#1",))
     assert is_covered(old, [after])
     assert not is_covered(epoch(8, "ab"), [after])
     assert heritage([after], "cd", NOBODY) == (("y#2",), ("x#1",)), "who returns from it must still hear of its end"
@@ -101,8 +101,8 @@ def test_a_line_that_nobody_is_left_of_is_followed_but_not_carried_on() -> None:
 
 
 def test_the_last_epoch_of_each_line_counts() -> None:
-    old, new, elsewhere = epoch(1, "abc"), epoch(4, "abc"), epoch(2, "de", lines=("y#2",))
-    basis = basis_of([Standing(1, old), Standing(4, new), Standing(2, elsewhere)], "")
+    old, new, elsewhere = epoch(1, "abc"), epoch(4, "abc"), epoch(2, "de", lineages=("y#2",))
+    basis = basis_of([Votes(1, old), Votes(4, new), Votes(2, elsewhere)], "")
     assert basis.formed == (elsewhere, new)
     assert heritage(basis.formed, "abcde", NOBODY) == (("y#2", "x#1"), ())
     assert basis.highest == 4
@@ -110,45 +110,45 @@ def test_the_last_epoch_of_each_line_counts() -> None:
 
 def test_a_doubt_counts_until_a_later_epoch_of_its_lines_is_committed() -> None:
     formed, doubt = epoch(3, "abc"), epoch(5, "ab")
-    assert basis_of([Standing(5, formed, (doubt,))], "").doubts == (doubt,)
-    assert basis_of([Standing(5, formed, (doubt,)), Standing(6, epoch(6, "abc"))], "").doubts == ()
-    assert not is_covered(epoch(5, "ab", lines=("x#1", "y#2")), [epoch(6, "abc")])
+    assert basis_of([Votes(5, formed, (doubt,))], "").doubts == (doubt,)
+    assert basis_of([Votes(5, formed, (doubt,)), Votes(6, epoch(6, "abc"))], "").doubts == ()
+    assert not is_covered(epoch(5, "ab", lineages=("x#1", "y#2")), [epoch(6, "abc")])
 
 
 def test_what_may_never_have_been_committed_hands_down_no_line() -> None:
     merger = epoch(5, "abcd", "d", ("x#1", "y#2"))
-    formed = basis_of([Standing(5, epoch(3, "abc"), (merger,))], "abc").formed
+    formed = basis_of([Votes(5, epoch(3, "abc"), (merger,))], "abc").formed
     assert heritage(formed, "abc", NOBODY)[0] == ("x#1",)
-    assert basis_of([Standing(5, None, (merger,))], "abc").formed == ()
+    assert basis_of([Votes(5, None, (merger,))], "abc").formed == ()
 
 
 def test_a_doubt_is_none_when_the_leader_who_alone_could_commit_it_answers() -> None:
-    standing = Standing(5, epoch(3, "abc"), (epoch(5, "ab"),))
-    assert basis_of([standing], "a").doubts == ()
+    votes = Votes(5, epoch(3, "abc"), (epoch(5, "ab"),))
+    assert basis_of([votes], "a").doubts == ()
 
 
 def test_what_one_peer_doubts_and_another_knows_to_be_committed_is_no_doubt() -> None:
     ended, ending, last = epoch(1, "ab"), epoch(2, "cd", "c", ("y#2",), ("x#1",)), epoch(3, "cd", "c", ("y#2",))
-    knowing = [Standing(1, ended), Standing(2, ending), Standing(3, last)]
-    assert basis_of([*knowing, Standing(1, None, (ended,))], "").doubts == ()
+    knowing = [Votes(1, ended), Votes(2, ending), Votes(3, last)]
+    assert basis_of([*knowing, Votes(1, None, (ended,))], "").doubts == ()
 
 
 def test_who_holds_what_the_group_has_no_majority_of_must_wait() -> None:
-    cut_off = Standing(3, epoch(3, "abc"))
-    group, basis = largest_lawful("cxy", {"c": cut_off, "x": Standing(), "y": Standing()}, {}, (), "majority")
+    cut_off = Votes(3, epoch(3, "abc"))
+    group, basis = largest_lawful("cxy", {"c": cut_off, "x": Votes(), "y": Votes()}, {}, (), "majority")
     assert group == ["x", "y"]
     assert basis.formed == ()
 
 
 def test_a_returning_minority_joins_those_who_went_on() -> None:
-    old, new = Standing(3, epoch(3, "abc")), Standing(4, epoch(4, "ab"))
+    old, new = Votes(3, epoch(3, "abc")), Votes(4, epoch(4, "ab"))
     group, basis = largest_lawful("abc", {"a": new, "b": new, "c": old}, {}, (), "majority")
     assert group == ["a", "b", "c"]
     assert [e.number for e in basis.formed] == [4]
 
 
 def test_the_last_promises_of_the_dead_are_kept() -> None:
-    mine, theirs = Standing(3, epoch(3, "ab")), Standing(4, epoch(3, "ab"), (epoch(4, "ax", "x"),))
+    mine, theirs = Votes(3, epoch(3, "ab")), Votes(4, epoch(3, "ab"), (epoch(4, "ax", "x"),))
     alone = largest_lawful("b", {"b": mine}, {"a": theirs}, (), "majority")
     assert alone[0] == []  # a may have gone on with x, who may be at work
     assert largest_lawful("b", {"b": mine}, {"a": mine}, (), "majority")[0] == ["b"]
@@ -156,16 +156,16 @@ def test_the_last_promises_of_the_dead_are_kept() -> None:
 
 def test_one_that_a_person_does_not_count_answers_for_nothing() -> None:
     """The epoch in doubt was proposed by a, whom the person does not wait for: b and c still count in it."""
-    recalled = Standing(3, None, (epoch(3, "abcd"),))
+    recalled = Votes(3, None, (epoch(3, "abcd"),))
     for present, lawful in (("x", []), ("xbc", ["x", "b", "c"])):
-        standings = {"x": recalled, "b": Standing(3, epoch(3, "abcd")), "c": Standing(3, epoch(3, "abcd"))}
-        departed = {"d": Standing(3, epoch(3, "abcd"))}
-        assert largest_lawful(present, standings, departed, "a", "majority")[0] == lawful
+        all_votes = {"x": recalled, "b": Votes(3, epoch(3, "abcd")), "c": Votes(3, epoch(3, "abcd"))}
+        departed = {"d": Votes(3, epoch(3, "abcd"))}
+        assert largest_lawful(present, all_votes, departed, "a", "majority")[0] == lawful
 
 
 def test_a_reset_between_one_and_the_rest_lets_one_side_go_on_at_most() -> None:
     """A reset proves nothing about a process: no side may take the other for dead."""
-    in_four = Standing(3, epoch(3, "abcd"))
+    in_four = Votes(3, epoch(3, "abcd"))
     sides = [largest_lawful(side, dict.fromkeys(side, in_four), {}, (), "majority")[0] for side in ("a", "bcd")]
     assert sides == [[], ["b", "c", "d"]]
 
@@ -174,78 +174,80 @@ def test_a_reset_between_one_and_the_rest_lets_one_side_go_on_at_most() -> None:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
+def voter() -> Voter:
     """Of b, who is in epoch 3 with a and c."""
-    made = Ledger("b")
+    made = Voter("b")
     made.accept(proposal(epoch(3, "abc")))
     made.commit((3, "a"))
     return made
 
 
-def test_a_peer_is_in_an_epoch_from_its_commit_until_it_accepts_the_next(ledger: Ledger) -> None:
-    assert ledger.current == epoch(3, "abc")
-    assert ledger.accept(proposal(epoch(4, "ab"), (epoch(3, "abc"),))) == epoch(3, "abc")
-    assert ledger.current is None
-    assert ledger.commit((4, "a")) == epoch(4, "ab")
-    assert ledger.standing == Standing(4, epoch(4, "ab"))
+def test_a_peer_is_in_an_epoch_from_its_commit_until_it_accepts_the_next(voter: Voter) -> None:
+    assert voter.current == epoch(3, "abc")
+    assert voter.accept(proposal(epoch(4, "ab"), (epoch(3, "abc"),))) == epoch(3, "abc")
+    assert voter.current is None
+    assert voter.commit((4, "a")) == epoch(4, "ab")
+    assert voter.votes == Votes(4, epoch(4, "ab"))
 
 
 @pytest.mark.parametrize(
     ("offer", "why"),
     [
         (proposal(epoch(3, "abc", "c"), (epoch(3, "abc"),)), "not above"),
-        (proposal(epoch(4, "ac"), (epoch(3, "abc"),)), "not a list"),
-        (proposal(epoch(4, "abb"), (epoch(3, "abc"),)), "not a list"),
-        (proposal(epoch(4, "ab", "c"), (epoch(3, "abc"),)), "not a list"),
-        (proposal(epoch(4, "ab", lines=()), (epoch(3, "abc"),)), "no line"),
-        (proposal(epoch(4, "ab", lines=("y#4",)), (epoch(3, "abc"),)), "forgets a line"),
+        (proposal(epoch(4, "ac"), (epoch(3, "abc"),)), "do not include the leader and this peer"),
+        (proposal(epoch(4, "abb"), (epoch(3, "abc"),)), "do not include the leader and this peer"),
+        (proposal(epoch(4, "ab", "c"), (epoch(3, "abc"),)), "do not include the leader and this peer"),
+        (proposal(epoch(4, "ab", lineages=()), (epoch(3, "abc"),)), "no lineage"),
+        (proposal(epoch(4, "ab", lineages=("y#4",)), (epoch(3, "abc"),)), "forgets a lineage"),
         (
-            proposal(epoch(4, "ab", lines=("x#1", "y#2")), (epoch(3, "abc"), epoch(2, "de", lines=("y#2",))), (), "de"),
-            "nobody is left of",
+            proposal(
+                epoch(4, "ab", lineages=("x#1", "y#2")), (epoch(3, "abc"), epoch(2, "de", lineages=("y#2",))), (), "de"
+            ),
+            "has no living member",
         ),
         (
-            proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"), epoch(2, "ade", lines=("y#2",))), (), "d"),
-            "forgets a line",
+            proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"), epoch(2, "ade", lineages=("y#2",))), (), "d"),
+            "forgets a lineage",
         ),
-        (proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"),)), "ends a line"),
+        (proposal(epoch(4, "ab", ended=("y#2",)), (epoch(3, "abc"),)), "ends a lineage"),
         (proposal(epoch(4, "ab")), "does not know of epoch 3"),
         (proposal(epoch(4, "ab"), (epoch(2, "ab"),)), "does not know of epoch 3"),
         (proposal(epoch(4, "bx"), (epoch(3, "abc"),)), "majority of epoch 3"),
         (proposal(epoch(5, "ab"), (epoch(3, "abc"),), (epoch(4, "acd", "d"),)), "majority of epoch 4"),
     ],
 )
-def test_a_peer_refuses_what_breaks_the_law_and_says_why(ledger: Ledger, offer: Propose, why: str) -> None:
-    assert why in (ledger.objection(offer) or "")
+def test_a_peer_refuses_what_breaks_the_law_and_says_why(voter: Voter, offer: Propose, why: str) -> None:
+    assert why in (voter.objection(offer) or "")
 
 
-def test_a_peer_accepts_what_keeps_the_law(ledger: Ledger) -> None:
-    assert ledger.objection(proposal(epoch(4, "abx"), (epoch(3, "abc"),))) is None
-    assert ledger.objection(proposal(epoch(4, "b"), (epoch(3, "abc"),), departed="ac")) is None
-    assert ledger.objection(proposal(epoch(9, "ab"), (epoch(8, "ac"),))) is None  # epoch 8 has followed epoch 3
+def test_a_peer_accepts_what_keeps_the_law(voter: Voter) -> None:
+    assert voter.objection(proposal(epoch(4, "abx"), (epoch(3, "abc"),))) is None
+    assert voter.objection(proposal(epoch(4, "b"), (epoch(3, "abc"),), departed="ac")) is None
+    assert voter.objection(proposal(epoch(9, "ab"), (epoch(8, "ac"),))) is None  # epoch 8 has followed epoch 3
 
 
-def test_what_was_accepted_and_not_committed_stays_in_doubt_unless_its_leader_gives_it_up(ledger: Ledger) -> None:
+def test_what_was_accepted_and_not_committed_stays_in_doubt_unless_its_leader_gives_it_up(voter: Voter) -> None:
     base = (epoch(3, "abc"),)
-    ledger.accept(proposal(epoch(4, "ab"), base))
-    ledger.accept(proposal(epoch(5, "bc", "c"), base, (epoch(4, "ab"),)))
-    assert [d.number for d in ledger.standing.doubts] == [4, 5]
-    ledger.accept(proposal(epoch(6, "bc", "c"), base, (epoch(4, "ab"),)))
-    assert [d.number for d in ledger.standing.doubts] == [4, 6]
+    voter.accept(proposal(epoch(4, "ab"), base))
+    voter.accept(proposal(epoch(5, "bc", "c"), base, (epoch(4, "ab"),)))
+    assert [d.number for d in voter.votes.doubts] == [4, 5]
+    voter.accept(proposal(epoch(6, "bc", "c"), base, (epoch(4, "ab"),)))
+    assert [d.number for d in voter.votes.doubts] == [4, 6]
 
 
-def test_an_earlier_epoch_that_turns_out_committed_is_known_but_not_entered(ledger: Ledger) -> None:
-    ledger.accept(proposal(epoch(4, "ab"), (epoch(3, "abc"),)))
-    ledger.accept(proposal(epoch(5, "bc", "c"), (epoch(3, "abc"),), (epoch(4, "ab"),)))
-    assert ledger.commit((4, "a")) is None
-    assert ledger.current is None
-    assert ledger.standing == Standing(5, epoch(4, "ab"), (epoch(5, "bc", "c"),))
+def test_an_earlier_epoch_that_turns_out_committed_is_known_but_not_entered(voter: Voter) -> None:
+    voter.accept(proposal(epoch(4, "ab"), (epoch(3, "abc"),)))
+    voter.accept(proposal(epoch(5, "bc", "c"), (epoch(3, "abc"),), (epoch(4, "ab"),)))
+    assert voter.commit((4, "a")) is None
+    assert voter.current is None
+    assert voter.votes == Votes(5, epoch(4, "ab"), (epoch(5, "bc", "c"),))
 
 
-def test_doubts_have_a_limit(ledger: Ledger) -> None:
+def test_doubts_have_a_limit(voter: Voter) -> None:
     base = (epoch(3, "abc"),)
     for number in range(MAX_DOUBTS):
-        ledger.accept(proposal(epoch(4 + number, "ab", f"leader{number}"), base))
-    assert "too many" in (ledger.objection(proposal(epoch(99, "ab"), base)) or "")
+        voter.accept(proposal(epoch(4 + number, "ab", f"leader{number}"), base))
+    assert "too many" in (voter.objection(proposal(epoch(99, "ab"), base)) or "")
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------
@@ -254,47 +256,47 @@ def test_doubts_have_a_limit(ledger: Ledger) -> None:
 def test_a_new_process_respects_what_earlier_ones_of_its_machine_were_in() -> None:
     """c was in epoch 3 with two others; it ended, and d is the next process of its machine."""
     old = epoch(3, "abc")
-    restarted = Ledger("d")
-    restarted.recall([Standing(3, old)])
-    assert restarted.standing == Standing(3, None, (old,))
+    restarted = Voter("d")
+    restarted.recall([Votes(3, old)])
+    assert restarted.votes == Votes(3, None, (old,))
     assert "not above 3" in (restarted.objection(proposal(epoch(2, "dx"))) or "")
     assert "does not know of epoch 3" in (restarted.objection(proposal(epoch(4, "dx"))) or "")
     assert "majority of epoch 3" in (restarted.objection(proposal(epoch(4, "dx"), (old,), departed="c")) or "")
-    founds = proposal(epoch(4, "dx", lines=("d#4",), ended=("x#1",)), (old,), departed="abc")
+    founds = proposal(epoch(4, "dx", lineages=("d#4",), ended=("x#1",)), (old,), departed="abc")
     assert restarted.objection(founds) is None, "all are dead"
     assert restarted.objection(proposal(epoch(4, "abd"), (old,), departed="c")) is None
-    told = Propose(Term(1, "d"), epoch(4, "dx", lines=("d#4",), ended=("x#1",)), (old,), (), ("c",), ("a", "b"))
+    told = Propose(Term(1, "d"), epoch(4, "dx", lineages=("d#4",), ended=("x#1",)), (old,), (), ("c",), ("a", "b"))
     assert restarted.objection(told) is None, "a person said so"
 
 
 def test_what_is_recalled_is_never_entered_and_ends_with_the_first_epoch_of_its_own() -> None:
     old = epoch(3, "abc")
-    restarted = Ledger("d")
-    restarted.recall([Standing(3, old)])
+    restarted = Voter("d")
+    restarted.recall([Votes(3, old)])
     assert restarted.commit(old.key) is None
     assert restarted.current is None
     restarted.accept(proposal(epoch(4, "abd"), (old,)))
-    assert restarted.standing.doubts == (old, epoch(4, "abd")), "a gave up what it proposed to d, not what it was in"
+    assert restarted.votes.doubts == (old, epoch(4, "abd")), "a gave up what it proposed to d, not what it was in"
     assert restarted.commit((4, "a")) == epoch(4, "abd")
-    assert restarted.standing == Standing(4, epoch(4, "abd"))
+    assert restarted.votes == Votes(4, epoch(4, "abd"))
 
 
 def test_of_several_earlier_processes_only_what_nothing_followed_is_recalled() -> None:
-    restarted = Ledger("d")
-    restarted.recall([Standing(3, epoch(3, "abc")), Standing(7, epoch(5, "abe"), (epoch(7, "abf", "b"),)), Standing(9)])
-    assert restarted.standing == Standing(9, None, (epoch(5, "abe"), epoch(7, "abf", "b")))
-    many = Ledger("d")
-    many.recall([Standing(n, epoch(n, "ab", lines=(f"x#{n}",))) for n in range(1, 2 * MAX_DOUBTS)])
-    assert len(many.standing.doubts) < MAX_DOUBTS
-    assert many.standing.doubts[-1].number == 2 * MAX_DOUBTS - 1
+    restarted = Voter("d")
+    restarted.recall([Votes(3, epoch(3, "abc")), Votes(7, epoch(5, "abe"), (epoch(7, "abf", "b"),)), Votes(9)])
+    assert restarted.votes == Votes(9, None, (epoch(5, "abe"), epoch(7, "abf", "b")))
+    many = Voter("d")
+    many.recall([Votes(n, epoch(n, "ab", lineages=(f"x#{n}",))) for n in range(1, 2 * MAX_DOUBTS)])
+    assert len(many.votes.doubts) < MAX_DOUBTS
+    assert many.votes.doubts[-1].number == 2 * MAX_DOUBTS - 1
 
 
 def test_what_a_process_only_recalled_it_did_not_promise() -> None:
-    recalled = Standing(3, None, (epoch(3, "abc"),))
-    assert promised_by("d", recalled) == Standing(3)
+    recalled = Votes(3, None, (epoch(3, "abc"),))
+    assert promised_by("d", recalled) == Votes(3)
     assert promised_by("c", recalled) == recalled
     assert is_binding(recalled)
-    assert not is_binding(Standing(3, epoch(3, "d", lines=())))
+    assert not is_binding(Votes(3, epoch(3, "d", lineages=())))
 
 
 # --- places ----------------------------------------------------------------------------------------------------------

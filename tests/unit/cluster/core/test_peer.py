@@ -16,7 +16,7 @@ from ringfort.cluster.core.events import (
     Waiting,
 )
 from ringfort.cluster.core.health import HealthEvent, HealthStatus
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Remember, Send
+from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import (
     Accept,
@@ -25,6 +25,7 @@ from ringfort.cluster.core.peer_messages import (
     Campaign,
     Commit,
     Departed,
+    ElectionVote,
     Epoch,
     Hangup,
     Hello,
@@ -34,9 +35,8 @@ from ringfort.cluster.core.peer_messages import (
     Propose,
     Reject,
     Report,
-    Standing,
     Term,
-    Vote,
+    Votes,
 )
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
@@ -68,8 +68,8 @@ class Bench:
     def do(self, out: list[Instruction]) -> list[Instruction]:
         """Carries out what concerns the disk, at once, unless a test does it."""
         self.out += out
-        for instruction in [i for i in out if isinstance(i, Remember)] if self.writes else []:
-            out = out + self.do(self.core.remembered(self.now, instruction.standing))
+        for instruction in [i for i in out if isinstance(i, Persist)] if self.writes else []:
+            out = out + self.do(self.core.persisted(self.now, instruction.votes))
         return out
 
     def say(self, link: int, *messages: AnyMessage) -> list[Instruction]:
@@ -81,7 +81,7 @@ class Bench:
     def meet(self, link: int, peer: str, *, initiated: bool = False, host: str = "") -> list[Instruction]:
         node = peer.rpartition(".")[0]
         out = self.do(self.core.connected(self.now, link, node, initiated=initiated))
-        return out + self.say(link, Hello(Member(peer, host or f"host-{node}")), Report(Standing()))
+        return out + self.say(link, Hello(Member(peer, host or f"host-{node}")), Report(Votes()))
 
     def wait(self, seconds: float, *beating: int) -> list[Instruction]:
         """Time passes; the peers on the links `beating` answer every heartbeat at once."""
@@ -101,7 +101,7 @@ class Bench:
         both = ("n0.a", "n1.b", "n2.c")
         self.say(1, Lead(Term(1, "n0.a")), Propose(Term(1, "n0.a"), epoch), Commit(3))
         for link, peer in ((1, "n0.a"), (2, "n2.c")):
-            self.say(link, Report(Standing(3, epoch), 3, tuple(p for p in both if p != peer)), Beat(1.0, self.now))
+            self.say(link, Report(Votes(3, epoch), 3, tuple(p for p in both if p != peer)), Beat(1.0, self.now))
         assert self.core.epoch == epoch
         return epoch
 
@@ -117,7 +117,7 @@ def bench() -> Bench:
 def test_a_link_opens_with_a_hello_and_a_report_each_way(bench: Bench) -> None:
     out = bench.core.connected(bench.now, 1, "n0", initiated=True)
     assert [type(m) for m in sent(out, 1)] == [Hello, Report]
-    out = bench.say(1, Hello(Member("n0.a"), "desk"), Report(Standing()))
+    out = bench.say(1, Hello(Member("n0.a"), "desk"), Report(Votes()))
     assert PeerJoined("n0.a", "desk") in events(out)
     assert bench.core.sees == ("n0.a",)
 
@@ -146,7 +146,7 @@ def test_of_two_links_the_one_that_the_lower_id_dialled_stays(bench: Bench) -> N
 
 def test_on_the_link_that_stays_everything_is_said_again(bench: Bench) -> None:
     """What was said on the other link is not heard once this one is in use."""
-    bench.do(bench.core.vouch(bench.now, "n1.x", Standing()))
+    bench.do(bench.core.vouch(bench.now, "n1.x", Votes()))
     bench.wait(1.0)
     bench.meet(1, "n2.c", initiated=False)
     assert bench.core.leader == "n1.b"
@@ -172,7 +172,7 @@ def test_a_goodbye_counts_on_whichever_link_it_comes(bench: Bench) -> None:
     bench.say(5, Hello(Member("n2.c", "host-n2")))
     assert bench.core.contacts.get("n2.c") is bench.core.contacts.by_link(5)
     bench.do(bench.core.connected(bench.now, 6, "n2", initiated=True))
-    bench.say(6, Hello(Member("n2.d", "host-n2")), Departed("n2.c", Standing(3)))
+    bench.say(6, Hello(Member("n2.d", "host-n2")), Departed("n2.c", Votes(3)))
     assert "n2.c" not in bench.core.sees
 
 
@@ -196,7 +196,7 @@ def test_an_epoch_goes_on_when_a_member_comes_by_another_link(bench: Bench) -> N
     bench.do(bench.core.connected(bench.now, 5, "n0", initiated=False))
     assert closed(bench.say(5, Hello(Member("n0.a", "host-n0")))) == [1]
     assert bench.core.epoch == epoch
-    bench.say(5, Report(Standing(3, epoch), 3, ("n1.b", "n2.c")), Beat(1.0, bench.now))
+    bench.say(5, Report(Votes(3, epoch), 3, ("n1.b", "n2.c")), Beat(1.0, bench.now))
     assert bench.core.epoch == epoch
     assert not [event for event in events(bench.out) if isinstance(event, (PeerJoined, PeerLost, EpochEnded))]
 
@@ -217,12 +217,12 @@ def test_processes_of_one_machine_are_peers_and_the_same_key_elsewhere_is_a_clon
 
 def test_whoever_knows_two_peers_introduces_them(bench: Bench) -> None:
     bench.core.connected(bench.now, 1, "n0", initiated=True)
-    bench.say(1, Hello(Member("n0.a", addresses=("10.0.0.1:1",))), Report(Standing()))
+    bench.say(1, Hello(Member("n0.a", addresses=("10.0.0.1:1",))), Report(Votes()))
     bench.core.connected(bench.now, 2, "n2", initiated=True)
-    out = bench.say(2, Hello(Member("n2.c", addresses=("10.0.0.2:1",))), Report(Standing()))
+    out = bench.say(2, Hello(Member("n2.c", addresses=("10.0.0.2:1",))), Report(Votes()))
     assert Introduce("n2.c", ("10.0.0.2:1",)) in sent(out, 1)
     assert Introduce("n0.a", ("10.0.0.1:1",)) in sent(out, 2)
-    assert Learn("n3.d", ("10.0.0.3:1",)) in bench.say(1, Introduce("n3.d", ("10.0.0.3:1",)))
+    assert Learn("n3.d", ("10.0.0.3:1",), "n0.a") in bench.say(1, Introduce("n3.d", ("10.0.0.3:1",)))
 
 
 # --- being lost -------------------------------------------------------------------------------------------------------
@@ -274,7 +274,9 @@ def test_with_all_links_reset_it_waits(bench: Bench) -> None:
     out = bench.wait(3.0)
     assert bench.core.epoch is None
     waits = [event.why for event in events(bench.out) if isinstance(event, Waiting)]
-    assert waits == ["too few of the last epoch are in sight; they may be at work elsewhere. Missing: n0.a, n2.c"]
+    assert waits == [
+        "too few members of the last epoch are connected; the others may be at work elsewhere. Missing: n0.a, n2.c"
+    ]
     assert not any(isinstance(event, EpochStarted) for event in events(out))
 
 
@@ -288,7 +290,7 @@ def test_a_peer_that_slept_does_not_find_the_others_silent(bench: Bench) -> None
 def test_a_goodbye_is_a_departure_and_nothing_is_waited_for(bench: Bench) -> None:
     epoch = bench.in_epoch()
     for link, peer in ((1, "n0.a"), (2, "n2.c")):
-        bench.say(link, Departed(peer, Standing(3, epoch)))
+        bench.say(link, Departed(peer, Votes(3, epoch)))
     bench.wait(1.0)
     assert bench.core.epoch is not None
     assert bench.core.epoch.peers == ("n1.b",)
@@ -303,8 +305,8 @@ OLD = Epoch(7, "n0.x", (Member("n0.x", name="desk"), Member("n1.x", name="shed")
 
 def restarted(*without: str) -> Bench:
     bench = Bench(AutoDiscoveryConfig(restart_without=without))
-    bench.do(bench.core.vouch(bench.now, "n1.x", Standing(7, OLD)))
-    bench.do(bench.core.recall(bench.now, [Standing(7, OLD)]))
+    bench.do(bench.core.vouch(bench.now, "n1.x", Votes(7, OLD)))
+    bench.do(bench.core.recall(bench.now, [Votes(7, OLD)]))
     return bench
 
 
@@ -314,7 +316,7 @@ def waits(bench: Bench) -> list[str]:
 
 def test_a_process_that_starts_again_waits_for_the_others_and_says_for_whom() -> None:
     bench = restarted()
-    assert Remember(Standing(7, None, (OLD,))) in bench.out
+    assert Persist(Votes(7, None, (OLD,))) in bench.out
     bench.wait(1.0)
     assert waits(bench) == [], "they may only not have been found yet"
     bench.wait(4.0)
@@ -336,7 +338,7 @@ def test_a_person_may_say_who_is_gone_by_name_peer_or_node(names: tuple[str, ...
 def test_those_whose_machines_vouch_for_them_are_not_waited_for() -> None:
     bench = restarted("den")
     bench.meet(1, "n0.a")
-    bench.say(1, Departed("n0.x", Standing(7, OLD)))
+    bench.say(1, Departed("n0.x", Votes(7, OLD)))
     bench.do(bench.core.closed(bench.now, 1))
     bench.wait(2.0)
     assert bench.core.epoch is not None
@@ -344,19 +346,19 @@ def test_those_whose_machines_vouch_for_them_are_not_waited_for() -> None:
 
 def test_an_observer_recalls_nothing() -> None:
     core = PeerCore(Member("n1.b", "host1", 0), AutoDiscoveryConfig(), 0.0)
-    assert core.recall(0.0, [Standing(7, OLD)]) == []
-    assert core.ledger.standing == Standing()
+    assert core.recall(0.0, [Votes(7, OLD)]) == []
+    assert core.voter.votes == Votes()
 
 
 def test_a_peer_may_hold_what_an_earlier_process_of_its_machine_was_in_but_not_what_others_were_in(
     bench: Bench,
 ) -> None:
     bench.core.connected(bench.now, 1, "n2", initiated=False)
-    out = bench.say(1, Hello(Member("n2.c")), Report(Standing(7, None, (OLD,))))
+    out = bench.say(1, Hello(Member("n2.c")), Report(Votes(7, None, (OLD,))))
     assert bench.core.sees == ("n2.c",)
     bench.core.connected(bench.now, 2, "n5", initiated=False)
-    out = bench.say(2, Hello(Member("n5.z")), Report(Standing(7, None, (OLD,))))
-    assert [e.why for e in events(out) if isinstance(e, Misbehaved)] == ["it lies about epoch 7"]
+    out = bench.say(2, Hello(Member("n5.z")), Report(Votes(7, None, (OLD,))))
+    assert [e.why for e in events(out) if isinstance(e, Misbehaved)] == ["its report contradicts itself about epoch 7"]
 
 
 def test_who_leaves_is_released_where_all_its_companions_are_there_to_hear_it() -> None:
@@ -373,7 +375,7 @@ def test_who_leaves_is_released_where_all_its_companions_are_there_to_hear_it() 
     assert not bench.core.is_released
     bench = Bench()
     bench.in_epoch()
-    bench.say(2, Departed("n2.c", Standing(3, epoch)))
+    bench.say(2, Departed("n2.c", Votes(3, epoch)))
     bench.core.leave(bench.now)
     assert bench.core.is_released
 
@@ -408,15 +410,15 @@ def test_a_peer_whose_program_is_busy_is_degraded_at_once_and_stays_in_the_epoch
 def test_what_is_promised_is_written_down_before_it_is_sent(bench: Bench) -> None:
     bench.in_epoch()
     order = [
-        type(i) if isinstance(i, Remember) else type(i.message) for i in bench.out if isinstance(i, (Remember, Send))
+        type(i) if isinstance(i, Persist) else type(i.message) for i in bench.out if isinstance(i, (Persist, Send))
     ]
-    assert order.index(Remember) < order.index(Accept)
+    assert order.index(Persist) < order.index(Accept)
 
 
 def next_epoch(bench: Bench, peers: str, number: int = 4) -> Propose:
     names = {"a": "n0.a", "b": "n1.b", "c": "n2.c"}
     members = tuple(Member(names[p], "host1" if p == "b" else "") for p in peers)
-    formed = bench.core.ledger.standing.formed
+    formed = bench.core.voter.votes.formed
     assert formed is not None
     return Propose(Term(1, "n0.a"), Epoch(number, "n0.a", members, (), LINE), (formed,))
 
@@ -445,7 +447,7 @@ def test_a_commit_that_the_leader_could_not_send_is_learned_from_another_member(
     proposal = next_epoch(bench, "abc")
     bench.say(1, proposal)
     assert bench.core.epoch is None
-    bench.say(2, Report(Standing(4, proposal.epoch), 4, ("n0.a", "n1.b")))
+    bench.say(2, Report(Votes(4, proposal.epoch), 4, ("n0.a", "n1.b")))
     assert bench.core.epoch == proposal.epoch
 
 
@@ -457,8 +459,8 @@ def test_a_member_holds_only_while_nobody_has_left_the_epoch_for_a_later_one(ben
     bench.do(bench.core.hold(bench.now, True))
     larger = (*epoch.members, Member("n3.d"))
     offers = [Propose(Term(1, "n0.a"), Epoch(n, "n0.a", larger, (), LINE), (epoch,)) for n in (4, 5)]
-    assert Reject(4, "I hold: newcomers must wait") in sent(bench.say(1, offers[0]), 1)
-    bench.say(2, Report(Standing(4, epoch, (offers[0].epoch,)), 0, ("n0.a", "n1.b", "n3.d")))
+    assert Reject(4, "I hold the epoch: new peers must wait") in sent(bench.say(1, offers[0]), 1)
+    bench.say(2, Report(Votes(4, epoch, (offers[0].epoch,)), 0, ("n0.a", "n1.b", "n3.d")))
     assert Accept(5) in sent(bench.say(1, offers[1]), 1)
 
 
@@ -468,7 +470,7 @@ def test_newcomers_wait_while_a_member_holds() -> None:
     assert bench.core.epoch is not None
     bench.do(bench.core.hold(bench.now, True))
     bench.meet(1, "n5.z")
-    bench.say(1, Vote(bench.core.election.term, True), Report(Standing(), 0, ("n1.b",)))
+    bench.say(1, ElectionVote(bench.core.election.term, True), Report(Votes(), 0, ("n1.b",)))
     assert not any(isinstance(m, Propose) for m in sent(bench.wait(2.0, 1), 1))
     bench.do(bench.core.hold(bench.now, False))
     assert any(isinstance(m, Propose) for m in sent(bench.wait(2.0, 1), 1))
@@ -486,7 +488,7 @@ def test_more_than_the_most_wait(most: int | None, members: int) -> None:
     bench = Bench(AutoDiscoveryConfig(max_peers=most))
     bench.meet(1, "n2.c")
     bench.wait(0.4, 1)
-    bench.say(1, Vote(bench.core.election.term, True), Report(Standing(), 0, ("n1.b",)))
+    bench.say(1, ElectionVote(bench.core.election.term, True), Report(Votes(), 0, ("n1.b",)))
     bench.wait(1.2, 1)
     [epoch] = {m.epoch for m in sent(bench.out, 1) if isinstance(m, Propose)} or {bench.core.epoch}
     assert len(epoch.members) == members
@@ -499,14 +501,14 @@ def test_more_than_the_most_wait(most: int | None, members: int) -> None:
     "lie",
     [
         Commit(99),
-        Report(Standing(9, Epoch(9, "n0.a", (Member("n0.a"),)))),
-        Report(Standing(3), 3),
-        Report(Standing(3, Epoch(3, "n0.a", (Member("n0.a"), Member("n2.c")), (), LINE)), 3),
-        Report(Standing(2, Epoch(5, "n0.a", (Member("n2.c"),)))),
+        Report(Votes(9, Epoch(9, "n0.a", (Member("n0.a"),)))),
+        Report(Votes(3), 3),
+        Report(Votes(3, Epoch(3, "n0.a", (Member("n0.a"), Member("n2.c")), (), LINE)), 3),
+        Report(Votes(2, Epoch(5, "n0.a", (Member("n2.c"),)))),
         Propose(Term(1, "n0.a"), Epoch(9, "n0.a", (Member("n1.b"), Member("n0.a")))),
         Propose(Term(1, "n2.c"), Epoch(9, "n0.a", (Member("n1.b"), Member("n2.c")))),
-        Departed("n0.a", Standing()),
-        Departed("n1.b", Standing()),
+        Departed("n0.a", Votes()),
+        Departed("n1.b", Votes()),
         Beat(1.0, 1e9),
         Hello(Member("n2.c")),
     ],
@@ -541,7 +543,7 @@ def test_a_flood_is_cut_off(bench: Bench) -> None:
 def test_who_leaves_says_goodbye_with_its_promises_and_is_silent_from_then_on(bench: Bench) -> None:
     epoch = bench.in_epoch()
     out = bench.core.leave(bench.now, "lunch")
-    assert sent(out, 1) == [Departed("n1.b", Standing(3, epoch), "lunch")]
+    assert sent(out, 1) == [Departed("n1.b", Votes(3, epoch), "lunch")]
     assert closed(out) == [1, 2]
     assert bench.core.tick(bench.now + 1) == []
     assert bench.core.connected(bench.now + 1, 9, "n0", initiated=False) == []
@@ -549,11 +551,11 @@ def test_who_leaves_says_goodbye_with_its_promises_and_is_silent_from_then_on(be
 
 def test_one_vouches_for_ones_own_node_alone(bench: Bench) -> None:
     bench.meet(1, "n0.a")
-    gone = Departed("n1.before", Standing(5), "its process has ended", died=True)
-    assert gone in sent(bench.do(bench.core.vouch(bench.now, "n1.before", Standing(5))), 1)
+    gone = Departed("n1.before", Votes(5), "its process has ended", died=True)
+    assert gone in sent(bench.do(bench.core.vouch(bench.now, "n1.before", Votes(5))), 1)
     assert gone in sent(bench.meet(2, "n2.c"), 2)
     with pytest.raises(InvalidArgumentError, match="own node"):
-        bench.core.vouch(bench.now, "n0.before", Standing())
+        bench.core.vouch(bench.now, "n0.before", Votes())
 
 
 def test_a_clock_that_goes_back_and_an_id_without_a_node_are_errors(bench: Bench) -> None:

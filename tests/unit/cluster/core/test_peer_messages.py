@@ -17,22 +17,22 @@ from ringfort.cluster.core.peer_messages import (
     AnyMessage,
     Beat,
     Departed,
+    ElectionVote,
     Epoch,
     Hello,
     Introduce,
     Member,
     Propose,
     Report,
-    Standing,
     Term,
-    Vote,
+    Votes,
 )
 from ringfort.errors import ProtocolError
 
 EPOCH = Epoch(
     7, "a.1", (Member("a.1", "host", 4, ("10.0.0.1:5",), 3, "workstation"), Member("b.1")), (1, 0), ("a.1#3",)
 )
-STANDING = Standing(9, EPOCH, (Epoch(9, "b.1", EPOCH.members, (), EPOCH.lines),))
+VOTES = Votes(9, EPOCH, (Epoch(9, "b.1", EPOCH.members, (), EPOCH.lineages),))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ STANDING = Standing(9, EPOCH, (Epoch(9, "b.1", EPOCH.members, (), EPOCH.lines),)
     [
         Hello(EPOCH.members[0], "workstation", "1.0"),
         Beat(12.5, 11.0, 0.25),
-        Report(STANDING, 7, ("b.1",), ("c.1", "d.1"), 5, True, True),
-        Vote(Term(3, "a.1"), False, "b.1"),
-        Propose(Term(3, "a.1"), EPOCH, (EPOCH,), STANDING.doubts, ("c.1",), ("d.1",)),
+        Report(VOTES, 7, ("b.1",), ("c.1", "d.1"), 5, True, True),
+        ElectionVote(Term(3, "a.1"), False, "b.1"),
+        Propose(Term(3, "a.1"), EPOCH, (EPOCH,), VOTES.doubts, ("c.1",), ("d.1",)),
         Accept(9),
         Introduce("b.1", ("[fe80::1]:5",)),
-        Departed("a.1", STANDING, "lid closed"),
+        Departed("a.1", VOTES, "lid closed"),
     ],
 )
 def test_a_message_is_read_as_it_was_written(message: AnyMessage) -> None:
@@ -98,7 +98,7 @@ def test_no_bytes_do_anything_but_decode_or_raise(data: bytes) -> None:
 
 @given(st.data())
 def test_a_damaged_message_does_nothing_but_decode_or_raise(data: st.DataObject) -> None:
-    good = bytearray(encode(Propose(Term(3, "a.1"), EPOCH, (EPOCH,), STANDING.doubts)))
+    good = bytearray(encode(Propose(Term(3, "a.1"), EPOCH, (EPOCH,), VOTES.doubts)))
     good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ProtocolError):
         decode(bytes(good))

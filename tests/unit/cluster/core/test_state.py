@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.cluster.core.peer_messages import Epoch, Member, Standing
+from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
 from ringfort.cluster.core.state import PeerState
 from ringfort.config import AutoDiscoveryConfig
 
@@ -19,7 +19,7 @@ LAST = Epoch(
         Member("two.2", "second", 1, ("second:1",), name="raspberrypi"),
         Member("three.1", "third", 1, ("third:1",), name="attic"),
     ),
-    lines=("me.1#1",),
+    lineages=("me.1#1",),
 )
 
 
@@ -37,5 +37,5 @@ LAST = Epoch(
 )
 def test_a_name_that_several_machines_have_stands_for_none_of_them(said: list[str], found: tuple[str, ...]) -> None:
     state = PeerState(ME, AutoDiscoveryConfig(restart_without=said), 0.0, lambda: 0)
-    state.recall([Standing(1, LAST)])
+    state.recall([Votes(1, LAST)])
     assert state.restart_without == found

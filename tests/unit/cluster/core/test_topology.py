@@ -140,7 +140,7 @@ def test_neighbours_are_those_of_the_ring() -> None:
     net = topology("a", "b", "c")
     assert net.neighbours("a") == ("c", "b")
     assert topology("a").neighbours("a") == ("a", "a")
-    with pytest.raises(InvalidArgumentError, match="no node"):
+    with pytest.raises(InvalidArgumentError, match="not a node"):
         net.neighbours("z")
 
 

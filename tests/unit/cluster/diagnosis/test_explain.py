@@ -13,7 +13,7 @@ def words(**found: object) -> list[str]:
         "gone": (),
         "refused": (),
         "no_answer": (),
-        "strangers": (),
+        "other_clusters": (),
         "waiting_for": "",
         "troubles": (),
         "listening": "eth0 (10.0.0.1), port 52415",
@@ -35,7 +35,7 @@ def test_one_that_was_here_and_left_was_seen() -> None:
 
 
 def test_a_machine_of_another_cluster_comes_with_the_two_commands() -> None:
-    lines = words(strangers=["10.0.0.2"])
+    lines = words(other_clusters=["10.0.0.2"])
     told = lines.index("1 machine of another cluster announces itself here (10.0.0.2)")
     assert lines[told + 1].endswith("`ringfort key show` on one machine, `ringfort key join CODE` on the others")
     assert "`ringfort doctor`" in lines[-2]  # the other machine may be a neighbour's
@@ -81,5 +81,5 @@ def test_a_disk_that_fails_is_told_in_lines() -> None:
     told = lines.index("cannot write /home/a/standings/x: No space left on device")
     assert lines[told + 1 : told + 3] == [
         "  This peer joins no group until it can",
-        "  Free space on that disk, or set RINGFORT_HOME to a folder on another one",
+        "  Free space on that disk, or set RINGFORT_HOME to a folder on another disk",
     ]

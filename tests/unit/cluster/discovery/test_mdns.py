@@ -66,7 +66,7 @@ def test_two_of_one_network_hear_each_other_on_loopback_and_say_goodbye() -> Non
         await asyncio.gather(*(each.start(LOOPBACK) for each in (one, two, stranger)))
         assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("2" * 16, ("127.0.0.1",), 1002)
         assert await asyncio.wait_for(two.heard.get(), 10) == Announcement("1" * 16, ("127.0.0.1",), 1001)
-        assert "this machine" in one.strangers()
+        assert "this machine" in one.other_clusters()
         await two.close()
         assert await asyncio.wait_for(one.gone.get(), 10) == "2" * 16
         await asyncio.gather(one.close(), stranger.close(), two.close())
@@ -155,7 +155,7 @@ def test_a_flood_is_followed_to_a_limit_and_said_once(monkeypatch: pytest.Monkey
     ("error", "words"),
     [
         (OSError(errno.EADDRINUSE, "in use"), "port 5353"),
-        (PermissionError(errno.EPERM, "no"), "refuses multicast"),
+        (PermissionError(errno.EPERM, "no"), "denies multicast"),
         (OSError(errno.ENODEV, "no such device"), "went away"),
         (RuntimeError("No adapter found"), "could not be started (No adapter found)"),
     ],

@@ -6,21 +6,24 @@ import fcntl
 import logging
 import os
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ringfort.cluster.core.peer_messages import Epoch, Member, Standing
+from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
 from ringfort.cluster.net import durable_votes
-from ringfort.cluster.net.durable_votes import FOLDER, KEPT_FOR, MAX_VOUCHED, TOUCHED_EVERY, StandingStore
+from ringfort.cluster.net.durable_votes import FOLDER, KEPT_FOR, MAX_VOUCHED, TOUCHED_EVERY, DurableVotes
 from ringfort.errors import IdentityError
 from ringfort.identity.hosts import HostMarks
 
 HERE = HostMarks("this", ("card", "arena"), "boot 1")
 
 
-def promise(peer: str, number: int = 7) -> Standing:
-    return Standing(number, Epoch(number, peer, (Member(peer), Member("other.2")), (), ("node.1#7",)))
+def promise(peer: str, number: int = 7) -> Votes:
+    return Votes(number, Epoch(number, peer, (Member(peer), Member("other.2")), (), ("node.1#7",)))
 
 
 PROMISE = promise("node.1")
@@ -33,16 +36,16 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def store(home: Path, peer: str, network: str = "net", host: HostMarks = HERE) -> StandingStore:
-    made = StandingStore(home, network, peer, host)
+def store(home: Path, peer: str, network: str = "net", host: HostMarks = HERE) -> DurableVotes:
+    made = DurableVotes(home, network, peer, host)
     made.open()
     return made
 
 
-def ended(home: Path, peer: str, standing: Standing, *, is_released: bool = False, network: str = "net") -> Path:
-    """The file of a process that promised `standing` and has ended."""
+def ended(home: Path, peer: str, votes: Votes, *, is_released: bool = False, network: str = "net") -> Path:
+    """The file of a process that promised `votes` and has ended."""
     made = store(home, peer, network)
-    made.write(standing)
+    made.write(votes)
     made.close(is_released=is_released)
     return home / FOLDER / f"{network}-{peer}"
 
@@ -50,10 +53,10 @@ def ended(home: Path, peer: str, standing: Standing, *, is_released: bool = Fals
 def test_nobody_vouches_for_a_process_that_lives_but_the_next_one_keeps_to_what_it_promised(home: Path) -> None:
     one, two = store(home, "node.1"), store(home, "node.2")
     one.write(PROMISE)
-    assert two.dead() == []
+    assert two.ended() == []
     assert two.recalled() == [PROMISE]
     one.close()
-    assert two.dead() == [("node.1", PROMISE)]
+    assert two.ended() == [("node.1", PROMISE)]
     assert two.recalled() == [PROMISE]
     two.close()
 
@@ -61,7 +64,7 @@ def test_nobody_vouches_for_a_process_that_lives_but_the_next_one_keeps_to_what_
 def test_one_that_left_in_the_sight_of_all_is_vouched_for_and_binds_nobody(home: Path) -> None:
     ended(home, "node.1", PROMISE, is_released=True)
     two = store(home, "node.2")
-    assert two.dead() == [("node.1", PROMISE)]
+    assert two.ended() == [("node.1", PROMISE)]
     assert two.recalled() == []
     two.close()
 
@@ -75,45 +78,45 @@ def test_one_that_is_just_coming_is_not_taken_for_one_that_has_ended(
 
     def turned_away(handle: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
-        looked.append(one.dead())
+        looked.append(one.ended())
         lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", turned_away)
     two = store(home, "node.2")
     assert looked == [[]]
-    assert one.dead() == []
+    assert one.ended() == []
     two.write(promise("node.2"))
     two.close()
-    assert one.dead() == [("node.2", promise("node.2"))]
+    assert one.ended() == [("node.2", promise("node.2"))]
     one.close()
     assert [path.name for path in (home / FOLDER).iterdir()] == ["net-node.2"]
 
 
 def test_the_last_promise_counts_though_it_is_shorter(home: Path) -> None:
     one, two = store(home, "node.1"), store(home, "node.2")
-    one.write(Standing(7, PROMISE.formed, (Epoch(8, "node.1", (Member("node.1"),) * 9, (), ("x#1",)),)))
+    one.write(Votes(7, PROMISE.formed, (Epoch(8, "node.1", (Member("node.1"),) * 9, (), ("x#1",)),)))
     one.write(PROMISE)
     one.close()
-    assert two.dead() == [("node.1", PROMISE)]
+    assert two.ended() == [("node.1", PROMISE)]
     two.close()
 
 
 @pytest.mark.parametrize(
-    "standing",
+    "votes",
     [
-        Standing(),
-        Standing(7, Epoch(7, "node.1", (Member("node.1"),))),
-        Standing(7, None, (Epoch(7, "node.0", (Member("node.0"), Member("other.2")), (), ("node.0#7",)),)),
+        Votes(),
+        Votes(7, Epoch(7, "node.1", (Member("node.1"),))),
+        Votes(7, None, (Epoch(7, "node.0", (Member("node.0"), Member("other.2")), (), ("node.0#7",)),)),
     ],
     ids=["promised nothing", "was alone", "only recalled"],
 )
-def test_nothing_is_left_of_one_that_nobody_could_be_split_from(home: Path, standing: Standing) -> None:
-    assert not ended(home, "node.1", standing).exists()
+def test_nothing_is_left_of_one_that_nobody_could_be_split_from(home: Path, votes: Votes) -> None:
+    assert not ended(home, "node.1", votes).exists()
     killed = store(home, "node.1")
-    killed.write(standing)
+    killed.write(votes)
     os.close(killed._handle)
     two = store(home, "node.2")
-    assert (two.dead(), two.recalled()) == ([], [])
+    assert (two.ended(), two.recalled()) == ([], [])
     two.close()
     assert list((home / FOLDER).iterdir()) == []
 
@@ -122,7 +125,7 @@ def test_other_nodes_and_other_clusters_are_not_vouched_for(home: Path) -> None:
     for peer, network in (("else.1", "net"), ("node.1", "other")):
         ended(home, peer, promise(peer), network=network)
     two = store(home, "node.2")
-    assert (two.dead(), two.recalled()) == ([], [])
+    assert (two.ended(), two.recalled()) == ([], [])
     two.close()
 
 
@@ -133,7 +136,7 @@ def test_what_is_old_or_damaged_is_not_vouched_for(home: Path) -> None:
     for content in (b"", b"\xff", b"\xff" * 100, b"\4\0\0\0\x81\xa1a\1"):
         ended(home, "node.3", promise("node.3")).write_bytes(content)
         mine = store(home, "node.4")
-        assert (mine.dead(), mine.recalled()) == ([], [])
+        assert (mine.ended(), mine.recalled()) == ([], [])
         mine.close()
     assert not path.exists()
 
@@ -141,7 +144,7 @@ def test_what_is_old_or_damaged_is_not_vouched_for(home: Path) -> None:
 def test_what_was_written_before_the_clock_was_set_is_not_taken_for_old(home: Path) -> None:
     os.utime(ended(home, "node.a", promise("node.a")), (3600, 3600))
     mine = store(home, "node.b")
-    assert [peer for peer, _ in mine.dead()] == ["node.a"]
+    assert [peer for peer, _ in mine.ended()] == ["node.a"]
     mine.close()
 
 
@@ -166,7 +169,7 @@ def test_only_the_latest_are_vouched_for(home: Path) -> None:
         when = path.stat().st_mtime - 1000 + number
         os.utime(path, (when, when))
     mine = store(home, "node.me")
-    assert [peer for peer, _ in mine.dead()] == [f"node.{n}" for n in reversed(range(5, MAX_VOUCHED + 5))]
+    assert [peer for peer, _ in mine.ended()] == [f"node.{n}" for n in reversed(range(5, MAX_VOUCHED + 5))]
     mine.close()
 
 
@@ -191,7 +194,7 @@ def test_a_file_of_another_machine_vouches_for_nobody_and_is_named(
     mine = store(home, "node.2", host=host)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert mine.dead() == ([("node.1", PROMISE)] if vouches else [])
+            assert mine.ended() == ([("node.1", PROMISE)] if vouches else [])
     assert mine.recalled() == [PROMISE], "it may be this machine's: it is kept to all the same"
     assert [record.getMessage().count(str(path)) for record in caplog.records] == ([] if vouches else [2])
     mine.close()
@@ -204,7 +207,7 @@ def test_a_copied_file_vouches_for_nobody(home: Path, tmp_path: Path, boot: str)
     copy = tmp_path / "copy"
     shutil.copytree(home, copy)
     mine = store(copy, "node.2", host=HostMarks(HERE.machine, HERE.hardware, boot))
-    assert mine.dead() == []
+    assert mine.ended() == []
     mine.close()
     living.close()
 
@@ -214,3 +217,23 @@ def test_a_folder_that_others_may_use_is_refused_with_the_command_that_mends_it(
     (home / FOLDER).chmod(0o755)
     with pytest.raises(IdentityError, match="chmod 700"):
         store(home, "node.1")
+
+
+def test_a_file_of_the_first_releases_is_still_read(home: Path) -> None:
+    """Their records call the votes `standing` and the lineages `lines`."""
+    path = ended(home, "node.1", PROMISE)
+    status = path.stat()
+    members = [{"peer": peer, "host": "", "slots": 1, "addresses": [], "joined": 0} for peer in ("node.1", "other.2")]
+    epoch = {"number": 7, "leader": "node.1", "members": members, "ring": [], "lines": ["node.1#7"], "ended": []}
+    content = {
+        "host": {"machine": HERE.machine, "hardware": HERE.hardware, "boot": HERE.boot},
+        "file": [status.st_dev, status.st_ino],
+        "standing": {"highest": 7, "formed": epoch, "doubts": []},
+        "is_released": False,
+    }
+    data = msgspec.msgpack.encode(content)
+    path.write_bytes(struct.pack("<IIQ", len(data), zlib.crc32(data), 9) + data)
+    two = store(home, "node.2")
+    assert two.recalled() == [PROMISE]
+    assert two.ended() == [("node.1", PROMISE)]
+    two.close()

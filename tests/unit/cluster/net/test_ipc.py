@@ -26,7 +26,7 @@ EPOCH = Epoch(7, "a.1", (Member("a.1", "host", 2, ("10.0.0.1:1",)), Member("b.2"
 
 @given(st.lists(st.binary(max_size=50)), st.integers(1, 20))
 def test_messages_are_cut_from_the_stream_however_it_arrives(notes: list[bytes], step: int) -> None:
-    messages = [ipc.Ask(number, ipc.Tell("topic", note, None)) for number, note in enumerate(notes)]
+    messages = [ipc.Ask(number, ipc.SendNote("topic", note, None)) for number, note in enumerate(notes)]
     stream = b"".join(map(ipc.frame, messages))
     frames = ipc.Frames()
     bodies = [body for at in range(0, len(stream), step) for body in frames.feed(stream[at : at + step])]
@@ -85,7 +85,11 @@ def test_a_setup_is_the_same_in_the_control_process() -> None:
     health = HealthConfig(interval=np.float64(0.5))
     config = AutoDiscoveryConfig(peers=("a:1",), timeout=np.float64(2.5), min_peers=1, health=health)
     setup = Setup.make(config, 2, credentials)
-    again = Setup.resume(msgspec.msgpack.decode(ipc.encode(setup.state), type=type(setup.state)))
+    sent = ipc.decode_for_service(ipc.encode(ipc.Ask(1, ipc.Start(setup, 10))))
+    assert isinstance(sent, ipc.Ask)
+    assert isinstance(sent.request, ipc.Start)
+    again = sent.request.setup
+    assert again.home == setup.home
     assert again.peer == setup.peer
     assert again.credentials.namespace == credentials.namespace
     assert again.credentials.static_public == credentials.static_public

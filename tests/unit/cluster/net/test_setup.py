@@ -74,9 +74,11 @@ def test_the_clock_never_goes_back() -> None:
     assert times == sorted(times)
 
 
-def test_runs_of_one_cluster_have_lineages_of_their_own() -> None:
+def test_runs_of_one_cluster_keep_their_votes_apart() -> None:
     ours = credentials()
-    none, one, other = (Setup.make(AutoDiscoveryConfig(run=run), 1, ours).lineage for run in ("", "one", "o/t h\0er"))
+    none, one, other = (
+        Setup.make(AutoDiscoveryConfig(run=run), 1, ours).vote_scope for run in ("", "one", "o/t h\0er")
+    )
     assert none == ours.namespace.network_id.hex()
     assert len({none, one, other}) == 3
-    assert all(lineage.startswith(none) and lineage.replace(".", "").isalnum() for lineage in (one, other))
+    assert all(scope.startswith(none) and scope.replace(".", "").isalnum() for scope in (one, other))

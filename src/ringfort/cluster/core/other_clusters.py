@@ -1,5 +1,7 @@
-"""Machines of other clusters that announce themselves on this network: when to tell the program, and in which words.
-Pure. A machine that was given no join code, or an old one, is in a cluster of its own: the likeliest first mistake."""
+"""Machines of other clusters on the same network: when to mention them to the program, and how. Pure.
+
+A machine that was given no join code, or an old one, forms a cluster of its own. It is the most likely first mistake.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,19 @@ from collections.abc import Sequence
 from typing import Final
 
 ALONE_SECONDS: Final = 2.5
-"""How long a peer may wait for others before it is told: peers that can meet need less than one second, and a person
-should know within three."""
+"""Seconds that a peer waits for others before it mentions other clusters. Peers that can connect need less than one
+second, and a person should be told within three."""
 MAX_TOLD: Final = 4
-"""Times that one peer is told. Anybody on the network may announce anything, and could fill a log with it."""
+"""Times that other clusters are mentioned: anyone on the network can announce anything, and could fill a log."""
 MAX_NAMED: Final = 4
-"""Addresses in one sentence."""
+"""Addresses in one message."""
 
 HOW_TO_JOIN: Final = "`ringfort key show` on one machine, `ringfort key join CODE` on the others"
-"""Not "there" and "here": machines of two clusters both read this, and must not change places."""
+"""Not "there" and "here": machines of both clusters print this, and only one of them should change."""
 
 
-def other_clusters(machines: Sequence[str]) -> str:
-    """How many machines of other clusters are here, and where: an address for each."""
+def describe_other_clusters(machines: Sequence[str]) -> str:
+    """Return how many machines of other clusters announce themselves, with their addresses."""
     if not machines:
         return "no machine of another cluster announces itself here"
     more = f" and {len(machines) - MAX_NAMED} more" if len(machines) > MAX_NAMED else ""
@@ -29,7 +31,7 @@ def other_clusters(machines: Sequence[str]) -> str:
     return f"{len(machines)} machines of other clusters announce themselves here ({where})"
 
 
-class StrangerWatch:
+class OtherClusterWatch:
     """Decides when a peer that waits for others is told about machines of other clusters."""
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class StrangerWatch:
         self._told = 0
 
     def look(self, now: float, machines: Sequence[str], *, is_waiting: bool) -> bool:
-        """Whether to tell of `machines` now: the peer has waited long enough, and one of them is new."""
+        """Return whether to mention `machines` now: the peer has waited long enough, and at least one is new."""
         if not is_waiting:
             self._waiting_since = None
             return False

@@ -1,4 +1,4 @@
-"""Where a control service runs: in a process of its own, or in a thread of this one."""
+"""Runs a control service in a process of its own, or in a thread of this one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[3:]; from ringfort.cluster.net.service import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-"""The search path is this process's own, and set before anything is imported: so neither the current folder nor a .pth
-file decides what is loaded. (`-m` would put the current folder first.)"""
+"""It copies this process's search path before it imports anything, so that neither the current folder nor a .pth file
+decides what is loaded. (`-m` would put the current folder first.)"""
 
 
 class ProcessHost:
-    """A service in a process of its own, which ends with this one."""
+    """A service in a process of its own, which ends with this process."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """The process takes over `sock`."""
+        """Start the process, which takes over `sock`."""
         pidfd = open_own_pidfd()
         inherited = [sock.fileno(), *([] if pidfd is None else [pidfd])]
         package = str(Path(__file__).parents[2])
@@ -39,7 +39,7 @@ class ProcessHost:
         command = [os.fsdecode(spawn.get_executable()), "-S", *(["-B"] if sys.dont_write_bytecode else []), "-c"]
         command += [_PROGRAM, str(sock.fileno()), str(-1 if pidfd is None else pidfd), *path, package]
         try:
-            # A session of its own: Ctrl-C and the end of a terminal are for the training process, which says goodbye.
+            # A session of its own: Ctrl-C and a closed terminal are for the training process, which then leaves.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -55,26 +55,26 @@ class ProcessHost:
 
     @property
     def pid(self) -> int:
-        """Of the control process."""
+        """The id of the control process."""
         return self._process.pid
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within `seconds`."""
+        """Return whether it ends within `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def abandon(self) -> None:
-        """In a child that was forked: the process is not its own."""
+        """Forget the process. Called in a forked child, which is not its parent."""
         self._process.returncode = 0
 
     @property
     def how_it_ended(self) -> str:
-        """In words."""
+        """How the process ended, as the end of a sentence."""
         code = self._process.returncode
         if code is None:
             return "closed its connection"
@@ -86,10 +86,10 @@ class ProcessHost:
 
 
 class ThreadHost:
-    """A service in a thread of this process: for observers, whom nobody waits for, and for tests."""
+    """A service in a thread of this process: for observers, which nobody waits for, and for tests."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """The thread takes over `sock`."""
+        """Start the thread, which takes over `sock`."""
         self.service = ControlService(sock)
         self.loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(lambda: asyncio.run(self._run()), name="ringfort-control")
@@ -100,13 +100,13 @@ class ThreadHost:
         await self.service.run()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within `seconds`."""
+        """Return whether it ends within `seconds`."""
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def kill(self) -> None:
-        """A thread cannot be killed; it ends with the process."""
+        """Do nothing: a thread cannot be killed. It ends with the process."""
 
     how_it_ended = "ended"
     name = "control thread"

@@ -1,0 +1,105 @@
+"""`CoreDriver`: tells a `PeerCore` what happens, carries out its instructions and keeps its timer. It decides
+nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ringfort.cluster.core.events import ClusterEvent
+from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.peer import PeerCore
+from ringfort.cluster.core.peer_messages import AnyMessage, Votes
+from ringfort.cluster.net.host import clock
+
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
+
+_log = logging.getLogger(__name__)
+
+_AFTER_FAILURE: Final = 0.2
+"""Seconds between a tick that failed and the next one."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """How instructions are carried out."""
+
+    send: Callable[[int, AnyMessage], None]
+    close: Callable[[int], None]
+    learn: Callable[[str, Sequence[str], str], None]
+    persist: Callable[[Votes], None]
+    publish: Callable[[ClusterEvent], None]
+    changed: Callable[[], object] = lambda: None
+    """Called after the instructions and before their events, because the core's state may have changed."""
+    before_tick: Callable[[], None] = lambda: None
+    """Called before every heartbeat."""
+
+
+class CoreDriver:
+    """Lives in the control loop."""
+
+    def __init__(self, core: PeerCore, effects: Effects) -> None:
+        self._core = core
+        self._effects = effects
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def call(
+        self, method: Callable[Concatenate[float, P], list[Instruction]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Call a method of the core with the current time and carry out what it returns."""
+        self.carry_out(method(clock(), *args, **kwargs))
+
+    def carry_out(self, instructions: Sequence[Instruction]) -> None:
+        """Carry out the instructions in order, then publish their events: a subscriber may call the core again."""
+        effects = self._effects
+        events: list[ClusterEvent] = []
+        for instruction in instructions:
+            match instruction:
+                case Send(link=link, message=message):
+                    effects.send(link, message)
+                case Close(link=link):
+                    effects.close(link)
+                case Learn(peer=peer, addresses=addresses, introducer=introducer):
+                    effects.learn(peer, addresses, introducer)
+                case Persist(votes=votes):
+                    effects.persist(votes)
+                case Notify(event=event):
+                    events.append(event)
+        self._set_timer()
+        effects.changed()
+        for event in events:
+            effects.publish(event)
+
+    def stop(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self) -> None:
+        deadline = self._core.deadline
+        if self._timer is not None:
+            if self._timer_at == deadline and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        if not self._core.is_over:
+            self._timer_at = deadline
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        try:
+            self._effects.before_tick()
+            self.call(self._core.tick)
+        except Exception:
+            # Logged, and tried again: without its timer a node would send no heartbeats and notice no losses.
+            _log.exception("A tick of the control service failed; it will be repeated")
+            self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILURE, self._tick)

@@ -1,0 +1,68 @@
+"""The open control links, and how much gossip each may carry."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ringfort.cluster.core.contacts import Contact
+from ringfort.cluster.core.gossip import Note, encode
+from ringfort.cluster.net.control_link import ControlLink
+from ringfort.cluster.net.host import clock
+from ringfort.cluster.net.link_table import GOSSIP_BURST, GOSSIP_RATE, LinkEntry, LinkTable
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_closed = self.is_aborted = False
+        self.ended = self
+
+    def is_set(self) -> bool:
+        return False
+
+    def send(self, body: bytes) -> None:
+        self.sent.append(body)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def entry(link: object) -> LinkEntry:
+    return LinkEntry(cast("ControlLink", link), "", "10.0.0.2:1")
+
+
+def table(count: int) -> tuple[LinkTable, list[Any]]:
+    links, made = LinkTable(), [FakeLink() for _ in range(count)]
+    for link in made:
+        links.add(links.new_number(), entry(link))
+    return links, made
+
+
+def test_a_message_reaches_its_link_or_those_of_the_contacts() -> None:
+    links, (one, two, three) = table(3)
+    links.send(1, Note("a"))
+    links.send(99, Note("b"))  # it has ended
+    links.broadcast([Contact(2, "", True, 0.0), Contact(3, "", True, 0.0)], Note("c"))
+    assert (one.sent, two.sent, three.sent) == ([encode(Note("a"))], [encode(Note("c"))], [encode(Note("c"))])
+
+
+def test_a_closed_link_is_followed_to_its_end_but_carries_nothing_more() -> None:
+    links, (one, two) = table(2)
+    closed = links.close(1)
+    assert closed is not None
+    assert closed.link is one
+    assert links.close(1) is None
+    assert (one.is_closed, len(links), list(links)) == (True, 1, [one, two])
+    links.send(1, Note("a"))
+    links.abort()
+    assert (one.sent, one.is_aborted, two.is_aborted) == ([], False, True)
+
+
+def test_a_peer_that_sends_too_much_gossip_floods_and_may_go_on_later() -> None:
+    link, now = entry(FakeLink()), clock()
+    assert not any(link.is_flooding(now) for _ in range(int(GOSSIP_BURST)))
+    assert link.is_flooding(now)
+    assert not link.is_flooding(now + 5 / GOSSIP_RATE)
