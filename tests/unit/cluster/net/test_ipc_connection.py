@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from ringfort.bootstrap.connection import Session
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.ipc_connection import IpcConnection
-from ringfort.transport.handshake import Handshake
 from ringfort.transport.machine import Machine
 
 
@@ -67,7 +66,7 @@ def test_messages_arrive_in_order_also_when_the_other_side_reads_late() -> None:
 
 
 def test_a_socket_travels_with_its_message() -> None:
-    session = Session.of(Handshake(None), Machine(b"m" * 16, False))
+    session = Session(b"", Machine(b"m" * 16, False), None, None)
     received: list[bytes] = []
 
     async def work(ends: Ends) -> None:
