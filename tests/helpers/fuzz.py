@@ -17,7 +17,6 @@ from ringfort.errors import DistributedError, HandshakeError, ProtocolError, Tam
 from ringfort.identity.noise import MESSAGE_1_BYTES, NoiseHandshake
 from ringfort.identity.proof import check_proof, make_proof
 from ringfort.transport import abort_reasons, hello
-from ringfort.transport.ciphers import CIPHERS, Cipher, preferred
 from ringfort.transport.frames import (
     CANCEL,
     CLEAR_TO_SEND,
@@ -32,9 +31,9 @@ from ringfort.transport.handshake import MAGIC, PREAMBLE, Handshake
 from ringfort.transport.hello import Join, Meet, Ready, Refused, Welcome
 from ringfort.transport.inbound import Inbound
 from ringfort.transport.messages import Envelope, Receive, Scratch
-from ringfort.transport.records import LENGTH, MAX_RECORD, Opener, Sealer
+from ringfort.transport.records import CIPHERS, LENGTH, MAX_RECORD, Cipher, Opener, Sealer, preferred
 from ringfort.transport.reducer import Reducer
-from ringfort.transport.sealed import SealedStream
+from ringfort.transport.socket_streams import SealedStream
 from tests.helpers.handshakes import CLUSTER, PURPOSE, Side, converse, member
 
 ALICE, BOB = member(), member()

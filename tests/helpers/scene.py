@@ -10,10 +10,9 @@ from ringfort.config import MIB, DistributedConfig
 from ringfort.errors import DistributedError
 from ringfort.testing import VirtualClock
 from ringfort.transport.frames import DATA, HEADER_BYTES, NO_CALL, RENDEZVOUS, Header, pack, parse
-from ringfort.transport.link import Job
 from ringfort.transport.links import LinkTable
 from ringfort.transport.memory import MemoryPoller, MemoryStream, Pipe
-from ringfort.transport.messages import Envelope, Receive
+from ringfort.transport.messages import Envelope, Job, Receive
 from tests.helpers.background import Background
 
 CONFIG = DistributedConfig(inbox_bytes=MIB)

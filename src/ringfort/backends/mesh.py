@@ -18,8 +18,8 @@ from ringfort.transport.engine import Engine
 from ringfort.transport.finalisers import when_gone
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.machine import Machine
+from ringfort.transport.socket_streams import SocketPoller
 from ringfort.transport.stream import Poller, Stream
-from ringfort.transport.tcp import SocketPoller
 
 _engines: Final[WeakGroup[Engine]] = WeakGroup()
 """The engines of groups over sockets."""

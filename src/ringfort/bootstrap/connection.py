@@ -33,7 +33,7 @@ from ringfort.transport.hello import MAX_HELLO, NOWHERE, Hello, Refused
 from ringfort.transport.machine import Machine
 from ringfort.transport.records import Opener, RecordState, Sealer
 from ringfort.transport.stream import Stream
-from ringfort.transport.tcp import SocketStream, sleep_on, tune
+from ringfort.transport.tcp import sleep_on, tune
 
 _UNREAD = 4096
 """Bytes: more than a client has sent and we have not read when its handshake fails."""
@@ -206,7 +206,8 @@ class Connection:
 
     def stream(self) -> Stream:
         """Return the engine's view of the connection, which must not be used otherwise any more."""
-        from ringfort.transport.sealed import SealedStream  # not at the top: the control process starts without NumPy
+        # Not at the top: the control process starts without NumPy.
+        from ringfort.transport.socket_streams import SealedStream, SocketStream
 
         tune(self.sock)
         if self.sealer is None or self.opener is None:

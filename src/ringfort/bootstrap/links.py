@@ -13,9 +13,9 @@ from ringfort.bootstrap.shared_memory import share_with_neighbours
 from ringfort.bootstrap.terms import Connections, Terms, machine_for
 from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, patience_of
 from ringfort.identity.credentials import Credentials
-from ringfort.transport import tcp
 from ringfort.transport.machine import Machine
 from ringfort.transport.shm import LocalPoller
+from ringfort.transport.socket_streams import SocketPoller
 from ringfort.transport.stream import Poller, Stream
 
 
@@ -81,4 +81,4 @@ def _streams_over(
     local = share_with_neighbours(rank, machine, connections, deadline)
     sockets = {peer: connection.sock for peer, connection in connections.items()}
     streams = {peer: local.get(peer) or connection.stream() for peer, connection in sorted(connections.items())}
-    return streams, LocalPoller(sockets, local, patience) if local else tcp.SocketPoller(sockets, patience)
+    return streams, LocalPoller(sockets, local, patience) if local else SocketPoller(sockets, patience)

@@ -33,8 +33,8 @@ from ringfort.errors import (
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
-from ringfort.transport import tcp
 from ringfort.transport.finalisers import weakly, when_gone
+from ringfort.transport.socket_streams import SocketPoller
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,7 +58,7 @@ class _EpochBackend(MeshBackend):
         self.epoch = epoch
         self.has_lost = False
         if epoch is None or links is None:
-            super().__init__(0, 1, config, {}, tcp.SocketPoller({}))
+            super().__init__(0, 1, config, {}, SocketPoller({}))
             return
         # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
         ring = epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else ()

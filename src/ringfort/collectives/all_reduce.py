@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.group import Group
+from ringfort.backends.group import Group, RingStep, as_bytes
 from ringfort.collectives import algorithms, cost_model, native, persistent, reduction, shared_memory
-from ringfort.collectives.algorithms import Span
+from ringfort.collectives.algorithms import Span, Step
 from ringfort.collectives.arrays import ArrayView
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import may_split, over_connections
@@ -20,7 +20,7 @@ from ringfort.collectives.steps import Memory, block_of, run_ring, run_steps
 from ringfort.collectives.tensors import in_callers_stream, view_for
 from ringfort.config import AllReduceStrategy, Shape
 from ringfort.transport.messages import Envelope
-from ringfort.transport.reducer import Array
+from ringfort.transport.reducer import Array, Reducer
 
 
 def all_reduce(
@@ -78,6 +78,8 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None
             chain = persistent.OverLinks.suited(group, chosen, call, count, shared_reducer)
             if chain is not None:
                 return chain
+            if chosen.shape is Shape.RING:
+                return _prepared_ring(group, call, count, reducer, closing)
 
         def run(flat: Array, timeout: float | None = None) -> None:
             envelope = group.envelope(call, timeout)
@@ -97,6 +99,33 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None
         key = (kind.storage, count) if op is ReduceOp.SUM else (kind.storage, count, id(op))
         group.keep_fast(key, plan)
     return plan
+
+
+def _prepared_ring(group: Group, call: bytes, count: int, reducer: Reducer, closing: Reducer) -> Run:
+    """A pipelined ring over one connection, whose steps are worked out beforehand."""
+    steps = algorithms.ring_all_reduce(group.rank, group.world_size, count, group.ring)
+    dst, src, size = steps[0].dst, steps[0].src, reducer.dtype.itemsize
+    assert dst is not None
+    assert src is not None
+    ring = [(_bytes(step.out, size), _bytes(step.into, size), _reducer_of(step, reducer, closing)) for step in steps]
+
+    def run(flat: Array, timeout: float | None = None) -> None:
+        data = as_bytes(flat, "x", writable=True)
+        ring_steps = [RingStep(data[out], data[into], reduce) for out, into, reduce in ring]
+        group.pipelined_ring(ring_steps, dst, src, group.envelope(call, timeout))
+
+    return run
+
+
+def _bytes(span: Span | None, size: int) -> slice:
+    assert span is not None
+    return slice(size * span[0], size * span[1])
+
+
+def _reducer_of(step: Step, reducer: Reducer, closing: Reducer) -> Reducer | None:
+    if not step.reduces:
+        return None
+    return reducer if step.finish is None else closing
 
 
 def _scaled_first(run: Run, op: Op, kind: ElementType) -> Run:

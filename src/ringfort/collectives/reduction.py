@@ -181,8 +181,7 @@ def _factor(op: PremulSum, kind: ElementType) -> int | float:
     return number
 
 
-# --- reducing
-# ----------------------------------------------------------------------------------------------------------
+# --- reducing ---------------------------------------------------------------------------------------------------------
 
 
 def reducer(op: Op, kind: ElementType) -> Reducer:
@@ -203,8 +202,8 @@ def _reduce(op: ReduceOp, kind: ElementType) -> Reducer:
     ufunc = _UFUNCS[op]
     half = _HALVES.get(kind.name)
     if half is not None:
-        return Reducer(kind.storage, _half_fold(half, ufunc))
-    return Reducer(kind.storage, _float_fold(ufunc) if kind.kind in "fc" else _exact_fold(ufunc), ufunc)
+        return Reducer(kind.storage, _by_widening(half, ufunc))
+    return Reducer(kind.storage, _quietly(ufunc), ufunc)
 
 
 def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
@@ -233,14 +232,7 @@ def opening_reducer(op: Op, kind: ElementType) -> Reducer:
     return Reducer(plain.dtype, apply)
 
 
-def _exact_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
-    def apply(into: Array, span: Array) -> None:
-        ufunc(into, span, out=into)
-
-    return apply
-
-
-def _float_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
+def _quietly(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
     def apply(into: Array, span: Array) -> None:
         with np.errstate(all="ignore"):
             ufunc(into, span, out=into)
@@ -248,7 +240,7 @@ def _float_fold(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
     return apply
 
 
-def _half_fold(half: Half, ufunc: np.ufunc) -> Callable[[Array, Array], object]:
+def _by_widening(half: Half, ufunc: np.ufunc) -> Callable[[Array, Array], object]:
     def apply(into: Array, span: Array) -> None:
         float16.reducer(half, ufunc, into, span)
 

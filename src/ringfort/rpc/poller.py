@@ -21,7 +21,7 @@ from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.inbound import Event
 from ringfort.rpc.link import Link
 from ringfort.transport.locks import Thread, is_mine
-from ringfort.transport.spin import LONGEST, Spin
+from ringfort.transport.progress import LONGEST, Spin
 from ringfort.transport.tcp import LONGEST_SLEEP
 
 _log = logging.getLogger(__name__)

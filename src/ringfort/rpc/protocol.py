@@ -26,7 +26,7 @@ REFERENCE = Struct("<IIQ")
 
 CHUNK = 256 * KIB
 """Bytes of payload per frame: what a small call waits for at most behind a large one, a fraction of a millisecond
-within one machine and 2 ms at 1 Gbit/s. One record of a sealed stream (transport/sealed.py)."""
+within one machine and 2 ms at 1 Gbit/s. One record of a sealed stream (transport/socket_streams.py)."""
 MAX_BUFFERS = 16384
 MAX_REFERENCES = 4096
 """Per message, so that its first frame is never larger than any other."""

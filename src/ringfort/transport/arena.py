@@ -27,9 +27,9 @@ from ringfort.config import KIB, MIB
 from ringfort.errors import DistributedError
 from ringfort.transport.engine import Engine
 from ringfort.transport.messages import Envelope
+from ringfort.transport.progress import LONGEST
 from ringfort.transport.reducer import Array
 from ringfort.transport.segment import PAGE, Segment
-from ringfort.transport.spin import LONGEST
 
 _SLOTS = 4 * MIB
 """Bytes of the slots that are in use at a time, of all ranks: what one rank writes is still in the cache when others

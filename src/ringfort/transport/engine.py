@@ -34,12 +34,10 @@ from ringfort.transport.fast_path import FastPath, is_small
 from ringfort.transport.forks import FORKED, keep_from_children
 from ringfort.transport.frames import WAKE_UP, pack
 from ringfort.transport.inbound import Disagreement
-from ringfort.transport.link import Job, MakeError
 from ringfort.transport.links import Describe, LinkTable
 from ringfort.transport.locks import Signal, is_mine
-from ringfort.transport.messages import Envelope, Watch
-from ringfort.transport.progress import Progress
-from ringfort.transport.spin import Spin
+from ringfort.transport.messages import Envelope, Job, MakeError, Watch
+from ringfort.transport.progress import Progress, Spin
 from ringfort.transport.stream import Poller, Stream
 
 _LOOK_AGAIN = 0.25
@@ -120,6 +118,7 @@ class Engine:
                     self._jobs
                     or self._arrivals
                     or self.table.has_trouble
+                    or job.before
                     or not is_small(job)
                     or not self._fast_path.run(job)
                 ):

@@ -14,10 +14,9 @@ import time
 
 from ringfort.config import KIB
 from ringfort.transport.frames import DATA, HEADER, HEADER_BYTES, NO_CALL
-from ringfort.transport.link import Job, Link
-from ringfort.transport.links import LinkTable
-from ringfort.transport.messages import Envelope, Receive, Send
-from ringfort.transport.spin import LONGEST, Spin
+from ringfort.transport.links import Link, LinkTable
+from ringfort.transport.messages import Envelope, Job, Receive, Send
+from ringfort.transport.progress import LONGEST, Spin
 
 LARGEST = 64 * KIB
 """Bytes of a message that takes the fast path in any collective: with its header it fits one read of the receiving
@@ -31,8 +30,6 @@ def is_small(job: Job) -> bool:
     """Whether `job` may take the fast path: all of it small, and of a collective, whose headers are known
     beforehand."""
     send, receive = job.send, job.receive
-    if job.before:
-        return False
     if send is not None and (send.size > LARGEST or send.is_rendezvous or send.envelope.call == NO_CALL):
         return False
     if receive is None:

@@ -38,10 +38,9 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES, MESSAGE_3_OVERHEAD, NoiseHandshake
 from ringfort.identity.proof import MAX_PROOF_BYTES, check_proof, make_proof
 from ringfort.transport import hello
-from ringfort.transport.ciphers import CIPHERS, agree, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.hello import MAX_PURPOSE, Hello
-from ringfort.transport.records import LENGTH, MAX_OVERHEAD, Opener, Sealer
+from ringfort.transport.records import CIPHERS, LENGTH, MAX_OVERHEAD, Opener, Sealer, agree, preferred
 
 MAGIC = b"RGFT"
 PREAMBLE = Struct("<4sHBB16s")

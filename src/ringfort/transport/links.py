@@ -1,4 +1,4 @@
-"""`LinkTable`: all links of one process, the jobs posted on them, and what has failed.
+"""`Link`: one peer; and `LinkTable`: all links of one process, the jobs posted on them, and what has failed.
 
 It moves one system call's worth of bytes at a time, and it decides what the end of a message, a communicator, a peer or
 the whole process means for the other jobs. It knows nothing of threads: only the leader of the engine calls it, except
@@ -22,9 +22,10 @@ from ringfort.errors import (
 from ringfort.transport import abort_reasons
 from ringfort.transport.abort_reasons import Aborted, AbortReason, Left, Lost, Mismatch, TimedOut
 from ringfort.transport.frames import ABORT, GOODBYE, HAS_ENDED, NO_CALL, WAITING, WAKE_UP, pack
-from ringfort.transport.inbound import Cancelled, Cleared, Control, Disagreement, Reply
-from ringfort.transport.link import Job, Link, MakeError
-from ringfort.transport.messages import CHUNK, Envelope, Receive, Scratch, Send
+from ringfort.transport.inbound import Cancelled, Cleared, Control, Disagreement, Inbound, Reply
+from ringfort.transport.messages import CHUNK, Envelope, Job, MakeError, Receive, Scratch, Send
+from ringfort.transport.outbound import Outbound
+from ringfort.transport.socket_streams import SealedStream
 from ringfort.transport.stream import Poller, Stream
 
 _LINGER = 0.3
@@ -37,6 +38,69 @@ _MOST_WAITS = 1024
 Describe = Callable[[bytes], str]
 """Turns a call's 16 bytes into words for people; the collectives know how."""
 Members = Container[int] | None
+
+
+class Link:
+    """One peer. Reading and writing are one system call each and say whether bytes moved."""
+
+    __slots__ = ("_sealed", "error", "goodbye", "inbound", "outbound", "peer", "stream", "waits_in", "watch")
+
+    def __init__(self, peer: int, stream: Stream, scratch: Scratch, inbox_bytes: int, epoch: int) -> None:
+        self.peer = peer
+        self.stream = stream
+        # Most tries move only a part of a record: that needs no place for its content.
+        self._sealed = stream if isinstance(stream, SealedStream) else None
+        self.inbound = Inbound(peer, scratch, inbox_bytes, epoch)
+        self.outbound = Outbound(epoch)
+        self.error: MakeError | None = None
+        """Why the stream cannot be used any more; None while it can."""
+        self.goodbye: AbortReason | None = None
+        """The peer said goodbye: the abort reason for collectives that still need it."""
+        self.waits_in: dict[int, tuple[int, bytes]] = {}
+        """By communicator: the collective in which the peer said that it waits for us, as its number and call."""
+        self.watch: tuple[bool, bool] = (True, False)
+        """What the poller looks for: reading, writing."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.error is None
+
+    def write(self) -> bool:
+        """Write once; whether bytes moved. Raises `OSError` when the connection is gone."""
+        try:
+            if self._sealed is not None and self._sealed.is_sending:
+                count = self._sealed.push()
+                if not count:
+                    return False
+            else:
+                head, body = self.outbound.pieces()
+                if not body:
+                    if not head:
+                        return False
+                    count = self.stream.send(head)
+                elif head:
+                    count = self.stream.sendmsg((head, body))
+                else:
+                    count = self.stream.send(body)
+        except BlockingIOError:
+            return False
+        self.outbound.wrote(count)
+        return True
+
+    def read(self) -> bool:
+        """Read once; whether bytes moved. Raises `OSError` when the connection is gone, `EOFError` at its end and
+        `ProtocolError` if what came is invalid."""
+        inbound = self.inbound
+        try:
+            if self._sealed is not None and not self._sealed.pull():
+                return False
+            count = self.stream.recv_into(inbound.want())
+        except BlockingIOError:
+            return False
+        if not count:
+            raise EOFError
+        inbound.took(count)
+        return True
 
 
 class LinkTable:

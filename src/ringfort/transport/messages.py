@@ -4,15 +4,20 @@ arriving bytes can go. Pure: memory in, memory out."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ringfort.config import KIB
 from ringfort.errors import DistributedError
 from ringfort.transport.frames import NO_CALL, Key
+from ringfort.transport.locks import Signal
 from ringfort.transport.reducer import Array, Reducer
+
+if TYPE_CHECKING:
+    from ringfort.transport.links import Link
 
 CHUNK = 256 * KIB
 """Bytes received at once for reducing, where a stream does not ask for more (`Stream.chunk`): they stay in the cache
@@ -49,6 +54,10 @@ def discard(queues: dict[Key, deque[T]], key: Key, item: T) -> None:
     queue.remove(item)
     if not queue:
         del queues[key]
+
+
+MakeError = Callable[[], DistributedError]
+"""Makes a new error for each call that it ends: a raised exception keeps its traceback."""
 
 
 class Envelope(NamedTuple):
@@ -209,7 +218,7 @@ class Receive(Sink):
         if self.reducer is None:
             self.into[:] = data
         elif self.total:
-            self.reducer.apply(self.array, np.frombuffer(data, self.reducer.dtype))
+            self._reduce(self.array, np.frombuffer(data, self.reducer.dtype))
 
     def restart(self) -> None:
         """Forgets a message that its sender cancelled. Only without a reduction: that cannot be undone."""
@@ -230,14 +239,23 @@ class Receive(Sink):
             return
         # A read may end inside an element; its bytes wait in `carry` for the next one.
         have = len(self.carry) + count
-        dtype, apply, _ = self.reducer
+        dtype = self.reducer.dtype
         whole = have // dtype.itemsize
         if whole:
             start = self.reduced
             self.reduced = start + whole
-            apply(self.array[start : self.reduced], scratch.typed(dtype)[:whole])
+            self._reduce(self.array[start : self.reduced], scratch.typed(dtype)[:whole])
         rest = have - whole * dtype.itemsize
         self.carry = bytes(scratch.bytes[have - rest : have]) if rest else b""
+
+    def _reduce(self, into: Array, span: Array) -> None:
+        assert self.reducer is not None
+        _, apply, ufunc = self.reducer
+        if ufunc is None:
+            apply(into, span)
+            return
+        with np.errstate(all="ignore"):  # integers wrap and floats follow IEEE 754, both silently
+            ufunc(into, span, out=into)
 
 
 class Watch(Receive):
@@ -256,3 +274,53 @@ class Watch(Receive):
     @done.setter
     def done(self, value: bool) -> None:
         self._is_over = value
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """What one caller waits for: a message to send, one to receive, or both; and until when."""
+
+    what: str
+    timeout: float
+    deadline: float
+    send: Send | None = None
+    send_link: Link | None = None
+    receive: Receive | None = None
+    receive_link: Link | None = None
+    before: tuple[tuple[Send | Receive, Link], ...] = ()
+    """Of a pipelined ring: the messages before these two, on the same links, which so are done before them."""
+    is_posted: bool = False
+    say_at: float | None = None
+    """When to tell the peer that we wait for it; never again after that."""
+    turn: Signal | None = None
+    """Of a caller that sleeps: sent when its job is done, or when the caller should lead."""
+
+    @property
+    def is_done(self) -> bool:
+        return (self.send is None or self.send.done) and (self.receive is None or self.receive.done)
+
+    def halves(self) -> Iterator[tuple[Send | Receive, Link]]:
+        """The messages and their links, in their order."""
+        yield from self.before
+        if self.send is not None and self.send_link is not None:
+            yield self.send, self.send_link
+        if self.receive is not None and self.receive_link is not None:
+            yield self.receive, self.receive_link
+
+    def waits_on(self, link: Link) -> list[Send | Receive]:
+        """The messages on `link` that are not done."""
+        return [half for half, other in self.halves() if other is link and not half.done]
+
+    def is_on(self, comm_id: int) -> bool:
+        """Whether this is part of a collective on `comm_id`."""
+        return any(half.envelope.comm_id == comm_id and half.envelope.members is not None for half, _ in self.halves())
+
+    def fail(self, error: MakeError) -> None:
+        """Ends the halves that are not done, and takes them off their links."""
+        for half, link in self.halves():
+            if not half.done:
+                if isinstance(half, Send):
+                    link.outbound.withdraw(half)
+                else:
+                    link.inbound.withdraw(half)
+                half.error, half.done = error(), True

@@ -12,12 +12,10 @@ Array = npt.NDArray[Any]
 
 
 class Reducer(NamedTuple):
-    """A reduction the transport can apply without knowing what it means.
-
-    `apply(into, span)` does `into = into <op> span` on one-dimensional arrays of `dtype` and equal length.
-    """
+    """A reduction the transport can apply without knowing what it means."""
 
     dtype: np.dtype[Any]
     apply: Callable[[Array, Array], object]
+    """`apply(into, span)` does `into = into <op> span` on one-dimensional arrays of `dtype` and equal length."""
     ufunc: np.ufunc | None = None
     """Does the same as `apply` if floating point errors are ignored; None where it takes more than one call."""

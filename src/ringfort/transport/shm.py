@@ -21,8 +21,8 @@ from struct import Struct
 from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.segment import Segment
+from ringfort.transport.socket_streams import SocketEnd, SocketPoller
 from ringfort.transport.stream import Ready, ready_streams
-from ringfort.transport.tcp import SocketEnd, SocketPoller
 
 RING = 1024 * KIB
 """Bytes a direction, a power of two: four reads' worth, so that writer and reader seldom wait for each other."""
@@ -235,7 +235,7 @@ class LocalPoller(SocketPoller):
             if stream.is_over:
                 super().forget(peer)  # its end would be told for ever
             else:
-                self._poll.register(self._fds[peer], select.POLLIN | (select.POLLOUT if stream.owes else 0))
+                self._poll.register(self._files[peer][0], select.POLLIN | (select.POLLOUT if stream.owes else 0))
         found = super().wait(0.0 if self._ready() else deadline)
         for ready in found:
             if ready.peer in self._local:

@@ -7,34 +7,26 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from math import ceil
 from struct import Struct
 
-from ringfort.config import DEFAULT_PATIENCE, KIB, MIB, format_address
+from ringfort.config import KIB, format_address
 from ringfort.errors import TransportError
 from ringfort.transport.forks import keep_from_children
-from ringfort.transport.stream import Ready
 
 _BACKLOG = 128
 """Connections the kernel holds for us: more than the largest group, so that all ranks may connect at once."""
-
-
 _LOCAL_BUFFER = 256 * KIB
 """Bytes in flight on one machine; Linux doubles it for its own needs."""
 LONGEST_SLEEP = 3600.0
 """Seconds: what is asked of the system at once. It counts milliseconds in 31 bits and would refuse a month."""
 LOOKS = 8
 """How often a silent machine is looked at within the patience."""
-_HANG_UP: int = getattr(select, "POLLRDHUP", 0)
+HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
 PEER_ENDED = "the connection that there was has ended"
 """Why no further connection is made."""
-_READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
-"""An error or a hang-up shows when it is read: that is where it gets its name."""
-
-
 _TCP_RXT_CONNDROPTIME = 0x80
 """macOS: seconds of retransmission after which a connection is dropped. Not in Python's socket module."""
 _TCP_INFO = Struct("=3xB20xI28xI")
@@ -157,7 +149,7 @@ def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.so
     poll = select.poll()
     poll.register(sock, event)
     if beside is not None:
-        poll.register(beside, _HANG_UP)
+        poll.register(beside, HANG_UP)
     ready: list[int] = []
     while not ready:
         left = deadline - time.monotonic()
@@ -171,7 +163,7 @@ def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.so
 def has_hung_up(sock: socket.socket) -> bool:
     """Whether the other side has ended, or this side has shut it down, even if something is still unread."""
     poll = select.poll()
-    poll.register(sock, _HANG_UP)
+    poll.register(sock, HANG_UP)
     return bool(poll.poll(0))
 
 
@@ -183,96 +175,3 @@ def is_ended(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-class SocketEnd:
-    """How a `Stream` over a socket ends."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def shut_down(self) -> None:
-        with suppress(OSError):  # the peer has gone already
-            self._sock.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-class SocketStream(SocketEnd):
-    """A socket as a `Stream`."""
-
-    has_pending = False
-    chunk = MIB
-    """As much as a record of an encrypted one. Every read costs its call and the Python around it: with 256 KiB, which
-    would stay in a smaller cache, 16 and 64 MiB of 2 ranks took 1.5 and 1.4 times as long (1 MiB of L2 a core)."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self.recv_into = sock.recv_into
-        self.send = sock.send
-
-    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
-        return self._sock.sendmsg(buffers)
-
-
-class SocketPoller:
-    """Sleeps on sockets with poll(2)."""
-
-    def __init__(self, sockets: dict[int, socket.socket], patience: float = DEFAULT_PATIENCE) -> None:
-        """`patience` is how many seconds a machine may leave what it was sent unanswered."""
-        self._sockets = sockets
-        self._patience = patience
-        self._look_at = time.monotonic()
-        for sock in sockets.values():
-            keep_alive(sock, patience)
-        self._poll = select.poll()
-        self._fds = {peer: sock.fileno() for peer, sock in sockets.items()}
-        self._peers = {fd: peer for peer, fd in self._fds.items()}
-        self._wake_in, self._wake_out = socket.socketpair()
-        for sock in (self._wake_in, self._wake_out):
-            keep_from_children(sock).setblocking(False)
-        self._wake_fd = self._wake_out.fileno()
-        self._poll.register(self._wake_fd, select.POLLIN)
-
-    now = staticmethod(time.monotonic)
-
-    def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        self._poll.register(
-            self._fds[peer], (select.POLLIN if read else 0) | (select.POLLOUT if write else 0) | _HANG_UP
-        )
-
-    def forget(self, peer: int) -> None:
-        with suppress(KeyError):  # it was never watched
-            self._poll.unregister(self._fds[peer])
-
-    def silent(self) -> list[tuple[int, float]]:
-        now = time.monotonic()
-        if now < self._look_at:
-            return []
-        self._look_at = now + self._patience / LOOKS
-        found = [(peer, silence(sock)) for peer, sock in self._sockets.items()]
-        return [(peer, seconds) for peer, seconds in found if seconds >= self._patience]
-
-    def wait(self, deadline: float) -> list[Ready]:
-        left = max(0.0, min(deadline - time.monotonic(), self._patience / LOOKS, LONGEST_SLEEP))
-        found: list[Ready] = []
-        for fd, event in self._poll.poll(left * 1000):
-            if fd == self._wake_fd:
-                self._drain()
-            else:
-                found.append(Ready(self._peers[fd], bool(event & _READABLE), bool(event & select.POLLOUT)))
-        return found
-
-    def _drain(self) -> None:
-        with suppress(BlockingIOError):
-            while self._wake_out.recv(4096):
-                pass
-
-    def wake(self) -> None:
-        with suppress(OSError):  # full: a wake-up is on its way already; or closed: nobody sleeps
-            self._wake_in.send(b"\0")
-
-    def close(self) -> None:
-        self._wake_in.close()
-        self._wake_out.close()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from ringfort.errors import PeerLostError
 from ringfort.transport.frames import WAITING, pack
 from ringfort.transport.inbound import Disagreement
-from ringfort.transport.link import Job
 from ringfort.transport.links import LinkTable
+from ringfort.transport.messages import Job
 
 SAY_AFTER = 0.1
 """Seconds of waiting in a collective after which a rank tells the peer that it waits for what it is in: two ranks that

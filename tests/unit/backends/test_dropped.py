@@ -16,7 +16,7 @@ from ringfort.backends.simulated import SimulatedBackend
 from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import PeerLostError
-from ringfort.transport.tcp import SocketPoller, SocketStream
+from ringfort.transport.socket_streams import SocketPoller, SocketStream
 
 CONFIG = DistributedConfig(timeout=30)
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from cryptography.exceptions import InvalidTag
 
-from ringfort.transport import ciphers
-from ringfort.transport.ciphers import (
+from ringfort.transport import records as ciphers
+from ringfort.transport.records import (
     CIPHERS,
     LARGEST_TAG,
     Aegis128L,

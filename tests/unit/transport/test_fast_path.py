@@ -15,11 +15,10 @@ from ringfort.transport.engine import Engine
 from ringfort.transport.fast_path import LARGEST, is_small
 from ringfort.transport.frames import CLEAR_TO_SEND, DATA, HEADER, HEADER_BYTES, pack
 from ringfort.transport.inbound import Inbound
-from ringfort.transport.link import Job
-from ringfort.transport.messages import Envelope, Receive, Send
+from ringfort.transport.messages import Envelope, Job, Receive, Send
+from ringfort.transport.progress import Spin
 from ringfort.transport.reducer import Reducer
-from ringfort.transport.spin import Spin
-from ringfort.transport.tcp import SocketPoller, SocketStream
+from ringfort.transport.socket_streams import SocketPoller, SocketStream
 
 CALL, OTHER = b"a call of 16 byt", b"another of 16 by"
 SUM = Reducer(np.dtype("<i4"), lambda into, span: np.add(into, span, out=into))

@@ -13,7 +13,7 @@ from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import ChannelClosedError
 from ringfort.transport.forks import WeakGroup, keep_from_children
-from ringfort.transport.tcp import SocketPoller, SocketStream
+from ringfort.transport.socket_streams import SocketPoller, SocketStream
 
 
 def in_child(check: Callable[[], None]) -> None:

@@ -21,11 +21,10 @@ from ringfort.errors import (
 from ringfort.identity.noise import MESSAGE_1_BYTES, MESSAGE_2_BYTES, NoiseHandshake
 from ringfort.identity.proof import MAX_PROOF_BYTES
 from ringfort.transport import hello
-from ringfort.transport.ciphers import CIPHERS, preferred
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.handshake import MAGIC, NOISE, PLAIN, PREAMBLE, Handshake, RecordReader, sealed
 from ringfort.transport.hello import MAX_PURPOSE, Hello, Join, Meet, Ready, Refused
-from ringfort.transport.records import LENGTH, MAX_OVERHEAD
+from ringfort.transport.records import CIPHERS, LENGTH, MAX_OVERHEAD, preferred
 from tests.helpers.handshakes import CLUSTER, PURPOSE, Side, converse, flipped, impostor, member, opened
 
 ALICE, BOB = member(), member()

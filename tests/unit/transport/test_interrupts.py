@@ -26,7 +26,7 @@ from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import AbortedError, DistributedError
 from ringfort.transport.locks import Condition, Event, Future, Signal, is_mine
-from ringfort.transport.tcp import SocketPoller, SocketStream
+from ringfort.transport.socket_streams import SocketPoller, SocketStream
 
 CONFIG = DistributedConfig(timeout=30)
 BOUND = 10.0

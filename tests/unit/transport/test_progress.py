@@ -6,11 +6,9 @@ import pytest
 
 from ringfort.errors import ChannelClosedError, OperationTimeoutError
 from ringfort.transport.frames import pack
-from ringfort.transport.link import Job
 from ringfort.transport.locks import Signal
-from ringfort.transport.messages import Envelope, Receive
-from ringfort.transport.progress import Progress
-from ringfort.transport.spin import Spin
+from ringfort.transport.messages import Envelope, Job, Receive
+from ringfort.transport.progress import Progress, Spin
 from tests.helpers.background import Background
 from tests.helpers.scene import TableScene, error_of
 

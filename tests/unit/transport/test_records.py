@@ -11,8 +11,18 @@ from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import TamperedError
 from ringfort.identity.noise import rekey
-from ringfort.transport.ciphers import CIPHERS, AesGcm, Cipher, preferred
-from ringfort.transport.records import LENGTH, MAX_PLAIN, MAX_RECORD, ROLL_OVER, Opener, Sealer
+from ringfort.transport.records import (
+    CIPHERS,
+    LENGTH,
+    MAX_PLAIN,
+    MAX_RECORD,
+    ROLL_OVER,
+    AesGcm,
+    Cipher,
+    Opener,
+    Sealer,
+    preferred,
+)
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SEVERAL = [b"first", b"the second", b"", b"the fourth of them", b"fifth"]

@@ -13,6 +13,7 @@ import pytest
 from ringfort.errors import TransportError
 from ringfort.testing.groups import reserved_addresses
 from ringfort.transport import tcp
+from ringfort.transport.socket_streams import SocketPoller
 from ringfort.transport.stream import Ready
 from tests.helpers.background import Background
 
@@ -98,14 +99,14 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def poller(pair: tuple[socket.socket, socket.socket]) -> Iterator[tcp.SocketPoller]:
+def poller(pair: tuple[socket.socket, socket.socket]) -> Iterator[SocketPoller]:
     """Knows the first of `pair` as peer 5."""
-    poller = tcp.SocketPoller({5: pair[0]})
+    poller = SocketPoller({5: pair[0]})
     yield poller
     poller.close()
 
 
-def test_a_poller_says_what_can_move(poller: tcp.SocketPoller, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_poller_says_what_can_move(poller: SocketPoller, pair: tuple[socket.socket, socket.socket]) -> None:
     poller.watch(5, read=True, write=False)
     assert poller.wait(poller.now()) == []
     pair[1].send(b"x")
@@ -120,13 +121,13 @@ def test_a_poller_says_what_can_move(poller: tcp.SocketPoller, pair: tuple[socke
     assert poller.wait(poller.now()) == []
 
 
-def test_the_end_of_a_stream_can_be_read(poller: tcp.SocketPoller, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_end_of_a_stream_can_be_read(poller: SocketPoller, pair: tuple[socket.socket, socket.socket]) -> None:
     poller.watch(5, read=True, write=False)
     pair[1].close()
     assert poller.wait(poller.now() + 5) == [Ready(5, readable=True, writable=False)]
 
 
-def test_a_poller_wakes_when_it_is_told_to_also_beforehand(poller: tcp.SocketPoller) -> None:
+def test_a_poller_wakes_when_it_is_told_to_also_beforehand(poller: SocketPoller) -> None:
     for _ in range(100_000):
         poller.wake()  # more than its pipe holds
     start = time.monotonic()
@@ -139,7 +140,7 @@ def test_a_poller_wakes_when_it_is_told_to_also_beforehand(poller: tcp.SocketPol
 
 @pytest.mark.parametrize("far", [1e7, 1e10, 1e300])
 def test_a_deadline_may_be_further_than_any_clock_counts(
-    poller: tcp.SocketPoller, pair: tuple[socket.socket, socket.socket], far: float
+    poller: SocketPoller, pair: tuple[socket.socket, socket.socket], far: float
 ) -> None:
     poller.watch(5, read=True, write=False)
     pair[1].send(b"x")
@@ -147,7 +148,7 @@ def test_a_deadline_may_be_further_than_any_clock_counts(
 
 
 def test_waking_a_closed_poller_is_no_error(pair: tuple[socket.socket, socket.socket]) -> None:
-    poller = tcp.SocketPoller({5: pair[0]})
+    poller = SocketPoller({5: pair[0]})
     poller.close()
     poller.wake()
 

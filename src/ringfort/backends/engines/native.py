@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringfort.errors import OperationTimeoutError, TransportError
-from ringfort.transport.link import Link
+from ringfort.transport.links import Link
 from ringfort.transport.messages import Envelope
 
 if TYPE_CHECKING:

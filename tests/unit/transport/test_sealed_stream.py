@@ -16,9 +16,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from ringfort.config import KIB, MIB
 from ringfort.errors import TamperedError
-from ringfort.transport.ciphers import CIPHERS, preferred
-from ringfort.transport.records import MAX_PLAIN, Opener, Sealer
-from ringfort.transport.sealed import SealedStream
+from ringfort.transport.records import CIPHERS, MAX_PLAIN, Opener, Sealer, preferred
+from ringfort.transport.socket_streams import SealedStream
 
 THERE, BACK = bytes(32), bytes(range(32))
 CIPHER = CIPHERS[preferred()[0]]
