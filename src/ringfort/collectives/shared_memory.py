@@ -61,32 +61,21 @@ class SharedReducer(NamedTuple):
         self.closing(so_far, parts[-1], out)
 
 
-def all_reduce(arena: Arena, flat: Array, shared_reducer: SharedReducer, envelope: Envelope) -> None:
-    """Every rank's `flat` becomes the reduction of all, in place."""
-    arena.engine.check(envelope)
-    arena.sign(envelope)
-    if flat.nbytes > SMALL_BYTES:
-        _all_reduce_blocks(arena, flat, shared_reducer, envelope)
-        return
-    slots = arena.slots(shared_reducer.dtype, flat.size)[arena.next_turn()]
-    slots[arena.rank][...] = flat
-    arena.publish()
-    arena.wait_signed(envelope)
-    shared_reducer(slots, flat)
-
-
 def edges_of(block: int, world_size: int) -> list[int]:
     """Where in a block each rank's slice begins, and the last one ends."""
     return [block * rank // world_size for rank in range(world_size + 1)]
 
 
-def _all_reduce_blocks(arena: Arena, flat: Array, shared_reducer: SharedReducer, envelope: Envelope) -> None:
-    """One meeting a block: a rank publishes its slice of this block, reduced, and its part of the next, together.
+def all_reduce(arena: Arena, flat: Array, shared_reducer: SharedReducer, envelope: Envelope) -> None:
+    """Every rank's `flat`, which is larger than a slot, becomes the reduction of all, in place.
+
+    One meeting per block: a rank publishes its slice of this block, reduced, and its part of the next, together.
 
     The law of this function: **a rank writes results only to its own slice of its slot, and parts only to the others'
     slices**, which are at the same place in every block. So its part of the block after next can be put down while the
     others still read the result of this one.
     """
+    _begin(arena, envelope)
     rank, n = arena.rank, arena.world_size
     count = -(-flat.nbytes // arena.slot)
     block = -(-flat.size // count)  # all alike, so that every rank has its share of the last one too
@@ -135,8 +124,7 @@ def reduce_slice(shared_reducer: SharedReducer, parts: Sequence[Array], rank: in
 
 def broadcast(arena: Arena, flat: Array, root: int, envelope: Envelope) -> None:
     """Every rank's `flat` becomes the root's, in place."""
-    arena.engine.check(envelope)
-    arena.sign(envelope)
+    _begin(arena, envelope)
     turns = arena.slots(flat.dtype, arena.slot // flat.itemsize)
     for start, part in _blocks(arena, flat):
         slot = turns[arena.next_turn()][root]
@@ -150,8 +138,7 @@ def broadcast(arena: Arena, flat: Array, root: int, envelope: Envelope) -> None:
 
 def all_gather(arena: Arena, flat: Array, parts: Sequence[Array], envelope: Envelope) -> None:
     """`parts[r]` becomes rank r's `flat`."""
-    arena.engine.check(envelope)
-    arena.sign(envelope)
+    _begin(arena, envelope)
     turns = arena.slots(flat.dtype, arena.slot // flat.itemsize)
     for start, own in _blocks(arena, flat):
         slots = turns[arena.next_turn()]
@@ -167,6 +154,11 @@ def _blocks(arena: Arena, flat: Array) -> Iterator[tuple[int, Array]]:
     size = min(BLOCK, arena.slot) // flat.itemsize
     for start in range(0, max(flat.size, 1), size):
         yield start, flat[start : start + size]
+
+
+def _begin(arena: Arena, envelope: Envelope) -> None:
+    arena.engine.check(envelope)
+    arena.sign(envelope)
 
 
 def _wait(arena: Arena, start: int, envelope: Envelope) -> None:
