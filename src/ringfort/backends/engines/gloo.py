@@ -67,10 +67,10 @@ class GlooBackend(MeshBackend):
             store = open_store(place, master, store)
             with meet_at_store(place, store, interface) as found:
                 machines, make = found.machines, _maker(gloo, found.store, found.listen, place)
-                self._group: Any = make("messages")
+                self._messages: Any = make("messages")
             for peer in range(world_size):
                 if peer != rank:
-                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._group, peer), poller.notify)
+                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._messages, peer), poller.notify)
                     self._pumps.append(pumps)
                     streams[peer] = poller.streams[peer] = pumps.stream
 
@@ -92,10 +92,10 @@ class GlooBackend(MeshBackend):
         for pump in pumps:
             pump.join(_LAST_WORDS, sent=True)
         if not all(pump.join(0.0) for pump in pumps):
-            break_group(self._group)
+            break_group(self._messages)
         for pump in pumps:
             pump.join(_LAST_WORDS)
-        self._group = None
+        self._messages = None
 
 
 class _Carrier:
