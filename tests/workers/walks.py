@@ -28,9 +28,12 @@ def torch() -> tuple[Walk, int]:
     x = torch.ones(1000)
     for _ in range(3):  # the first one plans
         dist.all_reduce(x)
-    with Walk() as walk:
-        dist.all_reduce(x)
-    rank = dist.get_rank()
+    walks: list[Walk] = []
+    for _ in range(10):  # a peer that is late makes a rank wait longer, in modules that are entered for that alone
+        with Walk() as walk:
+            dist.all_reduce(x)
+        walks.append(walk)
+    rank, walk = dist.get_rank(), min(walks, key=lambda walk: len(walk.modules))
     dist.barrier()
     dist.destroy_process_group()
     return walk, rank

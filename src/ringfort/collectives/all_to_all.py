@@ -11,7 +11,7 @@ from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.layout import LAYOUT_BYTES, pack_layout, room_for, unpack_layout
 from ringfort.collectives.parallel import over_connections
-from ringfort.collectives.parts import as_parts, check_rows
+from ringfort.collectives.parts import as_parts, check_alike, check_rows
 from ringfort.collectives.plan import Operation, Plan, planned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.tensors import in_callers_stream, view_for
@@ -28,9 +28,7 @@ def all_to_all(group: Group, x: Any, *, out: Any = None, timeout: float | None =
     view = view_for(group, x)
     check_rows(view, group.world_size)
     result = view.new(view.shape) if out is None else as_view(out, "out", writable=True)
-    if result.kind is not view.kind or result.size != view.size:
-        what = f"{result.kind.name} of {result.size} elements"
-        raise InvalidArgumentError("out", what, f"must match x, {view.kind.name} of {view.size} elements")
+    check_alike("out", result.kind, result.size, view.kind, view.size)
     plan = planned(group, ("all_to_all", view.kind, view.size, view.device), lambda: _plan(group, view))
     group.check_timeout(timeout)
 
@@ -69,9 +67,7 @@ def _into(group: Group, x: Sequence[Any], out: Any, timeout: float | None) -> Op
     parts = as_parts(x, "x", n, is_uneven=True)
     into = as_parts(out, "out", n, writable=True, is_uneven=True)
     own, place = parts.parts[rank], into.parts[rank]
-    if own.size != place.size:
-        why = f"this rank's own part of x has {own.size} elements; the two must agree"
-        raise InvalidArgumentError(f"out[{rank}]", f"array of {place.size} elements", why)
+    check_alike(f"out[{rank}]", into.kind, place.size, parts.kind, own.size)
     call = encode(Collective.ALL_TO_ALL_LIST, kind=parts.kind.code)
     group.check_timeout(timeout)
 

@@ -66,7 +66,8 @@ def as_parts(
     if not isinstance(x, (list, tuple)):
         view = as_view(x, name, writable=writable)
         check_rows(view, count, name)
-        _check_alike(name, view.kind, view.size // count, like)
+        if like is not None:
+            check_alike(name, view.kind, view.size // count, like.kind, like.size)
         return Parts.of(view, count)
     arrays = cast("Sequence[Any]", x)
     if len(arrays) != count:
@@ -76,10 +77,8 @@ def as_parts(
         place = f"{name}[{index}]"
         if writable:
             as_bytes(view.flat, place, writable=True)
-        if like is not None:
-            _check_alike(place, view.kind, view.size, like)
-        elif view.kind is not views[0].kind or (view.size != views[0].size and not is_uneven):
-            _check_alike(place, view.kind, view.size, views[0])
+        other = like or views[0]
+        check_alike(place, view.kind, view.size, other.kind, view.size if is_uneven else other.size)
     return Parts(views, [view.flat for view in views], None)
 
 
@@ -100,7 +99,8 @@ def check_who_passes(name: str, given: object, group: Group, root: int, *, is_op
         raise InvalidArgumentError(name, what, f"rank {group.rank}: {why}")
 
 
-def _check_alike(name: str, kind: ElementType, size: int, like: ArrayView | None) -> None:
-    if like is not None and (kind is not like.kind or size != like.size):
-        why = f"must match the other arrays, {like.kind.name} of {like.size} elements"
+def check_alike(name: str, kind: ElementType, size: int, other: ElementType, other_size: int) -> None:
+    """Raise unless an array has the element type and the size of another."""
+    if kind is not other or size != other_size:
+        why = f"must match the other arrays, {other.name} of {other_size} elements"
         raise InvalidArgumentError(name, f"{kind.name} of {size} elements", why)

@@ -10,7 +10,7 @@ from ringfort.collectives.algorithms import Span, Step
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import over_connections
-from ringfort.collectives.parts import Parts, as_parts, check_rows
+from ringfort.collectives.parts import Parts, as_parts, check_alike, check_rows
 from ringfort.collectives.plan import Operation, Plan, planned
 from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
@@ -31,8 +31,9 @@ def reduce_scatter(
         into = into or parts.new_part(group.rank)
     else:
         view = view_for(group, x)
-        if view.shape[:1] != (n,):
-            check_rows(view, n)
+        check_rows(view, n)
+        if into is not None:
+            check_alike("out", into.kind, into.size, view.kind, view.size // n)
         parts = Parts.of(view, n)
         into = into or view.new(view.shape[1:])
     plan = _planned(group, parts, into, op)
