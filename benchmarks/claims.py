@@ -55,7 +55,7 @@ CLAIMS = (
     Claim(f"2 ranks, {_SHM}: below", "two", OURS, "openmpi-shm", 0.4, most=64 * KIB - 1),
     Claim("2 ranks, shared memory against Gloo: every size", "two", OURS, "gloo", 3.0),
     Claim("2 ranks, TCP without encryption against bare sockets", "two", "plain", "sockets", 0.85, least=64 * MIB),
-    Claim("2 ranks, bfloat16 and float16 as it comes against Gloo", "halves", OURS, "gloo", 1.0),
+    Claim("2 ranks, bfloat16 and float16, shared memory against Gloo", "halves", OURS, "gloo", 1.0),
     Claim("2 ranks, bfloat16 and float16, encrypted TCP against Gloo", "halves", "tcp", "gloo", 1.0),
 )
 
@@ -80,7 +80,7 @@ def verdicts(
 
 def _under_torch(result: Mapping[str, Any]) -> Iterator[Verdict]:
     steps = {one["way"]: one["median_ms"] for one in result.get("steps", ())}
-    for way, words, bound in (("ringfort", "as it comes", 1.5), ("tcp", "encrypted TCP", 1.0)):
+    for way, words, bound in (("ringfort", "shared memory", 1.5), ("tcp", "encrypted TCP", 1.0)):
         text = f"2 ranks, a step of DistributedDataParallel, {words}, against Gloo"
         ratio = steps["gloo"] / steps[way] if way in steps else None
         found = "not measured" if ratio is None else f"{ratio:.2f}"

@@ -61,11 +61,12 @@ def gpu_part(result: Mapping[str, Any]) -> Iterable[str]:
     yield (
         f"Measured on {result['date']} on a machine with one {result['device']} ({result['machine']['processor']}, "
         f"{result['cores']} cores; torch {result['torch']}). An all-reduce of a CUDA tensor of {result['mib']} MiB "
-        f"through `torch.distributed`, {result['ranks']} ranks on the one GPU, until the device has the result; and "
-        "the same in the host's memory. All take turns in the same processes; medians of "
-        f"{result['rounds']} rounds, each of its slower rank. Copying as much down takes {result['down_ms']:.1f} ms, "
-        f"up {result['up_ms']:.1f} ms, while the other rank does so too. **Share**: the slower of the copies and the "
-        "all-reduce in the host's memory, over the whole; 1 if the rest hides behind it.\n"
+        f"through `torch.distributed`, {result['ranks']} ranks on the same GPU, until the device has the result, and "
+        "the same all-reduce in host memory. All are measured alternately in the same processes; the times are medians "
+        f"of {result['rounds']} rounds, each of the slower rank. Copying as many bytes down takes "
+        f"{result['down_ms']:.1f} ms, up {result['up_ms']:.1f} ms, while the other rank copies too. **Share**: the "
+        "slowest of these parts (the copies, and the all-reduce in host memory) divided by the whole; it is 1 if the "
+        "other parts are hidden completely.\n"
     )
     rows = [
         [
@@ -77,17 +78,17 @@ def gpu_part(result: Mapping[str, Any]) -> Iterable[str]:
         ]
         for way in result["ways"]
     ]
-    yield from table(["over", "in the host's memory", "on the GPU", "share", "the host was busy with the call"], rows)
-    yield "Of 4 KiB:\n"
+    yield from table(["over", "in host memory", "on the GPU", "share", "host busy with the call"], rows)
+    yield "With 4 KiB:\n"
     rows = [
         [_NAMES.get(one["way"], one["way"]), f"{one['host_us']:.0f} us", f"{one['device_us']:.0f} us"]
         for one in result["small"]
     ]
-    yield from table(["over", "in the host's memory", "on the GPU"], rows)
+    yield from table(["over", "in host memory", "on the GPU"], rows)
 
 
 _NAMES = {
-    "ringfort": "shared memory, as it comes (8 MiB chunks)",
+    "ringfort": "shared memory (default; 8 MiB chunks)",
     "gloo": "Gloo",
 }
 

@@ -20,27 +20,29 @@ from ringfort.bench.tables import duration, size
 Results = Mapping[str, Mapping[str, Any]]
 
 METHOD = """\
-- Every engine has processes of its own, one for each rank. They take turns: in a round each engine makes a burst of
-  calls for 20 milliseconds, or one call if that takes longer, and sleeps until the next round; every other round goes
-  backwards. What disturbs the machine disturbs all of them alike.
-- A call's time is that of its slowest rank, from its own start to its own end. Tables have the median of all calls and
-  the 10th to 90th percentile. A **ratio** is the other engine's median divided by ours: above 1 we are faster. Behind
-  it stand the 10th and 90th percentile of the ratios of single rounds.
-- Before anything is timed, each engine's result is compared with the known one. Buffers are float32 unless said, summed
-  in place (MLX's arrays cannot be written: its calls make a new one).
-- Our rings are pipelined: a rank passes on what arrives while it arrives, so that the 2(n-1) steps of a ring overlap.
-  The limit `sockets` moves as many bytes at once, in no steps.
-- One thread a rank for arithmetic, also in torch. Garbage collection is off while calls are timed, as in `timeit`.
-- With more ranks than cores this measures the scheduler too; ratios are what to trust, not times.
-- The host of a virtual machine may move its cores apart. On the one below, writing to memory that the other core wrote
-  last ran at 58 GB/s at some times and at 20 at others, for seconds each, and 256 MiB over TCP took 75 and 190 ms with
-  it, whoever moved them (measured on 2026-11-15). So figures of different runs differ by more than what was changed.
+- Every engine has its own processes, one per rank. The engines are measured alternately: in each round every engine
+  makes calls for 20 milliseconds, or one call if that takes longer, and sleeps until the next round; every other round
+  runs in reverse order. So a disturbance of the machine affects all engines alike.
+- The time of a call is that of its slowest rank, from that rank's start to its end. Tables have the median of all calls
+  and the 10th to 90th percentile. A **ratio** is the other engine's median divided by ours: above 1 we are faster. In
+  brackets are the 10th and 90th percentile of the ratios of single rounds.
+- Before anything is timed, the result of each engine is compared with the known one. Buffers are float32 unless stated
+  otherwise, and are summed in place (MLX's arrays are immutable, so each call makes a new one).
+- Our rings are pipelined: a rank passes on what arrives while it arrives, so the 2(n-1) steps of a ring overlap. The
+  limit `sockets` moves as many bytes in a single step.
+- Each rank has one thread for arithmetic, also in torch. Garbage collection is off while calls are timed, as in
+  `timeit`.
+- With more ranks than cores, the scheduler is measured too: trust the ratios, not the times.
+- The host of a virtual machine may move its cores apart. On the machine below, writing to memory that the other core
+  wrote last ran sometimes at 58 GB/s and sometimes at 20 GB/s, for seconds each, and 256 MiB over TCP took 75 or 190 ms
+  accordingly, with any engine (measured on 2026-11-15). So results of different runs may differ by more than the effect
+  of a change.
 """
 
 COMPARISONS = (
     ("Encrypted TCP against others over TCP", "tcp", ("gloo", "mlx")),
     ("TCP without encryption, and the limit", "plain", ("openmpi-tcp", "mpich-tcp", "gloo", "sockets")),
-    ("As it comes, and the limit of shared memory", OURS, ("openmpi-shm", "mpich-shm", "gloo", "memcpy")),
+    ("Default settings (shared memory), and the limit", OURS, ("openmpi-shm", "mpich-shm", "gloo", "memcpy")),
 )
 """Title, whom of ours, with whom it is compared."""
 
@@ -64,7 +66,8 @@ def _page(found: Results, images: Path) -> Iterable[str]:
         name: [Report.from_dict(report) for report in result.get("reports", ())] for name, result in found.items()
     }
     yield "# Performance\n"
-    yield "Written by `make bench`; do not edit. The numbers are in [benchmarks/results](../benchmarks/results).\n"
+    yield "Written by `make bench` from the numbers in [benchmarks/results](../benchmarks/results); do not edit.\n"
+    yield "Next: [Architecture](../ARCHITECTURE.md#what-made-it-fast), which explains these numbers.\n"
     yield from _claims(reports, found)
     yield "## Method\n"
     yield METHOD
@@ -104,7 +107,7 @@ def _page(found: Results, images: Path) -> Iterable[str]:
 def _claims(reports: Mapping[str, Sequence[Report]], found: Results) -> Iterable[str]:
     hosts = found.get("hosts", {})
     share = line_share(reports["hosts"][0], hosts["bits_per_second"], hosts["burst"]) if reports.get("hosts") else None
-    yield "## What is claimed, and what came out\n"
+    yield "## Claims and results\n"
     words = {True: "yes", False: "**no**", None: "-"}
     rows = [
         [one.text, one.bound, one.found, words[one.kept]]
@@ -146,10 +149,10 @@ def _local(report: Report) -> Iterable[str]:
 
 
 def _halves(reports: Sequence[Report]) -> Iterable[str]:
-    yield "In our processes torch is loaded, as in any that trains with them, and may do the additions.\n"
+    yield "In our processes torch is loaded, as in programs that train with 16-bit floats, and may do the additions.\n"
     for report in reports:
         for ours in (OURS, "tcp"):
-            yield f"### {report.options.dtype}, {'as it comes' if ours == OURS else 'encrypted TCP'}, against Gloo\n"
+            yield f"### {report.options.dtype}, {'shared memory' if ours == OURS else 'encrypted TCP'}, against Gloo\n"
             yield from _compare(report, ours, [name for name in ("gloo",) if name in report.options.against])
 
 

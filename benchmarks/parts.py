@@ -41,17 +41,17 @@ def hosts_part(report: Report, rate: float, burst: int) -> Iterable[str]:
     """The tables of two hosts."""
     yield (
         "Two network namespaces joined by a veth pair, each end with "
-        f"`tc qdisc ... tbf rate {rate / 1e9:g}gbit burst {burst}`: a line of that rate each way. TCP finds its speed "
-        f"by {CONGESTION}, Linux's own way, whatever the machine is set to. Gloo is told the interface by name. "
-        "`ringfort` is encrypted TCP here; `sockets` is what the line can carry.\n"
+        f"`tc qdisc ... tbf rate {rate / 1e9:g}gbit burst {burst}`: a line of that rate in each direction. TCP uses "
+        f"{CONGESTION}, Linux's default congestion control, whatever the machine is set to. Gloo is told the interface "
+        "by name. Here `ringfort` is encrypted TCP, and `sockets` is what the line can carry.\n"
     )
     engines = [OURS, *report.options.against]
     rows = [[size(row.bytes), *(duration(row.timings[name].median_us) for name in engines)] for row in report.rows]
     yield from table(["bytes", *(f"`{name}`" for name in engines)], rows)
     yield (
-        "Part of the line's rate at the largest size. A full frame has 1514 bytes for 1448 of payload, so payload "
-        f"alone cannot pass {1 / HEADERS:.3f}. The {burst >> 10} KiB that the shaper lets through at once are taken "
-        "off.\n"
+        "Share of the line's rate at the largest size. A full frame has 1514 bytes for 1448 bytes of payload, so "
+        f"payload alone cannot exceed {1 / HEADERS:.3f}. The {burst >> 10} KiB that the shaper lets through at once "
+        "are subtracted.\n"
     )
     last = report.rows[-1]
     shares = {name: payload_share(last, name, rate, burst) for name in engines if name in last.timings}
@@ -64,9 +64,9 @@ def scaling_part(report: Report, images: Path) -> Iterable[str]:
     cores = int(report.machine["threads"])
     ranks = list(report.options.ranks)
     yield (
-        "A ring moves 2(n-1)/n of the array for each rank, so the cost of a rank per byte should grow from 1 at two "
-        f"ranks towards 2. Here n ranks share {cores} cores, so a rank's cost is the time times {cores}/n, divided by "
-        "the bytes, and 1 at two ranks. In brackets the times.\n"
+        "In a ring each rank moves 2(n-1)/n of the array, so the cost per rank and byte should grow from 1 with two "
+        f"ranks towards 2. Here n ranks share {cores} cores, so the cost of a rank is the time multiplied by "
+        f"{cores}/n and divided by the number of bytes, relative to two ranks. Times are in brackets.\n"
     )
     predicted = [2 * (n - 1) / n for n in ranks]
     lines: dict[str, Sequence[float]] = {}
@@ -91,16 +91,16 @@ def overlap_part(result: Mapping[str, Any]) -> Iterable[str]:
     cells: Sequence[Mapping[str, Any]] = result["cells"]
     yield (
         f"An asynchronous all-reduce of {size(result['bytes'])} among {result['ranks']} ranks, while the main thread "
-        "of every rank does nothing, computes in pure Python, or multiplies matrices in torch; at several values of "
-        "`sys.setswitchinterval` (Python's own is 5 ms). Milliseconds until the all-reduce is done, and in brackets "
-        "what the computing kept of the speed that it has alone. Where ranks share cores, as on two of them here, "
-        "computing and moving data also compete for those.\n"
+        "of every rank does nothing, computes in pure Python, or multiplies matrices in torch, at several values of "
+        "`sys.setswitchinterval` (Python's default is 5 ms). The tables have the milliseconds until the all-reduce is "
+        "done and, in brackets, which share of its speed alone the computation kept. If ranks share cores, as here, "
+        "computing and moving data also compete for the cores.\n"
     )
     intervals = list(dict.fromkeys(cell["interval"] for cell in cells))
     for way in dict.fromkeys(cell["way"] for cell in cells):
         mine = {(cell["beside"], cell["interval"]): cell for cell in cells if cell["way"] == way}
         kinds = list(dict.fromkeys(kind for kind, _ in mine))
-        yield f"### {'As it comes' if way == 'as it comes' else 'Encrypted TCP'}\n"
+        yield f"### {'Shared memory' if way == 'as it comes' else 'Encrypted TCP'}\n"
         rows = [[f"{interval * 1e3:g} ms", *(_cell(mine[kind, interval]) for kind in kinds)] for interval in intervals]
         yield from table(["switch interval", *(f"beside {kind}" for kind in kinds)], rows)
 
@@ -109,15 +109,15 @@ def connections_part(result: Mapping[str, Any]) -> Iterable[str]:
     """What several connections gain where one is held back, and where a ring leaves half of the cables unused."""
     cells: Sequence[Mapping[str, Any]] = result["cells"]
     yield (
-        f"An encrypted all-reduce of {size(result['bytes'])} round a ring, with `CollectiveConfig(connections=...)`. "
-        f"**Held back**: two hosts on a wire that gives each connection {result['flow_rate'] / 1e6:g} Mbit/s each way "
-        f"and no more. **Cables**: three hosts without a switch, each joined to each by a cable of "
-        f"{result['cable_rate'] / 1e6:g} Mbit/s each way, of which a ring uses one direction and two connections "
-        "use both. "
-        "In brackets how many times as quick as one connection. On one machine, where a single connection already "
-        "keeps the cores busy, more gain nothing, and `auto` stays with one.\n"
+        f"An encrypted ring all-reduce of {size(result['bytes'])}, with `CollectiveConfig(connections=...)`. "
+        f"**Limited**: two hosts on a network that limits each connection to {result['flow_rate'] / 1e6:g} Mbit/s in "
+        f"each direction. **Cables**: three hosts without a switch, with a cable of "
+        f"{result['cable_rate'] / 1e6:g} Mbit/s in each direction between every two; a ring uses one direction of each "
+        "cable, and two connections use both. The speed relative to one connection is in brackets. On a single "
+        "machine, where one connection already keeps the cores busy, more connections gain nothing, and `auto` stays "
+        "with one.\n"
     )
-    titles = {"flows": "held back", "cables": "cables"}
+    titles = {"flows": "limited", "cables": "cables"}
     by_way: dict[str, list[str]] = {}
     for network in titles:
         mine = [cell for cell in cells if cell["network"] == network]
@@ -130,7 +130,7 @@ def connections_part(result: Mapping[str, Any]) -> Iterable[str]:
 
 
 TORCH_WAYS = {
-    "ringfort": "shared memory, as it comes",
+    "ringfort": "shared memory (default)",
     "tcp": "encrypted TCP",
     "gloo": "Gloo",
     "copy": "the limit: gradients copied out and in, not summed",
@@ -142,8 +142,8 @@ TORCH_WAYS = {
 def torch_part(result: Mapping[str, Any]) -> Iterable[str]:
     """What torch's process group costs above the context, and a step of DistributedDataParallel beside Gloo's."""
     yield (
-        f"One call of {size(result['bytes'])} through `torch.distributed` and the same on the group's own context, "
-        f"{result['ranks']} ranks, in turns.\n"
+        f"One call of {size(result['bytes'])} through `torch.distributed`, alternating with the same call on the "
+        f"context of the group, {result['ranks']} ranks.\n"
     )
     rows = [
         [
@@ -155,11 +155,12 @@ def torch_part(result: Mapping[str, Any]) -> Iterable[str]:
         ]
         for one in result["calls"]
     ]
-    yield from table(["call", "over", "through torch", "on the context", "more"], rows)
+    yield from table(["call", "over", "through torch", "on the context", "difference"], rows)
     yield (
         f"A training step (forward, backward, SGD) of a transformer of {result['parameters'] / 1e6:.1f} million "
         f"parameters under DistributedDataParallel, {result['ranks']} ranks, one sequence of {result['tokens']} tokens "
-        "each. All groups are in the same processes and take turns. In brackets the 10th and 90th percentile.\n"
+        "each. All groups are in the same processes and are measured alternately. The 10th and 90th percentile are in "
+        "brackets.\n"
     )
     gloo = next(one["median_ms"] for one in result["steps"] if one["way"] == "gloo")
     rows = [
@@ -170,7 +171,7 @@ def torch_part(result: Mapping[str, Any]) -> Iterable[str]:
         ]
         for one in result["steps"]
     ]
-    yield from table(["over", "step", "times as quick as over Gloo"], rows)
+    yield from table(["over", "step", "speed relative to Gloo"], rows)
 
 
 def _cell(cell: Mapping[str, Any]) -> str:

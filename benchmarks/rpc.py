@@ -41,10 +41,10 @@ ENGINES = {
     "grpc": "gRPC for Python, synchronous, plaintext; tensors as `bytes`",
     "grpc-tls": "the same over TLS",
     "tensorpipe-tcp": "`torch.distributed.rpc` over TCP alone (uv, basic), plaintext",
-    "tensorpipe": "the same as it comes: shared memory and copies between processes on one host, plaintext",
+    "tensorpipe": "the same with its defaults: shared memory and copies between processes on one host, plaintext",
 }
 CLAIMS = (
-    ("small calls a second, against gRPC in plaintext", "small", 1.5),
+    ("small calls per second, against gRPC in plaintext", "small", 1.5),
     ("64 MiB tensors, against gRPC in plaintext", "large", 2.0),
 )
 WORST_MS = 20.0
@@ -329,7 +329,7 @@ def rpc_part(result: Mapping[str, Any]) -> Iterable[str]:
     yield (
         "Two processes on this machine. **Small**: synchronous calls of 16 bytes, one after the other. **64 MiB**: an "
         f"array to a function that returns its size. **Beside**: small calls while an array of {result['huge'] >> 20} "
-        f"MiB goes over the same link. Medians of {result['rounds']} rounds in which the engines take turns.\n"
+        f"MiB goes over the same link. Medians of {result['rounds']} rounds; the engines are measured alternately.\n"
     )
     for engine, how in result["missing"].items():
         yield f"`{engine}` was not measured ({how}).\n"
@@ -344,7 +344,7 @@ def rpc_part(result: Mapping[str, Any]) -> Iterable[str]:
                 f"{beside['p50_ms']:.2f} / {beside['p99_ms']:.2f} ms ({beside['calls']} in {beside['seconds']:.2f} s)",
             ]
         )
-    yield from table(["engine", "small calls a second", "64 MiB", "beside: median / 99th percentile"], rows)
+    yield from table(["engine", "small calls per second", "64 MiB", "beside: median / 99th percentile"], rows)
     verdicts = [[text, f"{bound:g}", f"{ratio:.2f}", _word(ratio >= bound)] for text, bound, ratio in ratios(cells)]
     p99 = cells["ringfort"]["beside"]["p99_ms"]
     verdicts.append(
@@ -355,12 +355,13 @@ def rpc_part(result: Mapping[str, Any]) -> Iterable[str]:
             _word(p99 < WORST_MS),
         ]
     )
-    yield from table(["claimed of encrypted calls", "at least", "measured", "kept"], verdicts)
+    yield from table(["claim for encrypted calls", "at least", "measured", "kept"], verdicts)
     yield (
-        "TensorPipe is C++ from end to end, in plaintext, and pickles what it is given; as it comes it copies straight "
-        "from one process's memory to the other's. Ours has Python on both sides of every call, encrypts every byte "
-        "and unpickles nothing. Beside a large array gRPC and TensorPipe let small calls wait until it is through. "
-        "TensorPipe's is there sooner so; ours shares the cores with the small calls, which go on.\n"
+        "TensorPipe is C++ from end to end, sends plaintext and pickles its arguments; by default it copies directly "
+        "from the memory of one process to that of the other. Ours has Python on both sides of every call, encrypts "
+        "every byte and unpickles nothing. With gRPC and TensorPipe, small calls wait until a large array has been "
+        "sent. TensorPipe's large array therefore arrives sooner; ours shares the cores with the small calls, which "
+        "continue.\n"
     )
 
 

@@ -120,7 +120,7 @@ def test_what_is_claimed_under_torch_is_judged_and_shown(tmp_path: Path) -> None
     (tmp_path / "torch.json").write_text(json.dumps({**result, "machine": MACHINE}))
     page = write_page(tmp_path, tmp_path).read_text()
     assert "| `all_reduce` | encrypted TCP | 90.0 us | 45.0 us | 45.0 us |" in page
-    assert "| shared memory, as it comes | 50 ms (50 to 50) | 2.00 |" in page
+    assert "| shared memory (default) | 50 ms (50 to 50) | 2.00 |" in page
     assert "| the limit: nothing sent | 25 ms (25 to 25) | 4.00 |" in page
 
 
@@ -147,7 +147,7 @@ def test_what_is_claimed_of_tensors_on_a_gpu_is_judged_and_shown(tmp_path: Path)
     (tmp_path / "gpu.json").write_text(json.dumps({**result, "machine": MACHINE}))
     page = write_page(tmp_path, tmp_path).read_text()
     assert "Measured on 2026-01-02 on a machine with one Some GPU" in page
-    assert "| shared memory, as it comes (8 MiB chunks) | 60.0 ms | 80.0 ms | 0.75 |" in page
+    assert "| shared memory (default; 8 MiB chunks) | 60.0 ms | 80.0 ms | 0.75 |" in page
     assert "| 16 MiB chunks | - | 75.0 ms | 0.80 |" in page
     assert "| Gloo | 200 us | 600 us |" in page
 

@@ -17,7 +17,7 @@ def test_what_is_claimed_is_judged_against_grpc() -> None:
     cells = {"ringfort": cell(3000, 0.03), "grpc": cell(1500, 0.15)}
     assert [ratio for *_, ratio in ratios(cells)] == [2.0, pytest.approx(5.0)]
     text = "\n".join(rpc_part({"cells": cells, "rounds": 3, "huge": 1 << 30, "missing": {}}))
-    assert "| small calls a second, against gRPC in plaintext | 1.5 | 2.00 | yes |" in text
+    assert "| small calls per second, against gRPC in plaintext | 1.5 | 2.00 | yes |" in text
     assert "| 99th percentile of small calls beside 1 GiB, ms | at most 20 | 5.0 | yes |" in text
 
 
