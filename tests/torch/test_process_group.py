@@ -42,6 +42,10 @@ def test_a_group_of_ours_works_where_the_default_is_anothers(zygote: Zygote) -> 
     zygote.run("beside_gloo", 3)
 
 
+def test_torchs_flight_recorder_is_kept_away_from_our_groups(zygote: Zygote) -> None:
+    zygote.run("not_recorded", 2)
+
+
 def test_a_group_can_be_named_by_device(zygote: Zygote) -> None:
     zygote.run("by_device", 2)
 

@@ -23,7 +23,7 @@ from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTim
 from ringfort.torch.devices import tell_of_cuda
 from ringfort.torch.init_method import group_seconds, links_of
 from ringfort.torch.names import dist, torch
-from ringfort.torch.process_group import RingfortProcessGroup
+from ringfort.torch.process_group import RingfortProcessGroup, keep_recorder_off
 from ringfort.transport import tcp
 
 _PLACE: Final = "ringfort/place"
@@ -40,6 +40,7 @@ def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
         why = "Ringfort takes no options here; see RINGFORT_SHM and the others in docs/torch.md"
         raise InvalidArgumentError("pg_options", backend_options, why)
     config = _config(options)
+    keep_recorder_off()
     tell_of_cuda(options.store, options.group_rank)
     members = tuple(options.global_ranks_in_group)
     world = dist.group.WORLD

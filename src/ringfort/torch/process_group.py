@@ -9,11 +9,10 @@ the group's own. Methods that torch has renamed are here under both names.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ringfort.backends.group import Group
 from ringfort.context import DistributedContext
@@ -31,8 +30,24 @@ from ringfort.torch.tensors import split, to_array, to_moved, to_seconds
 from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
-_FLIGHT_RECORDER = "_maybe_attach_flight_recorder"
-"""The function of torch 2.15 that attaches its flight recorder to a group."""
+_RECORDER: Final = "_maybe_attach_flight_recorder"
+"""The function of torch 2.15 that attaches its flight recorder to a new group."""
+
+
+def keep_recorder_off() -> None:
+    """Keep torch's flight recorder away from our groups: it can only record groups of torch's own engines, and raises
+    for others. Idempotent."""
+    attach: Any = getattr(dist.distributed_c10d, _RECORDER, None)
+    if attach is None or getattr(attach, "spares_ringfort", False):
+        return
+
+    def attach_to_others(group: Any, *arguments: Any, **settings: Any) -> Any:
+        if isinstance(group, RingfortProcessGroup):
+            return None
+        return attach(group, *arguments, **settings)
+
+    attach_to_others.spares_ringfort = True  # pyright: ignore[reportFunctionMemberAccess]
+    setattr(dist.distributed_c10d, _RECORDER, attach_to_others)
 
 
 @untraced
@@ -257,11 +272,6 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        # Torch 2.15 attaches its flight recorder to the engines of a group, which it finds by their devices. It fails
-        # with an engine that is not its own; only a group without devices is left alone.
-        asking = inspect.currentframe()
-        if asking is not None and asking.f_back is not None and asking.f_back.f_code.co_name == _FLIGHT_RECORDER:
-            return []
         return [torch.device(name) for name in named_for(self) or {"cpu": BACKEND}]
 
     def _get_backend(self, device: Any) -> Any:
