@@ -152,7 +152,7 @@ class ClusterNode:
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
             level = logging.getLogger("ringfort").getEffectiveLevel()
             try:
-                self._state = self._ask(ipc.Start(self._setup.with_accelerators(), level), ipc.State, _START)
+                self._state = self._client.ask(ipc.Start(self._setup.with_accelerators(), level), ipc.State, _START)
             except BaseException:
                 self.close()
                 raise
@@ -203,11 +203,11 @@ class ClusterNode:
     def force_election(self) -> None:
         """Stand for election now. The present leader stays if its claim is better: it has been in the group for longer,
         has done more work or has the lower id. Raise `InvalidArgumentError` for an observer."""
-        self._order(ipc.ForceElection())
+        self._call(type(None), "force_election")
 
     def step_down(self) -> None:
         """Stop leading, if this peer leads, so that the others elect a leader among themselves. The epoch continues."""
-        self._order(ipc.StepDown())
+        self._call(type(None), "step_down")
 
     @property
     def work_done(self) -> int:
@@ -268,23 +268,23 @@ class ClusterNode:
 
     def snapshot(self) -> tuple[PeerView, ...]:
         """Return a view of this peer and all connected ones: members first, in the order of their ranks."""
-        return self._ask(ipc.Peers(), tuple[PeerView, ...])
+        return self._call(tuple[PeerView, ...], "snapshot")
 
     def health_summary(self) -> HealthSummary:
         """Return a summary of the health of all connected peers."""
-        return self._ask(ipc.Health(), HealthSummary)
+        return self._call(HealthSummary, "health_summary")
 
     def topology(self) -> ClusterTopology:
         """Return the known machines, including this one, and the links between them."""
-        return ClusterTopology.from_records(self._ask(ipc.Topology(), TopologyRecords))
+        return ClusterTopology.from_records(self._call(TopologyRecords, "topology"))
 
     def refusals(self) -> tuple[str, ...]:
         """Return the latest refusals, in either direction, each with its reason."""
-        return self._ask(ipc.Refusals(), tuple[str, ...])
+        return self._call(tuple[str, ...], "refusals")
 
     def why_alone(self) -> str:
         """Say who was seen, who was refused and why, and what to try."""
-        return self._ask(ipc.WhyAlone(), str)
+        return self._call(str, "why_alone")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Call `callback` with every `ClusterEvent` from now on, one at a time, in a thread of this node. It may call
@@ -298,14 +298,14 @@ class ClusterNode:
 
     def hold(self, holding: bool = True) -> None:
         """Keep new peers waiting while any member of the epoch holds. The epoch still shrinks when members are lost."""
-        self._order(ipc.Hold(holding))
+        self._call(type(None), "hold", holding)
 
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
         """Send a note to the program of `peer`, or of all connected peers, where it becomes the event `Noted`. It is
         lost for peers that cannot be reached. `ringfort run` uses notes to agree on attempts."""
         if len(body) > MAX_NOTE_BYTES:
             raise InvalidArgumentError("body", f"{len(body)} bytes", f"a note has at most {MAX_NOTE_BYTES}")
-        self._order(ipc.SendNote(topic[:256], body, peer))
+        self._call(type(None), "tell", topic[:256], body, peer)
 
     # --- the control service ------------------------------------------------------------------------------------------
 
@@ -354,13 +354,10 @@ class ClusterNode:
             )
         return client
 
-    def _order(self, request: ipc.AnyRequest) -> None:
-        """Send a request that has no result."""
-        self._ask(request, type(None))
-
-    def _ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float = _ANSWER) -> T:
-        """Return the service's answer. Raise as `_check` does, or what the service raised."""
-        return self._check().ask(request, kind, timeout)
+    def _call(self, kind: type[T], function: str, *arguments: object) -> T:
+        """Call a function of the service and return its result, which is a `kind`. Raise as `_check` does, or what the
+        service raised."""
+        return self._check().ask(ipc.Call(function, arguments), kind, _ANSWER)
 
 
 def _own_steps() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from ringfort.cluster.net import ipc
+from ringfort.transport.handshake import RecordReader, sealed
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class IpcConnection(Generic[M]):
         self._decode = decode
         self._on_message = on_message
         self._on_end = on_end
-        self._frames = ipc.Frames()
+        self._reader = RecordReader(None, ipc.MAX_MESSAGE)
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[socket.socket]]] = deque()
         """What the kernel has not taken yet, each with the sockets that travel with its first byte."""
@@ -56,7 +57,7 @@ class IpcConnection(Generic[M]):
         if self._is_closed:
             _close(sockets)
             return
-        data = ipc.frame(message)
+        data = sealed(None, ipc.encode(message))
         self._unsent.append((memoryview(data), sockets))
         self.unsent_bytes += len(data)
         if len(self._unsent) == 1:
@@ -84,7 +85,8 @@ class IpcConnection(Generic[M]):
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
                 self._descriptors.append(descriptor)
-            for body in self._frames.feed(data):
+            self._reader.feed(data)
+            while (body := self._reader.next()) is not None:
                 self._on_message(self._decode(body))
         except (BlockingIOError, InterruptedError):
             return

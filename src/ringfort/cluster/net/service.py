@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -35,6 +36,20 @@ _DEAD_WITHIN: Final = 10
 """Seconds after the end of the training process by which the control process has ended as well."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program that does not read them. Later notes are dropped."""
+
+
+FUNCTIONS: Final[dict[str, Callable[[Control, tuple[Any, ...]], object]]] = {
+    "hold": lambda control, args: control.driver.call(control.core.hold, *args),
+    "force_election": lambda control, _: control.driver.call(control.core.force_election),
+    "step_down": lambda control, _: control.driver.call(control.core.step_down),
+    "tell": lambda control, args: control.send_note(*args),
+    "snapshot": lambda control, _: explain.view_peers(control),
+    "health_summary": lambda control, _: control.core.health_summary(),
+    "topology": lambda control, _: control.link_metrics.current_topology().records,
+    "refusals": lambda control, _: tuple(control.connector.refusals),
+    "why_alone": lambda control, _: explain.why_alone(control),
+}
+"""What a node may call, under the names of its methods."""
 
 
 class ControlService:
@@ -130,31 +145,14 @@ class ControlService:
         if self.control is None:
             raise ChannelClosedError("this node is not running; call start()")
         control = self.control
-        core, call = control.core, control.driver.call
         match request:
             case ipc.Connect():
                 connections = await _within(request.timeout, control.epoch_connections, request)
                 for rank, connection in connections.items():
                     self._connection.send(ipc.Connected(number, rank, connection.session), [connection.sock])
                 return None
-            case ipc.Hold(holding=holding):
-                return call(core.hold, holding)
-            case ipc.ForceElection():
-                return call(core.force_election)
-            case ipc.StepDown():
-                return call(core.step_down)
-            case ipc.SendNote(topic=topic, body=body, peer=peer):
-                return control.send_note(topic, body, peer)
-            case ipc.Peers():
-                return explain.view_peers(control)
-            case ipc.Health():
-                return core.health_summary()
-            case ipc.Topology():
-                return control.link_metrics.current_topology().records
-            case ipc.Refusals():
-                return tuple(control.connector.refusals)
-            case ipc.WhyAlone():
-                return explain.why_alone(control)
+            case ipc.Call(function=name, arguments=arguments):
+                return FUNCTIONS[name](control, arguments)
             case _:
                 raise TypeError(f"unknown request {type(request).__name__}")
 
