@@ -11,11 +11,10 @@ import atexit
 import logging
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
-from types import MethodType, TracebackType
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.election import ElectionState
@@ -39,7 +38,7 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.telemetry.steps import own_steps
-from ringfort.transport.finalisers import Finaliser, when_gone
+from ringfort.transport.finalisers import Finaliser, weakly, when_gone
 from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
 
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Callback = Callable[[ClusterEvent], None]
 
 _ANSWER: Final = 10.0
@@ -142,11 +140,11 @@ class ClusterNode:
         if self._client is None:
             ours, theirs = socket.socketpair()
             # Leaves the cluster even if the program forgets to. For a killed program, its control process does.
-            atexit.register(_weakly(self.close, None))
+            atexit.register(weakly(self.close, None))
             self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
             work, dropped = self._work, ChannelClosedError("this node was dropped")
             self._client = ControlClient(
-                ours, _weakly(self._take, None), _weakly(self._ended, dropped), lambda: work[0], self._steps_done
+                ours, weakly(self._take, None), weakly(self._ended, dropped), lambda: work[0], self._steps_done
             )
             # A node that is garbage-collected leaves as if it had been closed.
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
@@ -362,21 +360,6 @@ class ClusterNode:
 
 def _own_steps() -> int:
     return own_steps().done
-
-
-def _weakly(method: Callable[P, T], otherwise: T) -> Callable[P, T]:
-    """Return a function that calls `method` without keeping its object alive, and returns `otherwise` once it is gone.
-
-    (`weakref.WeakMethod` would run Python code in a finaliser, which could swallow a Ctrl-C.)
-    """
-    bound = cast("MethodType", method)
-    reference, function = weakref.ref(bound.__self__), bound.__func__
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        node = reference()
-        return otherwise if node is None else function(node, *args, **kwargs)
-
-    return call
 
 
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:

@@ -281,7 +281,7 @@ def _mtu(found: Findings) -> Iterator[Result]:
         else:
             yield Outcome.PASS, what, ""
     for address, segment in found.segments.items():
-        interface = found.choice.interface_of(address.rpartition(":")[0].strip("[]")) if found.choice else None
+        interface = found.choice.interface_at(address) if found.choice else None
         if interface is not None and segment and segment + _TCP_OVERHEAD < interface.mtu:
             what = f"{address} takes packets of about {segment + 52} bytes, and {interface.name} has {interface.mtu}"
             yield Outcome.WARN, what, "give both machines the same MTU"

@@ -75,39 +75,36 @@ class ControlClient:
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
         """Return the answer to `request`. Raise what the service raised, `ControlLostError` if it does not answer, or
         the error that `on_end` returned if the service has ended."""
-        number, pending = self._begin(request)
-        try:
-            return ipc.decode_value(_answer(pending, timeout), kind)
-        finally:
-            self._pending.pop(number, None)
+        return ipc.decode_value(self._request(request, timeout).answer.result(0), kind)
 
     def connect(self, request: ipc.Connect, timeout: float) -> dict[int, Connection]:
         """Return a connection to each member, by rank. Raise as `ask` does."""
-        number, pending = self._begin(request)
-        is_done = False
-        try:
-            _answer(pending, timeout)
-            is_done = True
-            return pending.connections
-        finally:
-            self._pending.pop(number, None)
-            if not is_done:
-                self._post(ipc.Cancel(number))
-                for connection in pending.connections.values():
-                    connection.close()
+        return self._request(request, timeout).connections
 
     def tell(self, request: ipc.AnyRequest) -> None:
         """Send a request without waiting for the answer."""
         self._post(ipc.Ask(next(self._numbers), request, self._work_done()))
 
-    def _begin(self, request: ipc.AnyRequest) -> tuple[int, _Pending]:
+    def _request(self, request: ipc.AnyRequest, timeout: float) -> _Pending:
+        """Send a request and return its answer and connections. Cancel it if that fails."""
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
         self._post(ipc.Ask(number, request, self._work_done()))
         if self._failure is not None and not pending.answer.done():  # the service ended before it saw the request
             with suppress(Exception):
                 pending.answer.set_exception(self._failure)
-        return number, pending
+        try:
+            if not pending.answer.is_done_within(timeout):
+                raise ControlLostError(f"the control service has not answered for {timeout:g} s")
+            pending.answer.result(0)
+            return pending
+        except BaseException:
+            self._post(ipc.Cancel(number))
+            for connection in pending.connections.values():
+                connection.close()
+            raise
+        finally:
+            self._pending.pop(number, None)
 
     def _post(self, message: ipc.ToService) -> None:
         with suppress(RuntimeError):  # the loop is closed: the service has ended
@@ -188,9 +185,3 @@ class ControlClient:
         self.is_forked = True
         with suppress(OSError):
             os.close(self._sock.detach())
-
-
-def _answer(pending: _Pending, timeout: float) -> msgspec.Raw:
-    if not pending.answer.is_done_within(timeout):
-        raise ControlLostError(f"the control service has not answered for {timeout:g} s")
-    return pending.answer.result(0)

@@ -1,18 +1,18 @@
-"""`Finder`: finds peers on the network and connects to them. I/O around the address directory: it receives
+"""`PeerConnector`: finds peers on the network and connects to them. I/O around the address directory: it receives
 announcements, resolves names, connects to addresses when they are due, measures, and notices network changes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from ringfort.bootstrap.connection import Connection
-from ringfort.cluster.discovery.directory import AddressDirectory, Source, preference_for
+from ringfort.cluster.discovery.directory import AddressDirectory, Source
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, reachable
 from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble
 from ringfort.cluster.discovery.static import parse_peers, resolve
@@ -23,6 +23,7 @@ from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, probe
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.net.waiting import within
+from ringfort.cluster.tasks import BackgroundTasks
 from ringfort.config import format_address, parse_address
 from ringfort.errors import ConfigError, DistributedError, NoConnectionError, RefusedError
 from ringfort.transport.hello import Control
@@ -46,8 +47,8 @@ def key_of(peer: str) -> str:
 
 
 @dataclass(frozen=True)
-class FinderEvents:
-    """Callbacks of a finder."""
+class ConnectorEvents:
+    """Callbacks of a `PeerConnector`."""
 
     connected: Callable[[Connection, str], None]
     """Takes over a new control connection to the address."""
@@ -57,10 +58,10 @@ class FinderEvents:
     """An address was measured."""
 
 
-class Finder:
+class PeerConnector:
     """Lives in the control service's loop."""
 
-    def __init__(self, setup: Setup, events: FinderEvents) -> None:
+    def __init__(self, setup: Setup, events: ConnectorEvents) -> None:
         self.choice = Choice(())
         self.directory = AddressDirectory()
         self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
@@ -70,7 +71,7 @@ class Finder:
         self._named = parse_peers(setup.config.peers)
         self._mdns: MdnsDiscovery | None = None
         self._announced: dict[str, tuple[str, ...]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._measuring = asyncio.Lock()
         self._probing = asyncio.Semaphore(MAX_PROBES - 1)  # as many as the other side answers at once, and room for it
         self._wake: asyncio.TimerHandle | None = None
@@ -78,8 +79,7 @@ class Finder:
 
     def choose(self) -> Choice:
         """Return the interfaces to use. Raises `ConfigError` for a configured one that does not exist."""
-        self.choice = choose(list_interfaces(), self._setup.config.interfaces)
-        self.directory.preference = preference_for(self.choice)
+        self.choice = self.directory.choice = choose(list_interfaces(), self._setup.config.interfaces)
         return self.choice
 
     async def start(self, port: int) -> None:
@@ -95,9 +95,9 @@ class Finder:
                 on_trouble=self._trouble,
             )
             await self._mdns.start(self.choice)
-        self._begin(watch_interfaces(self.choice, setup.config.interfaces, self._moved, period=WATCH_PERIOD))
+        self._tasks.start(watch_interfaces(self.choice, setup.config.interfaces, self._moved, period=WATCH_PERIOD))
         if self._named:
-            self._begin(self._resolve_named())
+            self._tasks.start(self._resolve_named())
         self.look()
 
     async def close(self) -> None:
@@ -105,9 +105,7 @@ class Finder:
         self._is_over = True
         if self._wake is not None:
             self._wake.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._mdns is not None:
             await self._mdns.close()
 
@@ -123,10 +121,7 @@ class Finder:
 
     def interface_of(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""
-        try:
-            return self.choice.interface_of(parse_address(address)[0])
-        except ConfigError:
-            return None
+        return self.choice.interface_at(address)
 
     def _heard(self, heard: Announcement) -> None:
         addresses = tuple(format_address(host, heard.port) for host in heard.addresses)
@@ -174,12 +169,11 @@ class Finder:
             await asyncio.sleep(RESOLVE_AGAIN)
 
     def _moved(self, choice: Choice) -> None:
-        self.choice = choice
-        self.directory.preference = preference_for(choice)
+        self.choice = self.directory.choice = choice
         self.directory.network_changed(clock())
         self._events.moved(choice)
         if self._mdns is not None:
-            self._begin(self._mdns.update(choice))
+            self._tasks.start(self._mdns.update(choice))
         self.look()
 
     # --- connecting -----------------------------------------------------------------------------------------------
@@ -191,7 +185,7 @@ class Finder:
         now = clock()
         self.directory.forget(now)
         for address in self.directory.due(now):
-            self._begin(self._try(address))
+            self._tasks.start(self._try(address))
         if self._wake is not None:
             self._wake.cancel()
         deadline = self.directory.deadline
@@ -246,8 +240,7 @@ class Finder:
                 if isinstance(exc, RefusedError):
                     self._refused(address, str(exc))
                 return None
-        self.directory.answered(address, key_of(found.peer), clock(), found.round_trip)
-        self.directory.measured(address, bandwidth=found.bandwidth)
+        self.directory.answered(address, key_of(found.peer), clock(), found.round_trip, found.bandwidth)
         self._events.measured(address, found)
         return found
 
@@ -297,8 +290,3 @@ class Finder:
         if key_of(peer) in self.directory.linked_peers:
             self.directory.unlinked(key_of(peer), clock())
             self.look()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

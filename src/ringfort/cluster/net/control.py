@@ -31,7 +31,7 @@ from ringfort.cluster.core.topology import NodeProfile
 from ringfort.cluster.diagnosis.recent_events import RecentEvents
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE
-from ringfort.cluster.net.connector import Finder, FinderEvents
+from ringfort.cluster.net.connector import ConnectorEvents, PeerConnector
 from ringfort.cluster.net.control_link import ControlLink
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.core_driver import CoreDriver, Effects
@@ -84,7 +84,7 @@ class Control:
             work_done=work_done,
         )
         self.links = LinkTable()
-        self.connector = Finder(setup, FinderEvents(self._connected, self._moved, self._measured))
+        self.connector = PeerConnector(setup, ConnectorEvents(self._connected, self._moved, self._measured))
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)

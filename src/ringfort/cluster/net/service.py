@@ -16,15 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, Noted
 from ringfort.cluster.diagnosis import explain
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.control import STOP_WITHIN, Control
-from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.cluster.net.process_watch import ProcessWatch
-from ringfort.errors import ChannelClosedError, RendezvousTimeoutError
+from ringfort.errors import ChannelClosedError
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +145,7 @@ class ControlService:
         control = self.control
         match request:
             case ipc.Connect():
-                connections = await _within(request.timeout, control.epoch_connections, request)
+                connections = await control.epoch_connections.connect(request.epoch, request.machine, request.timeout)
                 for rank, connection in connections.items():
                     self._connection.send(ipc.Connected(number, rank, connection.session), [connection.sock])
                 return None
@@ -205,20 +203,6 @@ class ControlService:
             self._watch.wait_while_stopped()
             if self._watch.has_ended:
                 self._on_death()
-
-
-async def _within(timeout: float, connections: EpochConnections, request: ipc.Connect) -> dict[int, Connection]:
-    """Return the connections to all members. Raise `RendezvousTimeoutError` with the ranks that are missing."""
-    work = asyncio.ensure_future(connections.connect(request.epoch, request.machine))
-    try:
-        await asyncio.wait({work}, timeout=timeout)
-        if work.done():
-            return work.result()
-        missing = connections.missing()
-        state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
-        raise RendezvousTimeoutError(f"connecting {request.epoch}", timeout, missing=tuple(missing), state=state)
-    finally:
-        work.cancel()
 
 
 class _LogForwarder(logging.Handler):
