@@ -677,7 +677,7 @@ def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster
     node = cluster.start()
     sock, _ = cluster.dial(node, Control())
     control = inside(node)
-    until(lambda: len(control.links) > 0, "it has not come")
+    until(lambda: len(control.links.open) > 0, "it has not come")
     closing = threading.Thread(target=node.close)
     closing.start()
     with sock, suppress(ConnectionResetError):  # which is an end too
@@ -761,7 +761,7 @@ def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
     monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start(replace(LOCAL, multicast=False))
     endless = LinkEntry(unattached_link(), ELSEWHERE, "")
-    in_loop(node, lambda control: control.links.add(999, endless))
+    in_loop(node, lambda control: control.links.open.update({999: endless}))
     node.close()
     assert not endless.link.ended.is_set()
     with pytest.raises(ChannelClosedError):

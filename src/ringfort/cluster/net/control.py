@@ -214,11 +214,11 @@ class Control:
         link = ControlLink(
             connection, lambda body: self._received(number, body), lambda why: self._link_ended(number, why)
         )
-        self.links.add(number, LinkEntry(link, dialled, remote))
+        self.links.open[number] = LinkEntry(link, dialled, remote)
         try:
             await link.attach()
         except (OSError, asyncio.CancelledError) as exc:
-            self.links.pop(number)
+            self.links.open.pop(number, None)
             if isinstance(exc, asyncio.CancelledError):
                 raise
             self.connector.failed(dialled, str(exc))
@@ -236,7 +236,7 @@ class Control:
     # --- links ------------------------------------------------------------------------------------------------------
 
     def _received(self, number: int, body: bytes) -> None:
-        entry = self.links.get(number)
+        entry = self.links.open.get(number)
         if entry is None:
             return
         try:
@@ -291,7 +291,7 @@ class Control:
         self.links.broadcast((c for c in self.core.contacts if peer in (None, c.peer)), Note(topic, body))
 
     def _link_ended(self, number: int, why: str) -> None:
-        entry = self.links.pop(number)
+        entry = self.links.open.pop(number, None)
         if entry is None:
             return
         self.driver.call(self.core.closed, number, why)
@@ -308,7 +308,7 @@ class Control:
     def _update_directory(self, peer: str) -> None:
         """Tell the address directory which address the link with `peer` uses now, if there is a link."""
         contact = self.core.contacts.get(peer)
-        entry = None if contact is None else self.links.get(contact.link)
+        entry = None if contact is None else self.links.open.get(contact.link)
         if entry is None:
             self.connector.unlinked(peer)
         else:
