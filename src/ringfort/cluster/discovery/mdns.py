@@ -48,6 +48,15 @@ class Announcement:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """An announced process of any network."""
+
+    network: str
+    token: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Trouble:
     """Discovery does not work, at least on one interface. Peers that are named by address can still be reached."""
 
@@ -84,33 +93,27 @@ class MdnsDiscovery:
         self._on_heard = on_heard
         self._on_gone = on_gone
         self._on_trouble = on_trouble
-        self._choice = Choice(())
+        self._choice: Choice | None = None
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
-        self._others: set[str] = set()
-        """The names of announced peers of other clusters, at most `MAX_HEARD`."""
-        self.off_link = 0
-        """The number of announced addresses that are on no network of this machine and were not tried."""
+        self._others: dict[str, tuple[str, str]] = {}
+        """Announced peers of other clusters, at most `MAX_HEARD`: the network and the token in each name."""
         self._heard: set[str] = set()
         self._said: set[Trouble] = set()
         self._turn = asyncio.Lock()
         """Held while opening and closing: a network that changes twice in quick succession must not leave two open."""
         self._tasks = BackgroundTasks()
 
-    async def start(self, choice: Choice) -> None:
-        """Announce and listen on the interfaces of `choice`. Failures are reported to `on_trouble` and retried."""
+    async def listen(self, choice: Choice) -> None:
+        """Announce and listen on the interfaces of `choice`, and on no others from now on. Failures are reported to
+        `on_trouble` and retried."""
         async with self._turn:
-            self._open(choice)
-
-    async def update(self, choice: Choice) -> None:
-        """Announce and listen on these interfaces from now on, because they have changed."""
-        async with self._turn:
-            if choice.interfaces != self._choice.interfaces:
+            if self._choice is None or choice.interfaces != self._choice.interfaces:
                 await self._shut()
                 self._open(choice)
 
     async def close(self) -> None:
-        """Withdraw the announcement and stop. Idempotent; `start` may follow."""
+        """Withdraw the announcement and stop. Idempotent; `listen` may follow."""
         async with self._turn:
             await self._shut()
 
@@ -129,14 +132,15 @@ class MdnsDiscovery:
             return
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
         # Without probing whether the name is taken, which would take most of a second: the token is unique.
-        self._tasks.start(self._announce(self._zeroconf, self._info()))
+        if self._port:
+            self._tasks.start(self._announce(self._zeroconf, self._info(choice)))
 
     async def _open_again(self, choice: Choice) -> None:
         await asyncio.sleep(RETRY)
         self._open(choice)
 
     async def _shut(self) -> None:
-        zeroconf, self._zeroconf = self._zeroconf, None
+        zeroconf, self._zeroconf, self._choice = self._zeroconf, None, None
         await self._tasks.cancel()
         if self._browser is not None:
             await self._browser.async_cancel()
@@ -154,8 +158,8 @@ class MdnsDiscovery:
             self._said.add(trouble)
             self._on_trouble(trouble)
 
-    def _info(self) -> ServiceInfo:
-        bare = [address.partition("%")[0] for address in self._choice.addresses]
+    def _info(self, choice: Choice) -> ServiceInfo:
+        bare = [address.partition("%")[0] for address in choice.addresses]
         return ServiceInfo(
             SERVICE,
             f"{self._network}-{self._token}.{SERVICE}",
@@ -179,9 +183,9 @@ class MdnsDiscovery:
             return
         if match[1] != self._network:
             if state_change is ServiceStateChange.Removed:
-                self._others.discard(name)
+                self._others.pop(name, None)
             elif len(self._others) < MAX_HEARD:
-                self._others.add(name)
+                self._others[name] = (match[1], match[2])
             return
         token = match[2]
         if state_change is ServiceStateChange.Removed:
@@ -199,71 +203,43 @@ class MdnsDiscovery:
                 )
             )
 
-    def other_clusters(self) -> tuple[str, ...]:
-        """Return an address of each machine that announces peers of other clusters; `this machine` for the own one. No
-        query is sent: what zeroconf has received is enough."""
-        if self._zeroconf is None:
-            return ()
-        return machines_of((_cached_addresses(self._zeroconf.zeroconf, name) for name in self._others), self._choice)
+    def others(self) -> list[Heard]:
+        """Return the announced peers of other clusters. No query is sent: what zeroconf has received is enough."""
+        found: list[Heard] = []
+        for name, (network, token) in self._others.items():
+            info = ServiceInfo(SERVICE, name)
+            if self._zeroconf is not None:
+                info.load_from_cache(self._zeroconf.zeroconf)
+            found.append(Heard(network, token, tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])))
+        return found
 
     async def _resolve(self, zeroconf: Zeroconf, name: str, token: str) -> None:
         info = AsyncServiceInfo(SERVICE, name)
         answered = await info.async_request(zeroconf, _RESOLVE_MS)
-        if token not in self._heard:  # it was withdrawn meanwhile
+        if token not in self._heard or self._choice is None:  # it was withdrawn meanwhile
             return
         if not answered:
             self._heard.discard(token)  # so that another announcement can take its place
             return
         usable = reachable(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES], self._choice)
         addresses = tuple(address for address in usable if is_on_link(address, self._choice))
-        self.off_link += len(usable) - len(addresses)
         if usable and not addresses:
             self._say(_OFF_LINK)
         if addresses and info.port:
             self._on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
 
 
-@dataclass(frozen=True)
-class Heard:
-    """An announced process of any network."""
-
-    network: str
-    token: str
-    addresses: tuple[str, ...]
-
-
-async def browse(choice: Choice, seconds: float) -> set[Heard]:
-    """Return all announced processes, without announcing this one. Raise `OSError` if the system refuses mDNS."""
-    names: set[str] = set()
-
-    def add(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        if state_change is ServiceStateChange.Removed:
-            names.discard(name)
-        elif len(names) < MAX_HEARD:
-            names.add(name)
-
-    try:
-        zeroconf = AsyncZeroconf(interfaces=_listeners(choice))
-    except RuntimeError as exc:
-        raise OSError(errno.ENODEV, str(exc)) from exc
-    browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[add])
+async def browse(choice: Choice, seconds: float) -> tuple[list[Heard], list[Trouble]]:
+    """Return all announced processes, without announcing this one, and what hinders discovery."""
+    troubles: list[Trouble] = []
+    # A member of no cluster, to which all announcements are of others.
+    mdns = MdnsDiscovery(b"", "", 0, on_heard=lambda _: None, on_gone=lambda _: None, on_trouble=troubles.append)
+    await mdns.listen(choice)
     try:
         await asyncio.sleep(seconds)
-        return {
-            Heard(match[1], match[2], _cached_addresses(zeroconf.zeroconf, name))
-            for name in names
-            if (match := _NAME.fullmatch(name)) is not None
-        }
+        return mdns.others(), troubles
     finally:
-        await browser.async_cancel()
-        await zeroconf.async_close()
-
-
-def _cached_addresses(zeroconf: Zeroconf, name: str) -> tuple[str, ...]:
-    """Return the addresses that came with the announcement, IPv4 first."""
-    info = ServiceInfo(SERVICE, name)
-    info.load_from_cache(zeroconf)
-    return tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])
+        await mdns.close()
 
 
 def machines_of(announced: Iterable[Sequence[str]], choice: Choice) -> tuple[str, ...]:

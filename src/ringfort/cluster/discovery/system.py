@@ -1,4 +1,4 @@
-"""Reads the network interfaces of this machine from the system. `interfaces.py` judges them.
+"""Reads the network interfaces of this machine from the system, and watches them. `interfaces.py` judges them.
 
 psutil has addresses and flags on every system. The kind of an interface is in /sys/class/net on Linux and in the output
 of `networksetup` on macOS; elsewhere, only the name is known.
@@ -6,19 +6,22 @@ of `networksetup` on macOS; elsewhere, only the name is known.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from ringfort.cluster.core.link_kinds import LinkKind
-from ringfort.cluster.discovery.interfaces import Interface, parse_ip
+from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, parse_ip
 
 SYS_CLASS_NET: Final = Path("/sys/class/net")
+WATCH_PERIOD: Final = 0.5
+"""Seconds between two checks of the interfaces; each takes a millisecond."""
 
 _ARPHRD_ETHER: Final = 1
 """`type` in /sys of everything that looks like Ethernet, including Wi-Fi."""
@@ -68,6 +71,26 @@ def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
         )
         found.append(interface)
     return found
+
+
+async def watch_interfaces(
+    current: Choice,
+    wanted: Sequence[str],
+    on_change: Callable[[Choice], None],
+    *,
+    period: float = WATCH_PERIOD,
+    read: Callable[[], list[Interface]] = list_interfaces,
+) -> None:
+    """Call `on_change` with the new choice whenever it changes, until cancelled: a cable, another Wi-Fi, a new address.
+
+    The new choice may contain no interface if all that were asked for are gone.
+    """
+    while True:
+        await asyncio.sleep(period)
+        choice = choose(read(), wanted, strict=False)
+        if choice.interfaces != current.interfaces:
+            current = choice
+            on_change(choice)
 
 
 def _nature(name: str, flags: frozenset[str], entry: Path, ports: Mapping[str, LinkKind]) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from typing import Final
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.discovery.directory import AddressDirectory, Source
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, reachable
-from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble
+from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble, machines_of
 from ringfort.cluster.discovery.static import parse_peers, resolve
-from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.cluster.discovery.watch import watch_interfaces
+from ringfort.cluster.discovery.system import list_interfaces, watch_interfaces
 from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, probe
@@ -30,8 +29,6 @@ from ringfort.transport.hello import Control
 
 RESOLVE_AGAIN: Final = 10.0
 """Seconds between two lookups of the configured names: a machine that starts later gets its name then."""
-WATCH_PERIOD: Final = 0.5
-"""Seconds between two checks of the interfaces; each takes a millisecond."""
 MEASURE_WITHIN: Final = 1.5
 """Seconds that a group waits until the paths between its members are measured. A path that takes longer is not used."""
 CONNECT_DELAY: Final = 0.25
@@ -94,8 +91,8 @@ class PeerConnector:
                 on_gone=self._gone,
                 on_trouble=self._trouble,
             )
-            await self._mdns.start(self.choice)
-        self._tasks.start(watch_interfaces(self.choice, setup.config.interfaces, self._moved, period=WATCH_PERIOD))
+            await self._mdns.listen(self.choice)
+        self._tasks.start(watch_interfaces(self.choice, setup.config.interfaces, self._moved))
         if self._named:
             self._tasks.start(self._resolve_named())
         self.look()
@@ -117,7 +114,8 @@ class PeerConnector:
 
     def other_clusters(self) -> tuple[str, ...]:
         """The machines from which peers of other clusters announce themselves, an address for each."""
-        return () if self._mdns is None else self._mdns.other_clusters()
+        heard = () if self._mdns is None else self._mdns.others()
+        return machines_of((one.addresses for one in heard), self.choice)
 
     def interface_of(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""
@@ -173,7 +171,7 @@ class PeerConnector:
         self.directory.network_changed(clock())
         self._events.moved(choice)
         if self._mdns is not None:
-            self._tasks.start(self._mdns.update(choice))
+            self._tasks.start(self._mdns.listen(choice))
         self.look()
 
     # --- connecting -----------------------------------------------------------------------------------------------
