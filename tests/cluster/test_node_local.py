@@ -740,7 +740,7 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
 ) -> None:
     node = cluster.start()
     control, looked = inside(node), queue.Queue[str]()
-    monkeypatch.setattr(control.votes._store, "ended", lambda: looked.put("looked") or [])
+    monkeypatch.setattr(control.votes.store, "ended", lambda: looked.put("looked") or [])
     sibling = f"{node.peer_id.rpartition('.')[0]}.sibling"
     for peer in ("elsewhere.1", sibling):
         in_loop(node, lambda control, peer=peer: control._on_event(PeerLost(peer, "silent", died=False)))
@@ -848,7 +848,7 @@ def test_while_the_disk_is_slow_or_full_a_node_lives_on_and_says_so_and_then_joi
         if not has_room.is_set():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    inside(two).votes._store._fsync = fsync
+    inside(two).votes.store.fsync = fsync
     slow = cluster.wait_for(two, lambda event: isinstance(event, DiskTrouble))
     assert "the disk has taken 1 s" in str(slow)
     assert all(view.health is HealthStatus.HEALTHY for view in one.snapshot() if not view.is_self)

@@ -14,7 +14,7 @@ import errno
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
@@ -71,38 +71,30 @@ _OFF_LINK: Final = Trouble(
 )
 
 
+@dataclass(eq=False)
 class MdnsDiscovery:
     """Announces this process and listens for others, in the running asyncio loop.
 
     The callbacks run in that loop. `on_heard` is called again when an announcement changes.
     """
 
-    def __init__(
-        self,
-        network_id: bytes,
-        token: str,
-        port: int,
-        *,
-        on_heard: Callable[[Announcement], None],
-        on_gone: Callable[[str], None],
-        on_trouble: Callable[[Trouble], None],
-    ) -> None:
-        self._network = network_id.hex()
-        self._token = token
-        self._port = port
-        self._on_heard = on_heard
-        self._on_gone = on_gone
-        self._on_trouble = on_trouble
-        self._choice: Choice | None = None
-        self._zeroconf: AsyncZeroconf | None = None
-        self._browser: AsyncServiceBrowser | None = None
-        self._others: dict[str, tuple[str, str]] = {}
-        """Announced peers of other clusters, at most `MAX_HEARD`: the network and the token in each name."""
-        self._heard: set[str] = set()
-        self._said: set[Trouble] = set()
-        self._turn = asyncio.Lock()
-        """Held while opening and closing: a network that changes twice in quick succession must not leave two open."""
-        self._tasks = BackgroundTasks()
+    network_id: bytes
+    token: str
+    port: int
+    """Where this process listens; 0 to announce nothing."""
+    on_heard: Callable[[Announcement], None]
+    on_gone: Callable[[str], None]
+    on_trouble: Callable[[Trouble], None]
+    _choice: Choice | None = None
+    _zeroconf: AsyncZeroconf | None = None
+    _browser: AsyncServiceBrowser | None = None
+    _others: dict[str, tuple[str, str]] = field(default_factory=dict[str, "tuple[str, str]"])
+    """Announced peers of other clusters, at most `MAX_HEARD`: the network and the token in each name."""
+    _heard: set[str] = field(default_factory=set[str])
+    _said: set[Trouble] = field(default_factory=set[Trouble])
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while opening and closing: a network that changes twice in quick succession must not leave two open."""
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     async def listen(self, choice: Choice) -> None:
         """Announce and listen on the interfaces of `choice`, and on no others from now on. Failures are reported to
@@ -132,7 +124,7 @@ class MdnsDiscovery:
             return
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
         # Without probing whether the name is taken, which would take most of a second: the token is unique.
-        if self._port:
+        if self.port:
             self._tasks.start(self._announce(self._zeroconf, self._info(choice)))
 
     async def _open_again(self, choice: Choice) -> None:
@@ -156,15 +148,15 @@ class MdnsDiscovery:
         """Report a trouble once until the interfaces change."""
         if trouble not in self._said:
             self._said.add(trouble)
-            self._on_trouble(trouble)
+            self.on_trouble(trouble)
 
     def _info(self, choice: Choice) -> ServiceInfo:
         bare = [address.partition("%")[0] for address in choice.addresses]
         return ServiceInfo(
             SERVICE,
-            f"{self._network}-{self._token}.{SERVICE}",
-            port=self._port,
-            server=f"ringfort-{self._token}.local.",
+            f"{self.network_id.hex()}-{self.token}.{SERVICE}",
+            port=self.port,
+            server=f"ringfort-{self.token}.local.",
             parsed_addresses=bare[:MAX_ADDRESSES],
         )
 
@@ -179,9 +171,9 @@ class MdnsDiscovery:
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         """Take a change of an announcement. Called by zeroconf, in the loop."""
         match = _NAME.fullmatch(name)
-        if match is None or match[2] == self._token:
+        if match is None or match[2] == self.token:
             return
-        if match[1] != self._network:
+        if match[1] != self.network_id.hex():
             if state_change is ServiceStateChange.Removed:
                 self._others.pop(name, None)
             elif len(self._others) < MAX_HEARD:
@@ -191,7 +183,7 @@ class MdnsDiscovery:
         if state_change is ServiceStateChange.Removed:
             if token in self._heard:
                 self._heard.discard(token)
-                self._on_gone(token)
+                self.on_gone(token)
         elif token in self._heard or len(self._heard) < MAX_HEARD:
             self._heard.add(token)
             self._tasks.start(self._resolve(zeroconf, name, token))
@@ -226,14 +218,14 @@ class MdnsDiscovery:
         if usable and not addresses:
             self._say(_OFF_LINK)
         if addresses and info.port:
-            self._on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
+            self.on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
 
 
 async def browse(choice: Choice, seconds: float) -> tuple[list[Heard], list[Trouble]]:
     """Return all announced processes, without announcing this one, and what hinders discovery."""
     troubles: list[Trouble] = []
     # A member of no cluster, to which all announcements are of others.
-    mdns = MdnsDiscovery(b"", "", 0, on_heard=lambda _: None, on_gone=lambda _: None, on_trouble=troubles.append)
+    mdns = MdnsDiscovery(b"", "", 0, lambda _: None, lambda _: None, troubles.append)
     await mdns.listen(choice)
     try:
         await asyncio.sleep(seconds)

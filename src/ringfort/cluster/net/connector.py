@@ -83,14 +83,7 @@ class PeerConnector:
         """Begin to look for peers; this one listens at `port`."""
         setup = self._setup
         if setup.config.multicast:
-            self._mdns = MdnsDiscovery(
-                setup.network_id,
-                setup.token,
-                port,
-                on_heard=self._heard,
-                on_gone=self._gone,
-                on_trouble=self._trouble,
-            )
+            self._mdns = MdnsDiscovery(setup.network_id, setup.token, port, self._heard, self._gone, self._trouble)
             await self._mdns.listen(self.choice)
         self._tasks.start(watch_interfaces(self.choice, setup.config.interfaces, self._moved))
         if self._named:

@@ -93,7 +93,7 @@ def test_an_address_that_is_on_no_network_of_this_machine_is_not_told() -> None:
         network = secrets.token_bytes(16)
         one = Recorder("1" * 16, network)
         troubles: asyncio.Queue[Trouble] = asyncio.Queue()
-        one._on_trouble = troubles.put_nowait
+        one.on_trouble = troubles.put_nowait
         liars = [Liar("2" * 16, network, ["8.8.8.8"]), Liar("3" * 16, network, ["8.8.8.8", "9.9.9.9", "127.0.0.1"])]
         await one.listen(LOOPBACK)
         for liar in liars:
