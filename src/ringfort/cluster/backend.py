@@ -298,8 +298,7 @@ class AutoDiscoveryBackend(Backend):
         if self._owns_node:
             self.node.close()
         else:
-            with suppress(ChannelClosedError):
-                self.node.hold(False)
+            _let_go(self.node, self._unsubscribe)
 
 
 def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:

@@ -314,18 +314,15 @@ class ClusterNode:
         else:
             if isinstance(change, ControlLost):
                 self._state = ipc.State()
-            self._publish(change)
+            for callback in self._callbacks:
+                try:
+                    callback(change)
+                except Exception:
+                    _log.exception("A callback failed for the event: %s", change)
         with self._changed:
             if isinstance(change, OtherClusters):
                 self._to_warn = change
             self._changed.notify_all()
-
-    def _publish(self, event: ClusterEvent) -> None:
-        for callback in self._callbacks:
-            try:
-                callback(event)
-            except Exception:
-                _log.exception("A callback failed for the event: %s", event)
 
     def _ended(self) -> DistributedError:
         """Return why the control service has closed the connection: because of `close`, or because it died."""

@@ -61,7 +61,7 @@ async def gather_findings(wanted: Sequence[str] = (), peers: Sequence[str] = ())
     (heard, troubles), multicast, ports, answers, (own_token, met, refusals) = await asyncio.gather(
         browse(usable, LISTEN_SECONDS),
         _hear_all(usable),
-        _connect_all(usable),
+        asyncio.gather(*(_connect_self(address) for address in usable.addresses)),
         asyncio.gather(*(_answers(host, port) for host, port in named)),
         asyncio.to_thread(_meet, wanted, peers if may_meet else None),
     )
@@ -78,7 +78,7 @@ async def gather_findings(wanted: Sequence[str] = (), peers: Sequence[str] = ())
         announced=machines_of((one.addresses for one in announced if one.network == network), usable),
         other_clusters=machines_of((one.addresses for one in announced if one.network != network), usable),
         mdns_error=mdns_errors[0] if mdns_errors else None,
-        ports=ports,
+        ports=dict(zip(usable.addresses, ports, strict=True)),
         peers={address: why for address, (why, _) in zip(addresses, answers, strict=True)},
         segments={address: size for address, (why, size) in zip(addresses, answers, strict=True) if not why},
         firewall=firewall,
@@ -163,10 +163,6 @@ async def _wait_for(ear: socket.socket, question: bytes) -> None:
     loop = asyncio.get_running_loop()
     while await loop.sock_recv(ear, 2048) != question:
         pass
-
-
-async def _connect_all(choice: Choice) -> dict[str, str]:
-    return {address: await _connect_self(address) for address in choice.addresses}
 
 
 async def _connect_self(address: str) -> str:

@@ -82,8 +82,25 @@ class Choice:
         return all(interface.is_loopback for interface in self.interfaces)
 
     def interface_of(self, address: str) -> Interface | None:
-        """Return the interface that has `address` or whose network contains it."""
-        return route(address, self.interfaces)
+        """Return the interface that has `address` or whose network contains it; the narrowest network if there are
+        several."""
+        ip = parse_ip(address)
+        if ip is None:
+            return None
+        scope = getattr(ip, "scope_id", None)
+        best: tuple[int, Interface] | None = None
+        for interface in self.interfaces:
+            for own, prefix in _networks(interface):
+                if own.version != ip.version or (
+                    scope is not None and scope not in (interface.name, str(interface.index))
+                ):
+                    continue
+                same = int(own) == int(ip)
+                length = own.max_prefixlen + 1 if same else prefix
+                inside = same or int(own) >> (own.max_prefixlen - prefix) == int(ip) >> (own.max_prefixlen - prefix)
+                if inside and (best is None or length > best[0]):
+                    best = (length, interface)
+        return None if best is None else best[1]
 
     def interface_at(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""
@@ -134,26 +151,6 @@ def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
         (not _with_usable(interface).addresses, "it has no address"),
     )
     return next((why for applies, why in reasons if applies), "")
-
-
-def route(address: str, interfaces: Iterable[Interface]) -> Interface | None:
-    """Return the interface that has `address` or whose network contains it; the narrowest network if there are
-    several."""
-    ip = parse_ip(address)
-    if ip is None:
-        return None
-    scope = getattr(ip, "scope_id", None)
-    best: tuple[int, Interface] | None = None
-    for interface in interfaces:
-        for own, prefix in _networks(interface):
-            if own.version != ip.version or (scope is not None and scope not in (interface.name, str(interface.index))):
-                continue
-            same = int(own) == int(ip)
-            length = own.max_prefixlen + 1 if same else prefix
-            inside = same or int(own) >> (own.max_prefixlen - prefix) == int(ip) >> (own.max_prefixlen - prefix)
-            if inside and (best is None or length > best[0]):
-                best = (length, interface)
-    return None if best is None else best[1]
 
 
 def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:

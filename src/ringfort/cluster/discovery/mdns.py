@@ -40,20 +40,12 @@ _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})\." + re.escape(SERVICE
 
 @dataclass(frozen=True)
 class Announcement:
-    """A process that claims to be in our network, and its addresses. Nothing of it is proved."""
-
-    token: str
-    addresses: tuple[str, ...]
-    port: int
-
-
-@dataclass(frozen=True)
-class Heard:
-    """An announced process of any network."""
+    """A process that claims to be in a cluster, and its addresses. Nothing of it is proved."""
 
     network: str
     token: str
     addresses: tuple[str, ...]
+    port: int
 
 
 @dataclass(frozen=True)
@@ -195,14 +187,15 @@ class MdnsDiscovery:
                 )
             )
 
-    def others(self) -> list[Heard]:
+    def others(self) -> list[Announcement]:
         """Return the announced peers of other clusters. No query is sent: what zeroconf has received is enough."""
-        found: list[Heard] = []
+        found: list[Announcement] = []
         for name, (network, token) in self._others.items():
             info = ServiceInfo(SERVICE, name)
             if self._zeroconf is not None:
                 info.load_from_cache(self._zeroconf.zeroconf)
-            found.append(Heard(network, token, tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])))
+            addresses = tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])
+            found.append(Announcement(network, token, addresses, info.port or 0))
         return found
 
     async def _resolve(self, zeroconf: Zeroconf, name: str, token: str) -> None:
@@ -218,10 +211,10 @@ class MdnsDiscovery:
         if usable and not addresses:
             self._say(_OFF_LINK)
         if addresses and info.port:
-            self.on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
+            self.on_heard(Announcement(self.network_id.hex(), token, addresses[:MAX_ADDRESSES], info.port))
 
 
-async def browse(choice: Choice, seconds: float) -> tuple[list[Heard], list[Trouble]]:
+async def browse(choice: Choice, seconds: float) -> tuple[list[Announcement], list[Trouble]]:
     """Return all announced processes, without announcing this one, and what hinders discovery."""
     troubles: list[Trouble] = []
     # A member of no cluster, to which all announcements are of others.

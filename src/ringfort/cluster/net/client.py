@@ -130,8 +130,8 @@ class ControlClient:
                 self._connection.send(ipc.Pong(self.work_done(), self._steps()))
             case ipc.Answer(number=number, value=value):
                 self._settle(number, lambda future: future.set_result(value))
-            case ipc.Failed(number=number, error=error):
-                self._settle(number, lambda future: future.set_exception(ipc.unpack_error(error)))
+            case ipc.Failed(number=number):
+                self._settle(number, lambda future: future.set_exception(ipc.error_of(message)))
             case ipc.Connected(number=number, rank=rank, session=session):
                 connection = Connection.resume(self._connection.take_socket(), session)
                 pending = self._pending.get(number)

@@ -105,14 +105,6 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     addresses: tuple[str, ...] = ()
 
 
-class Error(msgspec.Struct, frozen=True):
-    """An exception of `ringfort.errors`: its class, message and plain fields."""
-
-    kind: str
-    message: str
-    fields: dict[str, Any]
-
-
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """The result of a request, whose type follows from the request."""
 
@@ -121,10 +113,12 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The exception that a request raised."""
+    """The exception of `ringfort.errors` that a request raised: its class, message and plain fields."""
 
     number: int
-    error: Error
+    kind: str
+    message: str
+    fields: dict[str, Any]
 
 
 class Connected(msgspec.Struct, frozen=True, tag="connected"):
@@ -224,24 +218,24 @@ def _event_classes(parent: type[ClusterEvent]) -> dict[str, type[ClusterEvent]]:
     return found
 
 
-def pack_error(exc: BaseException) -> Error:
+def failed(number: int, exc: BaseException) -> Failed:
     """Return an exception as a message. The text of a foreign exception, a bug in the service, includes its class."""
     if not isinstance(exc, DistributedError):
-        return Error("DistributedError", f"the control service failed: {type(exc).__name__}: {exc}", {})
+        return Failed(number, "DistributedError", f"the control service failed: {type(exc).__name__}: {exc}", {})
     fields = {name: str(value) if isinstance(value, Path) else value for name, value in vars(exc).items()}
     plain = {name: value for name, value in fields.items() if _is_plain(value)}
-    return Error(type(exc).__name__, str(exc), plain)
+    return Failed(number, type(exc).__name__, str(exc), plain)
 
 
-def unpack_error(error: Error) -> DistributedError:
+def error_of(message: Failed) -> DistributedError:
     """Return the exception in a message, with the same class, message and fields."""
-    kind = getattr(errors, error.kind, None)
+    kind = getattr(errors, message.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, DistributedError)):
         kind = DistributedError
     exc = kind.__new__(kind)
-    exc.args = (error.message,)
+    exc.args = (message.message,)
     exc.peer = None
-    vars(exc).update(error.fields)
+    vars(exc).update(message.fields)
     return exc
 
 

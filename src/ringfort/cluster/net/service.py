@@ -22,7 +22,7 @@ from ringfort.cluster.net import ipc
 from ringfort.cluster.net.control import STOP_WITHIN, Control
 from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.cluster.net.process_watch import ProcessWatch
-from ringfort.errors import ChannelClosedError
+from ringfort.errors import ChannelClosedError, DistributedError
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +70,9 @@ class ControlService:
         self._loop = loop
         self._end: asyncio.Future[tuple[str, bool]] = loop.create_future()
         self._connection.start()
-        if self._watch is not None and self._watch.descriptor is not None:
-            loop.add_reader(self._watch.descriptor, self._on_death)
+        parent = None if self._watch is None else self._watch.descriptor
+        if parent is not None:
+            loop.add_reader(parent, self._on_death)
         ping = loop.call_later(PING_EVERY, self._ping)
         try:
             why, died = await self._end
@@ -84,9 +85,9 @@ class ControlService:
         finally:
             ping.cancel()
             self._connection.close()
+            if parent is not None:
+                loop.remove_reader(parent)
             if self._watch is not None:
-                if self._watch.descriptor is not None:
-                    loop.remove_reader(self._watch.descriptor)
                 self._watch.close()
 
     def _on_death(self) -> None:
@@ -94,9 +95,7 @@ class ControlService:
         if self._watch is not None:
             if self._watch.descriptor is not None:
                 self._loop.remove_reader(self._watch.descriptor)  # it stays readable
-            signal.alarm(
-                _DEAD_WITHIN
-            )  # whatever hangs, a control process does not outlive its training process for long
+            signal.alarm(_DEAD_WITHIN)  # whatever hangs, a control process does not outlive its training process long
         self._stop("its process ended without closing its node", died=True)
 
     def _stop(self, why: str, *, died: bool = False) -> None:
@@ -130,10 +129,9 @@ class ControlService:
         try:
             value = await self._carry_out(number, request)
         except Exception as exc:
-            error = ipc.pack_error(exc)
-            if error.kind == "DistributedError":
+            if not isinstance(exc, DistributedError):
                 _log.error("A request to the control service failed", exc_info=exc)
-            self._connection.send(ipc.Failed(number, error))
+            self._connection.send(ipc.failed(number, exc))
         else:
             self._connection.send(ipc.Answer(number, ipc.msgspec.Raw(ipc.encode(value))))
 

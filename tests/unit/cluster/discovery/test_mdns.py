@@ -64,8 +64,12 @@ def test_two_of_one_network_hear_each_other_on_loopback_and_say_goodbye() -> Non
         one, two = Recorder("1" * 16, network, 1001), Recorder("2" * 16, network, 1002)
         stranger = Recorder("3" * 16, secrets.token_bytes(16), 1003)
         await asyncio.gather(*(each.listen(LOOPBACK) for each in (one, two, stranger)))
-        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("2" * 16, ("127.0.0.1",), 1002)
-        assert await asyncio.wait_for(two.heard.get(), 10) == Announcement("1" * 16, ("127.0.0.1",), 1001)
+        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement(
+            network.hex(), "2" * 16, ("127.0.0.1",), 1002
+        )
+        assert await asyncio.wait_for(two.heard.get(), 10) == Announcement(
+            network.hex(), "1" * 16, ("127.0.0.1",), 1001
+        )
         assert "this machine" in mdns.machines_of((heard.addresses for heard in one.others()), LOOPBACK)
         await two.close()
         assert await asyncio.wait_for(one.gone.get(), 10) == "2" * 16
@@ -98,7 +102,7 @@ def test_an_address_that_is_on_no_network_of_this_machine_is_not_told() -> None:
         await one.listen(LOOPBACK)
         for liar in liars:
             await liar.listen(LOOPBACK)
-        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("3" * 16, ("127.0.0.1",), 53)
+        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement(network.hex(), "3" * 16, ("127.0.0.1",), 53)
         trouble = await asyncio.wait_for(troubles.get(), 10)
         await asyncio.gather(one.close(), *(liar.close() for liar in liars))
         assert one.heard.empty()

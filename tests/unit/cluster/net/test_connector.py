@@ -69,10 +69,10 @@ def test_the_one_with_the_lower_token_connects_and_the_other_waits_a_moment(
         loop = asyncio.get_running_loop()
         with monkeypatch.context() as patch:
             patch.setattr(loop, "call_later", lambda seconds, action: later.append(action))
-            connector._heard(Announcement(FIRST, ("10.0.0.2",), 7))
+            connector._heard(Announcement("", FIRST, ("10.0.0.2",), 7))
         await turns()
         assert attempts.addresses == []
-        connector._heard(Announcement(LAST, ("10.0.0.3",), 7))
+        connector._heard(Announcement("", LAST, ("10.0.0.3",), 7))
         await turns()
         assert attempts.addresses == ["10.0.0.3:7"]
         later[0]()  # the other has not come
@@ -84,8 +84,8 @@ def test_the_one_with_the_lower_token_connects_and_the_other_waits_a_moment(
 
 def test_addresses_that_are_announced_no_more_are_forgotten(attempts: Attempts) -> None:
     async def scene(connector: PeerConnector) -> None:
-        connector._heard(Announcement(LAST, ("10.0.0.2", "10.0.0.3"), 7))
-        connector._heard(Announcement(LAST, ("10.0.0.3", "10.0.0.4"), 7))
+        connector._heard(Announcement("", LAST, ("10.0.0.2", "10.0.0.3"), 7))
+        connector._heard(Announcement("", LAST, ("10.0.0.3", "10.0.0.4"), 7))
         assert sorted(connector.directory.addresses(LAST)) == ["10.0.0.3:7", "10.0.0.4:7"]
         connector._gone(LAST)
         assert connector.directory.addresses(LAST) == []
@@ -129,7 +129,7 @@ def test_of_one_that_keeps_coming_one_line_is_kept_and_of_many_the_last(attempts
 def test_a_connector_that_is_closed_connects_to_nobody(attempts: Attempts) -> None:
     async def scene(connector: PeerConnector) -> None:
         await connector.close()
-        connector._heard(Announcement(LAST, ("10.0.0.2",), 7))
+        connector._heard(Announcement("", LAST, ("10.0.0.2",), 7))
         await turns()
         assert attempts.addresses == []
 

@@ -74,15 +74,16 @@ def test_events_arrive_as_they_were(event: ClusterEvent) -> None:
     ],
 )
 def test_errors_are_raised_as_they_were(error: errors.DistributedError) -> None:
-    sent = msgspec.msgpack.decode(ipc.encode(ipc.pack_error(error)), type=ipc.Error)
-    raised = ipc.unpack_error(sent)
+    sent = ipc.decode_for_node(ipc.encode(ipc.failed(1, error)))
+    assert isinstance(sent, ipc.Failed)
+    raised = ipc.error_of(sent)
     assert type(raised) is type(error)
     assert str(raised) == str(error)
     assert raised.peer == error.peer
 
 
 def test_a_fault_of_the_service_names_itself() -> None:
-    raised = ipc.unpack_error(ipc.pack_error(ZeroDivisionError("division by zero")))
+    raised = ipc.error_of(ipc.failed(1, ZeroDivisionError("division by zero")))
     assert str(raised) == "the control service failed: ZeroDivisionError: division by zero"
 
 
