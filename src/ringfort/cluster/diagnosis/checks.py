@@ -270,7 +270,10 @@ def _firewall(found: Findings) -> Iterator[Result]:
 def _mtu(found: Findings) -> Iterator[Result]:
     """Do packets have the size that all machines of the network expect?"""
     for interface in found.choice.interfaces if found.choice else ():
-        what, fix = f"{interface.name}: packets of {interface.mtu} bytes", _set_mtu(interface.name)
+        what, fix = (
+            f"{interface.name}: packets of {interface.mtu} bytes",
+            f"ip link set dev {interface.name} mtu {USUAL_MTU}",
+        )
         if interface.is_loopback:
             continue
         if interface.mtu < SMALLEST_MTU:
@@ -388,7 +391,3 @@ _CHECKS: Final[Mapping[str, Callable[[Findings], Iterable[Result]]]] = {
 def _elsewhere(machines: Iterable[str]) -> list[str]:
     """Return those that are not this machine."""
     return [one for one in machines if not one.startswith(THIS_MACHINE)]
-
-
-def _set_mtu(interface: str) -> str:
-    return f"ip link set dev {interface} mtu {USUAL_MTU}"

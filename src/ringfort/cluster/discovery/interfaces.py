@@ -116,23 +116,38 @@ def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: 
     Without a useful interface, choose loopback. Raise `ConfigError` if a wanted interface is missing; without `strict`,
     ignore that, because an interface that was there at the start may come back.
     """
-    if wanted:
-        return _asked_for(listing, wanted, strict=strict)
+    for wish in wanted:
+        if strict and all(_meant(interface, wish) is None for interface in listing):
+            why = f"this machine has no such interface or address; {_what_there_is(listing)}"
+            raise ConfigError("interfaces", wish, why)
     names = {interface.name: interface for interface in listing}
-    useful: list[Interface] = []
-    left_out: list[tuple[str, str]] = []
+    chosen: list[Interface] = []
+    left_out: dict[str, str] = {}
     for interface in listing:
-        why = why_not(interface, names)
-        if why:
-            left_out.append((interface.name, why))
+        meant = [addresses for wish in wanted if (addresses := _meant(interface, wish)) is not None]
+        usable = _with_usable(interface, [ip for addresses in meant for ip in addresses])
+        if not wanted:
+            why = why_not(interface, names)
+        elif not meant:
+            why = "it was not asked for"
+        elif not interface.is_up:
+            why = "it is down, or nothing is plugged in"
         else:
-            useful.append(_with_usable(interface))
-    if not useful:
-        useful = [_with_usable(interface) for interface in listing if interface.is_loopback and interface.is_up]
-        left_out = [(name, why) for name, why in left_out if name not in {interface.name for interface in useful}]
-    if not useful and strict:
-        raise ConfigError("interfaces", (), "this machine has no network at all, not even loopback: ip link set lo up")
-    return Choice(_ordered(useful), tuple(left_out))
+            why = "" if usable.addresses else "it has no usable address"
+        if why and meant and strict:
+            raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
+        if why:
+            left_out[interface.name] = why
+        else:
+            chosen.append(usable)
+    if not chosen and not wanted:
+        chosen = [_with_usable(interface) for interface in listing if interface.is_loopback and interface.is_up]
+        if not chosen and strict:
+            why = "this machine has no network at all, not even loopback: ip link set lo up"
+            raise ConfigError("interfaces", (), why)
+    for interface in chosen:
+        left_out.pop(interface.name, None)
+    return Choice(_ordered(chosen), tuple(left_out.items()))
 
 
 def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
@@ -248,30 +263,6 @@ def _ordered(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
         return _SPEED_ORDER.index(interface.kind), -interface.speed, interface.index, interface.name
 
     return tuple(sorted(interfaces, key=rank))
-
-
-def _asked_for(listing: Sequence[Interface], wanted: Sequence[str], *, strict: bool) -> Choice:
-    """Choose exactly what was named, of any kind, as long as it is up and has an address."""
-    for wish in wanted:
-        if strict and all(_meant(interface, wish) is None for interface in listing):
-            raise ConfigError(
-                "interfaces", wish, f"this machine has no such interface or address; {_what_there_is(listing)}"
-            )
-    chosen: list[Interface] = []
-    left_out: list[tuple[str, str]] = []
-    for interface in listing:
-        meant = [addresses for wish in wanted if (addresses := _meant(interface, wish)) is not None]
-        usable = _with_usable(interface, [ip for addresses in meant for ip in addresses])
-        if not meant:
-            left_out.append((interface.name, "it was not asked for"))
-        elif interface.is_up and usable.addresses:
-            chosen.append(usable)
-        else:
-            why = "has no usable address" if interface.is_up else "is down, or nothing is plugged in"
-            left_out.append((interface.name, f"it {why}"))
-            if strict:
-                raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
-    return Choice(_ordered(chosen), tuple(left_out))
 
 
 def _meant(interface: Interface, wish: str) -> list[IPAddress] | None:
