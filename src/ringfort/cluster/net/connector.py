@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -43,45 +43,41 @@ def key_of(peer: str) -> str:
     return peer.rpartition(".")[2]
 
 
-@dataclass(frozen=True)
-class ConnectorEvents:
-    """Callbacks of a `PeerConnector`."""
-
-    connected: Callable[[Connection, str], None]
-    """Takes over a new control connection to the address."""
-    moved: Callable[[Choice], None]
-    """The interfaces have changed."""
-    measured: Callable[[str, Measurement], None]
-    """An address was measured."""
-
-
+@dataclass(eq=False)
 class PeerConnector:
     """Lives in the control service's loop."""
 
-    def __init__(self, setup: Setup, events: ConnectorEvents) -> None:
-        self.choice = Choice(())
-        self.directory = AddressDirectory()
-        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
-        self.troubles: dict[str, Trouble] = {}
-        self._setup = setup
-        self._events = events
-        self._named = parse_peers(setup.config.peers)
-        self._mdns: MdnsDiscovery | None = None
-        self._announced: dict[str, tuple[str, ...]] = {}
-        self._tasks = BackgroundTasks()
-        self._measuring = asyncio.Lock()
-        self._probing = asyncio.Semaphore(MAX_PROBES - 1)  # as many as the other side answers at once, and room for it
-        self._wake: asyncio.TimerHandle | None = None
-        self._is_over = False
+    setup: Setup
+    on_connected: Callable[[Connection, str], None]
+    """Takes over a new control connection to the address."""
+    on_moved: Callable[[Choice], None]
+    """The interfaces have changed."""
+    on_measured: Callable[[str, Measurement], None]
+    """An address was measured."""
+    choice: Choice = field(default_factory=lambda: Choice(()))
+    directory: AddressDirectory = field(default_factory=AddressDirectory)
+    refusals: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
+    troubles: dict[str, Trouble] = field(default_factory=dict[str, Trouble])
+    _mdns: MdnsDiscovery | None = None
+    _announced: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _probing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBES - 1))
+    """As many as the other side answers at once, and room for it."""
+    _wake: asyncio.TimerHandle | None = None
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._named = parse_peers(self.setup.config.peers)
 
     def choose(self) -> Choice:
         """Return the interfaces to use. Raises `ConfigError` for a configured one that does not exist."""
-        self.choice = self.directory.choice = choose(list_interfaces(), self._setup.config.interfaces)
+        self.choice = self.directory.choice = choose(list_interfaces(), self.setup.config.interfaces)
         return self.choice
 
     async def start(self, port: int) -> None:
         """Begin to look for peers; this one listens at `port`."""
-        setup = self._setup
+        setup = self.setup
         if setup.config.multicast:
             self._mdns = MdnsDiscovery(setup.network_id, setup.token, port, self._heard, self._gone, self._trouble)
             await self._mdns.listen(self.choice)
@@ -126,7 +122,7 @@ class PeerConnector:
             self.directory.learn(addresses, source, clock(), claim=token, introducer=introducer)
             self.look()
 
-        if self._setup.token < token or token in self.directory.linked_peers:
+        if self.setup.token < token or token in self.directory.linked_peers:
             learn()
         else:
             asyncio.get_running_loop().call_later(CONNECT_DELAY, learn)
@@ -162,7 +158,7 @@ class PeerConnector:
     def _moved(self, choice: Choice) -> None:
         self.choice = self.directory.choice = choice
         self.directory.network_changed(clock())
-        self._events.moved(choice)
+        self.on_moved(choice)
         if self._mdns is not None:
             self._tasks.start(self._mdns.listen(choice))
         self.look()
@@ -197,13 +193,13 @@ class PeerConnector:
     async def _connect(self, address: str) -> None:
         host, port = parse_address(address)
         try:
-            connection = await connect(host, port, self._setup.wall, Control())
+            connection = await connect(host, port, self.setup.wall, Control())
         except DistributedError as exc:
             self.directory.failed(address, clock(), str(exc))
             if not isinstance(exc, NoConnectionError):
                 self._refused(address, str(exc))
         else:
-            self._events.connected(connection, address)
+            self.on_connected(connection, address)
 
     def _refused(self, address: str, why: str) -> None:
         line = f"{address}: {why}"
@@ -225,14 +221,14 @@ class PeerConnector:
         host, port = parse_address(address)
         async with self._probing:
             try:
-                found = await probe(host, port, self._setup.wall, self._setup.peer, self._measuring)
+                found = await probe(host, port, self.setup.wall, self.setup.peer, self._measuring)
             except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
                 self.directory.failed(address, clock(), str(exc) or "it did not answer a probe in time")
                 if isinstance(exc, RefusedError):
                     self._refused(address, str(exc))
                 return None
         self.directory.answered(address, key_of(found.peer), clock(), found.round_trip, found.bandwidth)
-        self._events.measured(address, found)
+        self.on_measured(address, found)
         return found
 
     async def ways_to(self, peer: str, addresses: Sequence[str]) -> list[str]:

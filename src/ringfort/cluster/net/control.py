@@ -31,10 +31,10 @@ from ringfort.cluster.core.topology import NodeProfile
 from ringfort.cluster.diagnosis.recent_events import RecentEvents
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE
-from ringfort.cluster.net.connector import ConnectorEvents, PeerConnector
+from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import ControlLink
 from ringfort.cluster.net.control_listener import ControlListener
-from ringfort.cluster.net.core_driver import CoreDriver, Effects
+from ringfort.cluster.net.core_driver import CoreDriver
 from ringfort.cluster.net.durable_votes import DurableVotes
 from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
@@ -84,7 +84,7 @@ class Control:
             work_done=work_done,
         )
         self.links = LinkTable()
-        self.connector = PeerConnector(setup, ConnectorEvents(self._connected, self._moved, self._measured))
+        self.connector = PeerConnector(setup, self._connected, self._moved, self._measured)
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
@@ -94,15 +94,13 @@ class Control:
         )
         self.driver = CoreDriver(
             self.core,
-            Effects(
-                send=self.links.send,
-                close=self._close,
-                learn=self.connector.learn,
-                persist=self.votes.write,
-                publish=self._on_event,
-                changed=on_change,
-                before_tick=self._before_tick,
-            ),
+            send=self.links.send,
+            close=self._close,
+            learn=self.connector.learn,
+            persist=self.votes.write,
+            publish=self._on_event,
+            changed=on_change,
+            before_tick=self._before_tick,
         )
         self.recent = RecentEvents()
         self._publish = publish

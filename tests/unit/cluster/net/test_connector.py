@@ -11,7 +11,7 @@ import pytest
 from ringfort.cluster.discovery.interfaces import Choice, Interface
 from ringfort.cluster.discovery.mdns import Announcement
 from ringfort.cluster.net import connector as connector_module
-from ringfort.cluster.net.connector import MAX_REFUSALS, ConnectorEvents, PeerConnector
+from ringfort.cluster.net.connector import MAX_REFUSALS, PeerConnector
 from ringfort.cluster.net.setup import Setup
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import DistributedError, NamespaceMismatchError, NoConnectionError
@@ -39,7 +39,7 @@ class Attempts:
 def run(scene: Callable[[PeerConnector], Awaitable[None]]) -> None:
     async def main() -> None:
         setup = Setup.make(AutoDiscoveryConfig(multicast=False), 1, member())
-        connector = PeerConnector(setup, ConnectorEvents(lambda *_: None, lambda _: None, lambda *_: None))
+        connector = PeerConnector(setup, lambda *_: None, lambda _: None, lambda *_: None)
         connector.choice = Choice((WIRE,))
         try:
             await scene(connector)
