@@ -677,7 +677,7 @@ def test_one_that_never_says_who_it_is_does_not_keep_a_node_from_closing(cluster
     node = cluster.start()
     sock, _ = cluster.dial(node, Control())
     control = inside(node)
-    until(lambda: len(control.links) > 0, "it has not come")
+    until(lambda: len(control.links.open) > 0, "it has not come")
     closing = threading.Thread(target=node.close)
     closing.start()
     with sock, suppress(ConnectionResetError):  # which is an end too
@@ -740,7 +740,7 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
 ) -> None:
     node = cluster.start()
     control, looked = inside(node), queue.Queue[str]()
-    monkeypatch.setattr(control.votes._store, "ended", lambda: looked.put("looked") or [])
+    monkeypatch.setattr(control.votes.store, "ended", lambda: looked.put("looked") or [])
     sibling = f"{node.peer_id.rpartition('.')[0]}.sibling"
     for peer in ("elsewhere.1", sibling):
         in_loop(node, lambda control, peer=peer: control._on_event(PeerLost(peer, "silent", died=False)))
@@ -761,7 +761,7 @@ def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
     monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start(replace(LOCAL, multicast=False))
     endless = LinkEntry(unattached_link(), ELSEWHERE, "")
-    in_loop(node, lambda control: control.links.add(999, endless))
+    in_loop(node, lambda control: control.links.open.update({999: endless}))
     node.close()
     assert not endless.link.ended.is_set()
     with pytest.raises(ChannelClosedError):
@@ -848,7 +848,7 @@ def test_while_the_disk_is_slow_or_full_a_node_lives_on_and_says_so_and_then_joi
         if not has_room.is_set():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    inside(two).votes._store._fsync = fsync
+    inside(two).votes.store.fsync = fsync
     slow = cluster.wait_for(two, lambda event: isinstance(event, DiskTrouble))
     assert "the disk has taken 1 s" in str(slow)
     assert all(view.health is HealthStatus.HEALTHY for view in one.snapshot() if not view.is_self)

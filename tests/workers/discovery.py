@@ -13,8 +13,7 @@ from dataclasses import asdict
 
 from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.mdns import TOKEN_BYTES, MdnsDiscovery
-from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.cluster.discovery.watch import watch_interfaces
+from ringfort.cluster.discovery.system import list_interfaces, watch_interfaces
 
 
 def say(**what: object) -> None:
@@ -33,7 +32,7 @@ async def main(network_id: str, port: str, *wanted: str) -> None:
     loop = asyncio.get_running_loop()
     choice = choose(list_interfaces(), wanted)
     changes: asyncio.Queue[object] = asyncio.Queue()
-    await discovery.start(choice)
+    await discovery.listen(choice)
     say(started=choice.addresses)
     watching = asyncio.ensure_future(watch_interfaces(choice, wanted, changes.put_nowait, period=0.1))
     ending = loop.run_in_executor(None, sys.stdin.read)
@@ -42,7 +41,7 @@ async def main(network_id: str, port: str, *wanted: str) -> None:
         await asyncio.wait((change, ending), return_when=asyncio.FIRST_COMPLETED)
         if change.done():
             choice = change.result()
-            await discovery.update(choice)
+            await discovery.listen(choice)
             say(changed=choice.addresses)
         change.cancel()
     watching.cancel()

@@ -135,7 +135,7 @@ class AutoDiscoveryBackend(Backend):
             self._mesh.close()
             raise
         # The node must not hold this: a group that is dropped ends at once.
-        self._unsubscribe = self.node.subscribe(weakly(self._on_event))
+        self._unsubscribe = self.node.subscribe(weakly(self._on_event, None))
         self._farewell = None if node is None else when_gone(self, partial(_let_go, node, self._unsubscribe))
 
     @property
@@ -298,8 +298,7 @@ class AutoDiscoveryBackend(Backend):
         if self._owns_node:
             self.node.close()
         else:
-            with suppress(ChannelClosedError):
-                self.node.hold(False)
+            _let_go(self.node, self._unsubscribe)
 
 
 def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:

@@ -11,11 +11,10 @@ import atexit
 import logging
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
-from types import MethodType, TracebackType
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.election import ElectionState
@@ -39,7 +38,7 @@ from ringfort.errors import (
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.telemetry.steps import own_steps
-from ringfort.transport.finalisers import Finaliser, when_gone
+from ringfort.transport.finalisers import Finaliser, weakly, when_gone
 from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
 
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Callback = Callable[[ClusterEvent], None]
 
 _ANSWER: Final = 10.0
@@ -142,17 +140,17 @@ class ClusterNode:
         if self._client is None:
             ours, theirs = socket.socketpair()
             # Leaves the cluster even if the program forgets to. For a killed program, its control process does.
-            atexit.register(_weakly(self.close, None))
+            atexit.register(weakly(self.close, None))
             self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
             work, dropped = self._work, ChannelClosedError("this node was dropped")
             self._client = ControlClient(
-                ours, _weakly(self._take, None), _weakly(self._ended, dropped), lambda: work[0], self._steps_done
+                ours, weakly(self._take, None), weakly(self._ended, dropped), lambda: work[0], self._steps_done
             )
             # A node that is garbage-collected leaves as if it had been closed.
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
             level = logging.getLogger("ringfort").getEffectiveLevel()
             try:
-                self._state = self._ask(ipc.Start(self._setup.with_accelerators(), level), ipc.State, _START)
+                self._state = self._client.ask(ipc.Start(self._setup.with_accelerators(), level), ipc.State, _START)
             except BaseException:
                 self.close()
                 raise
@@ -203,11 +201,11 @@ class ClusterNode:
     def force_election(self) -> None:
         """Stand for election now. The present leader stays if its claim is better: it has been in the group for longer,
         has done more work or has the lower id. Raise `InvalidArgumentError` for an observer."""
-        self._order(ipc.ForceElection())
+        self._call(type(None), "force_election")
 
     def step_down(self) -> None:
         """Stop leading, if this peer leads, so that the others elect a leader among themselves. The epoch continues."""
-        self._order(ipc.StepDown())
+        self._call(type(None), "step_down")
 
     @property
     def work_done(self) -> int:
@@ -268,23 +266,23 @@ class ClusterNode:
 
     def snapshot(self) -> tuple[PeerView, ...]:
         """Return a view of this peer and all connected ones: members first, in the order of their ranks."""
-        return self._ask(ipc.Peers(), tuple[PeerView, ...])
+        return self._call(tuple[PeerView, ...], "snapshot")
 
     def health_summary(self) -> HealthSummary:
         """Return a summary of the health of all connected peers."""
-        return self._ask(ipc.Health(), HealthSummary)
+        return self._call(HealthSummary, "health_summary")
 
     def topology(self) -> ClusterTopology:
         """Return the known machines, including this one, and the links between them."""
-        return ClusterTopology.from_records(self._ask(ipc.Topology(), TopologyRecords))
+        return ClusterTopology.from_records(self._call(TopologyRecords, "topology"))
 
     def refusals(self) -> tuple[str, ...]:
         """Return the latest refusals, in either direction, each with its reason."""
-        return self._ask(ipc.Refusals(), tuple[str, ...])
+        return self._call(tuple[str, ...], "refusals")
 
     def why_alone(self) -> str:
         """Say who was seen, who was refused and why, and what to try."""
-        return self._ask(ipc.WhyAlone(), str)
+        return self._call(str, "why_alone")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Call `callback` with every `ClusterEvent` from now on, one at a time, in a thread of this node. It may call
@@ -298,14 +296,14 @@ class ClusterNode:
 
     def hold(self, holding: bool = True) -> None:
         """Keep new peers waiting while any member of the epoch holds. The epoch still shrinks when members are lost."""
-        self._order(ipc.Hold(holding))
+        self._call(type(None), "hold", holding)
 
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
         """Send a note to the program of `peer`, or of all connected peers, where it becomes the event `Noted`. It is
         lost for peers that cannot be reached. `ringfort run` uses notes to agree on attempts."""
         if len(body) > MAX_NOTE_BYTES:
             raise InvalidArgumentError("body", f"{len(body)} bytes", f"a note has at most {MAX_NOTE_BYTES}")
-        self._order(ipc.SendNote(topic[:256], body, peer))
+        self._call(type(None), "tell", topic[:256], body, peer)
 
     # --- the control service ------------------------------------------------------------------------------------------
 
@@ -316,18 +314,15 @@ class ClusterNode:
         else:
             if isinstance(change, ControlLost):
                 self._state = ipc.State()
-            self._publish(change)
+            for callback in self._callbacks:
+                try:
+                    callback(change)
+                except Exception:
+                    _log.exception("A callback failed for the event: %s", change)
         with self._changed:
             if isinstance(change, OtherClusters):
                 self._to_warn = change
             self._changed.notify_all()
-
-    def _publish(self, event: ClusterEvent) -> None:
-        for callback in self._callbacks:
-            try:
-                callback(event)
-            except Exception:
-                _log.exception("A callback failed for the event: %s", event)
 
     def _ended(self) -> DistributedError:
         """Return why the control service has closed the connection: because of `close`, or because it died."""
@@ -354,32 +349,14 @@ class ClusterNode:
             )
         return client
 
-    def _order(self, request: ipc.AnyRequest) -> None:
-        """Send a request that has no result."""
-        self._ask(request, type(None))
-
-    def _ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float = _ANSWER) -> T:
-        """Return the service's answer. Raise as `_check` does, or what the service raised."""
-        return self._check().ask(request, kind, timeout)
+    def _call(self, kind: type[T], function: str, *arguments: object) -> T:
+        """Call a function of the service and return its result, which is a `kind`. Raise as `_check` does, or what the
+        service raised."""
+        return self._check().ask(ipc.Call(function, arguments), kind, _ANSWER)
 
 
 def _own_steps() -> int:
     return own_steps().done
-
-
-def _weakly(method: Callable[P, T], otherwise: T) -> Callable[P, T]:
-    """Return a function that calls `method` without keeping its object alive, and returns `otherwise` once it is gone.
-
-    (`weakref.WeakMethod` would run Python code in a finaliser, which could swallow a Ctrl-C.)
-    """
-    bound = cast("MethodType", method)
-    reference, function = weakref.ref(bound.__self__), bound.__func__
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        node = reference()
-        return otherwise if node is None else function(node, *args, **kwargs)
-
-    return call
 
 
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:

@@ -51,7 +51,7 @@ class ClusterStore(dist.Store):
         self._pending: dict[int, Future[Answer]] = {}
         self._lost: str | None = None
         """Why the owner cannot be reached."""
-        self._unsubscribe = node.subscribe(weakly(self._on_event))
+        self._unsubscribe = node.subscribe(weakly(self._on_event, None))
 
     # --- the interface of torch -----------------------------------------------------------------------------------
 

@@ -13,11 +13,13 @@ import os
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import Any, Final, Generic, TypeVar
-from weakref import WeakMethod, ref
+from types import MethodType
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
+from weakref import ref
 
 K = TypeVar("K")
 V = TypeVar("V")
+P = ParamSpec("P")
 
 
 class Finaliser(ref[Any]):
@@ -72,14 +74,17 @@ class WeakKeys(Generic[K, V]):
         return self._values.setdefault(ref(key, self._values.__delitem__), value)
 
 
-def weakly(method: Callable[[V], object]) -> Callable[[V], None]:
-    """Return a callback that calls the bound `method` without keeping its object alive; a no-op once it is gone."""
-    found = WeakMethod(method)
+def weakly(method: Callable[P, V], otherwise: V) -> Callable[P, V]:
+    """Return a function that calls `method` without keeping its object alive, and returns `otherwise` once it is gone.
 
-    def call(value: V) -> None:
-        bound = found()
-        if bound is not None:
-            bound(value)
+    (`weakref.WeakMethod` would run Python code in a finaliser, which could swallow a Ctrl-C.)
+    """
+    bound = cast("MethodType", method)
+    reference, function = ref(bound.__self__), bound.__func__
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> V:
+        item = reference()
+        return otherwise if item is None else function(item, *args, **kwargs)
 
     return call
 

@@ -137,7 +137,7 @@ def test_a_write_that_fails_leaves_the_promise_before_whole(
         elif fails_at == "short write":
             patched.setattr(os, "pwrite", lambda handle, data, at: write(handle, data[:20], at))
         else:
-            patched.setattr(store, "_fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+            patched.setattr(store, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
         with pytest.raises(OSError, match=r"No space|I/O"):
             store.write(SECOND)
     if fails_at != "fsync":  # where the kernel took it and the disk did not, either may be there

@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.peer_messages import AnyMessage, Campaign, ElectionVote, Lead, Retire, Term
+from ringfort.cluster.core.peer_messages import Campaign, ElectionMessage, ElectionVote, Lead, Retire, Term
 from ringfort.config import ElectionConfig
 
 
@@ -83,7 +83,7 @@ class ElectionManager:
         self.term = Term()
         """The term that this peer leads or follows, or the last one."""
         self.leader: str | None = None
-        self.outbox: list[tuple[str | None, AnyMessage]] = []
+        self.outbox: list[tuple[str | None, ElectionMessage]] = []
         """Messages and their receivers; None for all connected peers."""
         self.events: list[ElectionEvent] = []
         self._claims: Mapping[str, Claim] = {}
@@ -111,7 +111,7 @@ class ElectionManager:
         elif self.state is ElectionState.IDLE and now >= self._stand_at():
             self._stand(now)
 
-    def received(self, now: float, peer: str, message: Campaign | ElectionVote | Lead | Retire) -> None:
+    def received(self, now: float, peer: str, message: ElectionMessage) -> None:
         """A connected peer has sent a message."""
         self._highest = max(self._highest, message.term.number)
         match message:

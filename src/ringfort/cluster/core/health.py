@@ -7,6 +7,7 @@ peer is lost when it has been silent for the average plus `caution` times the va
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -172,9 +173,7 @@ class HealthMonitor:
 
     def summary(self, now: float) -> HealthSummary:
         """Return a summary of all peers."""
-        count = dict.fromkeys(HealthStatus, 0)
-        for watched in self._peers.values():
-            count[watched.status] += 1
+        count = Counter(watched.status for watched in self._peers.values())
         trips = [w.round_trip for w in self._peers.values() if w.round_trip is not None]
         watched_for = sum(now - w.since for w in self._peers.values())
         down = sum(w.down + (0 if w.down_since is None else now - w.down_since) for w in self._peers.values())

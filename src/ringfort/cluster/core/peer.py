@@ -59,12 +59,10 @@ from ringfort.cluster.core import peer_messages as messages
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.epochs import Epochs
 from ringfort.cluster.core.health import HealthSummary
-from ringfort.cluster.core.heartbeats import Heartbeats
 from ringfort.cluster.core.instructions import Close, Instruction, Persist
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, Votes
 from ringfort.cluster.core.proposer import RingOrder
-from ringfort.cluster.core.reports import Reports
 from ringfort.cluster.core.state import LEAP, PeerState
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
@@ -130,9 +128,7 @@ class PeerCore:
         self.election = state.election
         self.voter = state.voter
         self._links = Links(state)
-        self._heartbeats = Heartbeats(state, self._links)
         self._epochs = Epochs(state, self._links, ring_order)
-        self._reports = Reports(state, self._links, self._epochs)
         self._hello = messages.Hello(me, name, version, config.run)
 
     # --- queries ----------------------------------------------------------------------------------------------------
@@ -194,9 +190,9 @@ class PeerCore:
             if not isinstance(message, messages.Hello):
                 self._links.refuse(contact, "it did not say who it is")
             elif self._links.meet(contact, message):
-                self._heartbeats.beat(contact)
+                self._links.beat(contact)
         elif isinstance(message, messages.Beat):
-            if self._heartbeats.received(contact, message):
+            if self._links.beat_arrived(contact, message):
                 return
         elif self.contacts.get(contact.peer) is contact or isinstance(message, Departed):  # which is not repeated
             self._take(contact, message)
@@ -318,7 +314,9 @@ class PeerCore:
         state, peer = self._state, contact.peer
         match message:
             case messages.Report():
-                self._reports.received(contact, message)
+                committed = self._links.reported(contact, message)
+                if committed is not None:
+                    self._epochs.start(committed.key)
             case messages.Campaign() | messages.ElectionVote() | messages.Lead() | messages.Retire():
                 if peer in state.reports:
                     state.election.received(state.time, peer, message)
@@ -334,14 +332,14 @@ class PeerCore:
             case messages.Introduce(peer=about, addresses=addresses):
                 self._links.introduced(contact, about, addresses)
             case Departed():
-                self._reports.departed(contact, message)
+                self._links.departed(contact, message)
             case _:
                 self._links.refuse(contact, f"it sent {type(message).__name__} a second time")
 
     def _refresh(self) -> None:
         """Do everything that may follow from a change or from the passing of time."""
         state = self._state
-        self._heartbeats.drop_silent_peers()
+        self._links.drop_silent_peers()
         if state.me.slots:
             self._epochs.check_current()
             state.election.observe(state.time, state.own_claim(), state.claims)
@@ -349,9 +347,9 @@ class PeerCore:
             state.yields = state.yields and self.leader is None
             self._epochs.lead()
         state.tell_report()
-        self._heartbeats.beat_all()
+        self._links.beat_all()
         waiting = (
-            self._heartbeats.next_at,
+            self._links.next_beat,
             state.election.deadline if state.me.slots else inf,
             self._epochs.deadline,
             state.time + LEAP / 2,

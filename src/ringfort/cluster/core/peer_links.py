@@ -1,21 +1,39 @@
-"""`Links`: accepts and refuses the peers at the other ends of links, introduces them, and notices losses. Pure."""
+"""`Links`: the peers at the other ends of links. It accepts and refuses them, checks what they report, exchanges
+heartbeats and notices losses. Pure.
+
+Heartbeats tell which peers are lost, never which are dead: the rules of membership depend on no clock (see
+membership.py).
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 from msgspec.structs import replace
 
 from ringfort.cluster.core.contacts import BAN, Contact, node_of
-from ringfort.cluster.core.events import CloneFound, Misbehaved, PeerLost
+from ringfort.cluster.core.events import CloneFound, Misbehaved, PeerJoined, PeerLost
+from ringfort.cluster.core.health import HealthStatus
 from ringfort.cluster.core.instructions import Close, Learn
-from ringfort.cluster.core.peer_messages import Hangup, Hello, Introduce
+from ringfort.cluster.core.membership import records_of
+from ringfort.cluster.core.peer_messages import Beat, Departed, Epoch, Hangup, Hello, Introduce, Report
 from ringfort.cluster.core.state import PeerState
+
+HELLO_WITHIN: Final = 2.0
+"""Seconds within which the other side of a link must send its hello."""
+MAX_DEPARTED: Final = 1024
+"""Departed peers that are remembered, with their last votes."""
 
 
 class Links:
     """The part of a core that gains and loses peers."""
 
     def __init__(self, state: PeerState) -> None:
+        self.next_beat = 0.0
+        """When the next heartbeats are due, in the state's `time`."""
         self._state = state
+
+    # --- hello and goodbye --------------------------------------------------------------------------------------------
 
     def meet(self, contact: Contact, hello: Hello) -> bool:
         """Take the hello of a link. Return False if the link is not used: the peer is refused, or has another link."""
@@ -101,3 +119,112 @@ class Links:
         if contact.report is not None and state.counts(contact):
             why = f"it closed the link: {contact.hung_up}" if contact.hung_up else why
             state.notify(PeerLost(peer, why, peer in state.departed, contact.has_left))
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def reported(self, contact: Contact, report: Report) -> Epoch | None:
+        """Take a report. With its first report, a peer has joined. Return an epoch that it shows to be committed."""
+        state = self._state
+        lie = self._lie_in(contact.peer, report)
+        if lie:
+            self.refuse(contact, lie)
+            return None
+        is_first = contact.report is None
+        contact.report = report
+        if not state.counts(contact):
+            if is_first:
+                self.introduce_all(contact)
+            return None
+        state.note(contact.peer, report)
+        if is_first:
+            self._welcome(contact)
+        formed = report.votes.formed
+        # If it is in doubt here, the leader died before it could tell all members.
+        return formed if formed is not None and formed in state.voter.votes.doubts else None
+
+    def _welcome(self, contact: Contact) -> None:
+        state = self._state
+        assert contact.hello is not None
+        state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
+        self.introduce_all(contact)
+        self.brief(contact)
+
+    def _lie_in(self, peer: str, report: Report) -> str:
+        ours = {record.key: record for record in records_of(self._state.voter.votes)}
+        for record in records_of(report.votes):
+            # A doubt may also be an epoch of an earlier process of its machine.
+            mine = peer in record.peers if record is report.votes.formed else _names_node_of(peer, record)
+            if not mine or record.number > report.votes.highest:
+                return f"its report contradicts itself about epoch {record.number}"
+            if record.key in ours and ours[record.key] != record:
+                return f"its epoch {record.number} differs from the one that was agreed on"
+        formed = report.votes.formed
+        if report.current and (formed is None or formed.number != report.current):
+            return f"it claims to be in epoch {report.current}, but its votes do not show that"
+        return ""
+
+    def departed(self, contact: Contact, said: Departed) -> None:
+        """The peer of `contact` leaves, or reports that an earlier process of its node has ended."""
+        state, about = self._state, said.peer
+        if node_of(about) != node_of(contact.peer):
+            self.refuse(contact, f"it reports the end of {about}, a peer of another node")
+            return
+        if about == state.me.peer:
+            self.refuse(contact, "it reports that this peer has ended")
+            return
+        state.departed.pop(about, None)
+        state.departed[about] = said.votes
+        while len(state.departed) > MAX_DEPARTED:
+            del state.departed[next(iter(state.departed))]
+        state.find_restart_without()
+        gone = state.contacts.get(about)
+        if gone is not None:
+            gone.has_left = not said.died
+            self.close(gone, said.why or "it left")
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    def beat_arrived(self, contact: Contact, beat: Beat) -> bool:
+        """Take a heartbeat. Return True if nothing else can follow from it."""
+        state = self._state
+        if beat.echo > state.now or 0 < beat.echo < contact.asked:
+            self.refuse(contact, "it echoes a time that was never sent")
+            return False
+        if state.contacts.get(contact.peer) is not contact:
+            return True
+        contact.their_time, contact.their_time_came, contact.step = beat.sent, state.now, beat.step
+        was_busy = state.health.is_busy(contact.peer)
+        state.health.heard(contact.peer, state.time, busy=beat.busy)
+        if beat.echo > contact.asked:
+            contact.asked = beat.echo
+            state.health.answered(contact.peer, max(0.0, state.now - beat.echo - beat.held))
+        return state.health.status(contact.peer) is HealthStatus.HEALTHY and beat.busy == was_busy
+
+    def drop_silent_peers(self) -> None:
+        """Close the links of peers that are lost, and links without a hello."""
+        state = self._state
+        for event in state.health.check(state.time):
+            state.notify(event)
+            contact = state.contacts.get(event.peer)
+            if event.status is HealthStatus.UNHEALTHY and contact is not None:
+                self.close(contact, f"silent for {event.silence:.1f} s")
+        for contact in state.contacts.without_hello(state.time - HELLO_WITHIN):
+            self.close(contact, "it did not say who it is")
+
+    def beat_all(self) -> None:
+        """Send a heartbeat to every peer if it is due."""
+        state = self._state
+        if state.time >= self.next_beat:
+            self.next_beat = state.time + state.config.health.interval
+            for contact in state.contacts:
+                self.beat(contact)
+
+    def beat(self, contact: Contact) -> None:
+        """Send a heartbeat, which echoes the other side's latest."""
+        now = self._state.now
+        held = now - contact.their_time_came if contact.their_time else 0.0
+        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))
+
+
+def _names_node_of(peer: str, epoch: Epoch) -> bool:
+    return any(node_of(member) == node_of(peer) for member in epoch.peers)

@@ -246,19 +246,6 @@ class Departed(Message, frozen=True, tag="departed"):
     """Its program was killed or crashed. False if it closed its node."""
 
 
-AnyMessage = (
-    Hello
-    | Beat
-    | Report
-    | Campaign
-    | ElectionVote
-    | Lead
-    | Retire
-    | Propose
-    | Accept
-    | Reject
-    | Commit
-    | Introduce
-    | Hangup
-    | Departed
-)
+ElectionMessage = Campaign | ElectionVote | Lead | Retire
+EpochMessage = Propose | Accept | Reject | Commit
+AnyMessage = Hello | Beat | Report | ElectionMessage | EpochMessage | Introduce | Hangup | Departed

@@ -157,9 +157,7 @@ class PeerState:
         """Send the messages and publish the events of the election."""
         election = self.election
         for peer, message in election.outbox:
-            for contact in self.contacts:
-                if peer in (None, contact.peer):
-                    self.send(contact.link, message)
+            self.tell(tuple(contact.peer for contact in self.contacts) if peer is None else (peer,), message)
         for event in election.events:
             self.notify(event)
         election.outbox.clear()

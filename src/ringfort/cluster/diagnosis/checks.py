@@ -270,7 +270,10 @@ def _firewall(found: Findings) -> Iterator[Result]:
 def _mtu(found: Findings) -> Iterator[Result]:
     """Do packets have the size that all machines of the network expect?"""
     for interface in found.choice.interfaces if found.choice else ():
-        what, fix = f"{interface.name}: packets of {interface.mtu} bytes", _set_mtu(interface.name)
+        what, fix = (
+            f"{interface.name}: packets of {interface.mtu} bytes",
+            f"ip link set dev {interface.name} mtu {USUAL_MTU}",
+        )
         if interface.is_loopback:
             continue
         if interface.mtu < SMALLEST_MTU:
@@ -281,7 +284,7 @@ def _mtu(found: Findings) -> Iterator[Result]:
         else:
             yield Outcome.PASS, what, ""
     for address, segment in found.segments.items():
-        interface = found.choice.interface_of(address.rpartition(":")[0].strip("[]")) if found.choice else None
+        interface = found.choice.interface_at(address) if found.choice else None
         if interface is not None and segment and segment + _TCP_OVERHEAD < interface.mtu:
             what = f"{address} takes packets of about {segment + 52} bytes, and {interface.name} has {interface.mtu}"
             yield Outcome.WARN, what, "give both machines the same MTU"
@@ -388,7 +391,3 @@ _CHECKS: Final[Mapping[str, Callable[[Findings], Iterable[Result]]]] = {
 def _elsewhere(machines: Iterable[str]) -> list[str]:
     """Return those that are not this machine."""
     return [one for one in machines if not one.startswith(THIS_MACHINE)]
-
-
-def _set_mtu(interface: str) -> str:
-    return f"ip link set dev {interface} mtu {USUAL_MTU}"

@@ -35,7 +35,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     leader = core.leader if hello.run == control.setup.config.run else None
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
-    entry = None if contact is None else control.links.get(contact.link)
+    entry = None if contact is None else control.links.open.get(contact.link)
     bandwidths = control.link_metrics.bandwidths(peer)
     machine = control.link_metrics.node(peer)
     remote = control.link_metrics.address(peer) or (entry.remote if entry else "")

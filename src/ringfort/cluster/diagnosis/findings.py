@@ -23,7 +23,7 @@ from typing import Final
 
 from ringfort.cluster.diagnosis.checks import FIREWALLS, MDNS_PORT, Findings, Torch
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
-from ringfort.cluster.discovery.mdns import THIS_MACHINE, Heard, browse, interface_troubles, machines_of, trouble_of
+from ringfort.cluster.discovery.mdns import THIS_MACHINE, browse, interface_troubles, machines_of, trouble_of
 from ringfort.cluster.discovery.static import parse_peers
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.cluster.net.profile import find_accelerators, own_version
@@ -58,15 +58,15 @@ async def gather_findings(wanted: Sequence[str] = (), peers: Sequence[str] = ())
     usable = Choice(()) if choice is None else choice
     key, cluster, network, key_error = _identity(environment)
     may_meet = key and cluster and usable.interfaces  # else joining would create a key and a cluster, or find nobody
-    heard, multicast, ports, answers, (own_token, met, refusals) = await asyncio.gather(
-        _browse(usable),
+    (heard, troubles), multicast, ports, answers, (own_token, met, refusals) = await asyncio.gather(
+        browse(usable, LISTEN_SECONDS),
         _hear_all(usable),
-        _connect_all(usable),
+        asyncio.gather(*(_connect_self(address) for address in usable.addresses)),
         asyncio.gather(*(_answers(host, port) for host, port in named)),
         asyncio.to_thread(_meet, wanted, peers if may_meet else None),
     )
-    announced, mdns_error = heard
-    announced = {one for one in announced if one.token != own_token}
+    announced = [one for one in heard if one.token != own_token]
+    mdns_errors = [(trouble.what, trouble.fix) for trouble in troubles if usable.interfaces and not trouble.interface]
     firewall_commands = {name: firewall.command for name, firewall in FIREWALLS.items()}
     firewall, hidden = await asyncio.to_thread(look_at_firewalls, firewall_commands)
     accelerators = await asyncio.to_thread(_accelerators)
@@ -77,8 +77,8 @@ async def gather_findings(wanted: Sequence[str] = (), peers: Sequence[str] = ())
         multicast=multicast,
         announced=machines_of((one.addresses for one in announced if one.network == network), usable),
         other_clusters=machines_of((one.addresses for one in announced if one.network != network), usable),
-        mdns_error=mdns_error,
-        ports=ports,
+        mdns_error=mdns_errors[0] if mdns_errors else None,
+        ports=dict(zip(usable.addresses, ports, strict=True)),
         peers={address: why for address, (why, _) in zip(addresses, answers, strict=True)},
         segments={address: size for address, (why, size) in zip(addresses, answers, strict=True) if not why},
         firewall=firewall,
@@ -101,14 +101,6 @@ def _choice(wanted: Sequence[str]) -> tuple[Choice | None, str]:
         return choose(list_interfaces(), wanted), ""
     except ConfigError as exc:
         return None, str(exc)
-
-
-async def _browse(choice: Choice) -> tuple[set[Heard], tuple[str, str] | None]:
-    try:
-        return (await browse(choice, LISTEN_SECONDS) if choice.interfaces else set()), None
-    except OSError as exc:
-        trouble = trouble_of(exc)
-        return set(), (trouble.what, trouble.fix)
 
 
 def _meet(wanted: Sequence[str], peers: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
@@ -171,10 +163,6 @@ async def _wait_for(ear: socket.socket, question: bytes) -> None:
     loop = asyncio.get_running_loop()
     while await loop.sock_recv(ear, 2048) != question:
         pass
-
-
-async def _connect_all(choice: Choice) -> dict[str, str]:
-    return {address: await _connect_self(address) for address in choice.addresses}
 
 
 async def _connect_self(address: str) -> str:

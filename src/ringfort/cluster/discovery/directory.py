@@ -13,14 +13,12 @@ Everything that outsiders can make grow is bounded: addresses in total, for each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 from ringfort.cluster.discovery.interfaces import Choice
-from ringfort.config import parse_address
-from ringfort.errors import ConfigError
 
 MAX_ADDRESSES: Final = 1024
 """In total: 256 peers with four addresses each."""
@@ -85,10 +83,6 @@ class Entry:
     def dialling(self) -> bool:
         return self.dialled >= 0
 
-    @property
-    def is_measured(self) -> bool:
-        return self.round_trip is not None
-
     def cost(self) -> float:
         """Return the measured seconds for a typical message."""
         moving = _TYPICAL_BYTES / self.bandwidth if self.bandwidth else 0.0
@@ -97,9 +91,9 @@ class Entry:
 
 @dataclass
 class AddressDirectory:
-    """All addresses. `preference` ranks those that are not measured yet, lower first."""
+    """All addresses. Those that are not measured yet are ranked by their interface, in the order of `choice`."""
 
-    preference: Callable[[str], int] = field(default=lambda address: 0)
+    choice: Choice = field(default_factory=lambda: Choice(()))
     _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _own: set[str] = field(default_factory=set[str])
     _linked: dict[str, str] = field(default_factory=dict[str, str])
@@ -170,9 +164,11 @@ class AddressDirectory:
         begun = self._begun()
         return min((self._when(entry, begun) for entry in self._entries.values()), default=float("inf"))
 
-    def answered(self, address: str, peer: str, now: float, round_trip: float | None = None) -> None:
-        """A handshake has proved that `peer` is at `address`. The other addresses of that announcement are its as
-        well."""
+    def answered(
+        self, address: str, peer: str, now: float, round_trip: float | None = None, bandwidth: float | None = None
+    ) -> None:
+        """A handshake has proved that `peer` is at `address`. The other addresses of that announcement are its as well.
+        A probe has also measured seconds, and the bytes per second of the slower direction."""
         entry = self._entries.get(address)
         if entry is None:
             if not self._has_room(Source.OBSERVED, peer, ""):
@@ -187,6 +183,8 @@ class AddressDirectory:
         entry.next_try = now + MEASURE_AGAIN
         if round_trip is not None:
             entry.round_trip = round_trip
+        if bandwidth is not None:
+            entry.bandwidth = bandwidth
 
     def failed(self, address: str, now: float, why: str) -> None:
         """The attempt failed: nothing answered, or the peer was refused."""
@@ -205,13 +203,6 @@ class AddressDirectory:
         entry = self._entries.get(address)
         if entry is not None:
             entry.dialled, entry.next_try = -1.0, now + MEASURE_AGAIN
-
-    def measured(self, address: str, *, round_trip: float | None = None, bandwidth: float | None = None) -> None:
-        """Set the measured seconds, and the bytes per second of the slower direction, of a link to `address`."""
-        entry = self._entries.get(address)
-        if entry is not None:
-            entry.round_trip = entry.round_trip if round_trip is None else round_trip
-            entry.bandwidth = entry.bandwidth if bandwidth is None else bandwidth
 
     # --- links -------------------------------------------------------------------------------------------------------
 
@@ -298,12 +289,16 @@ class AddressDirectory:
         return (
             entry.peer in self._linked,
             entry.failures,
-            not entry.is_measured,
+            entry.round_trip is None,
             entry.cost(),
-            self.preference(entry.address),
+            self._preference(entry.address),
             -max(entry.sources, default=Source.EXCHANGE),
             entry.address,
         )
+
+    def _preference(self, address: str) -> int:
+        interface, interfaces = self.choice.interface_at(address), self.choice.interfaces
+        return len(interfaces) if interface is None else interfaces.index(interface)
 
     def _has_room(self, source: Source, claim: str, introducer: str) -> bool:
         """Return whether there is room. It is counted by introducer, so that no peer can use up the room of another."""
@@ -331,18 +326,3 @@ class AddressDirectory:
         worst = min(spare, key=lambda entry: (max(entry.sources), -entry.failures, entry.seen, entry.address))
         del self._entries[worst.address]
         return True
-
-
-def preference_for(choice: Choice) -> Callable[[str], int]:
-    """Return a function that ranks addresses by their interface, in the order of `choice`; others come last."""
-    order = {interface.name: place for place, interface in enumerate(choice.interfaces)}
-
-    def preference(address: str) -> int:
-        try:
-            host, _ = parse_address(address)
-        except ConfigError:
-            return len(order)
-        interface = choice.interface_of(host)
-        return len(order) if interface is None else order[interface.name]
-
-    return preference

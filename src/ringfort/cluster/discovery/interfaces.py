@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ringfort.cluster.core.link_kinds import LinkKind
+from ringfort.config import parse_address
 from ringfort.errors import ConfigError
 
 MAX_ADDRESSES: Final = 8
@@ -81,8 +82,32 @@ class Choice:
         return all(interface.is_loopback for interface in self.interfaces)
 
     def interface_of(self, address: str) -> Interface | None:
-        """Return the interface that has `address` or whose network contains it."""
-        return route(address, self.interfaces)
+        """Return the interface that has `address` or whose network contains it; the narrowest network if there are
+        several."""
+        ip = parse_ip(address)
+        if ip is None:
+            return None
+        scope = getattr(ip, "scope_id", None)
+        best: tuple[int, Interface] | None = None
+        for interface in self.interfaces:
+            for own, prefix in _networks(interface):
+                if own.version != ip.version or (
+                    scope is not None and scope not in (interface.name, str(interface.index))
+                ):
+                    continue
+                same = int(own) == int(ip)
+                length = own.max_prefixlen + 1 if same else prefix
+                inside = same or int(own) >> (own.max_prefixlen - prefix) == int(ip) >> (own.max_prefixlen - prefix)
+                if inside and (best is None or length > best[0]):
+                    best = (length, interface)
+        return None if best is None else best[1]
+
+    def interface_at(self, address: str) -> Interface | None:
+        """Return the interface that leads to `address`, which is `host:port`."""
+        try:
+            return self.interface_of(parse_address(address)[0])
+        except ConfigError:
+            return None
 
 
 def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: bool = True) -> Choice:
@@ -91,64 +116,56 @@ def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: 
     Without a useful interface, choose loopback. Raise `ConfigError` if a wanted interface is missing; without `strict`,
     ignore that, because an interface that was there at the start may come back.
     """
-    if wanted:
-        return _asked_for(listing, wanted, strict=strict)
+    for wish in wanted:
+        if strict and all(_meant(interface, wish) is None for interface in listing):
+            why = f"this machine has no such interface or address; {_what_there_is(listing)}"
+            raise ConfigError("interfaces", wish, why)
     names = {interface.name: interface for interface in listing}
-    useful: list[Interface] = []
-    left_out: list[tuple[str, str]] = []
+    chosen: list[Interface] = []
+    left_out: dict[str, str] = {}
     for interface in listing:
-        why = why_not(interface, names)
-        if why:
-            left_out.append((interface.name, why))
+        meant = [addresses for wish in wanted if (addresses := _meant(interface, wish)) is not None]
+        usable = _with_usable(interface, [ip for addresses in meant for ip in addresses])
+        if not wanted:
+            why = why_not(interface, names)
+        elif not meant:
+            why = "it was not asked for"
+        elif not interface.is_up:
+            why = "it is down, or nothing is plugged in"
         else:
-            useful.append(_with_usable(interface))
-    if not useful:
-        useful = [_with_usable(interface) for interface in listing if interface.is_loopback and interface.is_up]
-        left_out = [(name, why) for name, why in left_out if name not in {interface.name for interface in useful}]
-    if not useful and strict:
-        raise ConfigError("interfaces", (), "this machine has no network at all, not even loopback: ip link set lo up")
-    return Choice(_ordered(useful), tuple(left_out))
+            why = "" if usable.addresses else "it has no usable address"
+        if why and meant and strict:
+            raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
+        if why:
+            left_out[interface.name] = why
+        else:
+            chosen.append(usable)
+    if not chosen and not wanted:
+        chosen = [_with_usable(interface) for interface in listing if interface.is_loopback and interface.is_up]
+        if not chosen and strict:
+            why = "this machine has no network at all, not even loopback: ip link set lo up"
+            raise ConfigError("interfaces", (), why)
+    for interface in chosen:
+        left_out.pop(interface.name, None)
+    return Choice(_ordered(chosen), tuple(left_out.items()))
 
 
 def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
     """Return why an interface is not used unless it is asked for; empty if it is used. `names` has all interfaces."""
-    if interface.is_loopback:
-        return "loopback reaches only this machine"
-    if not interface.is_up:
-        return "it is down, or nothing is plugged in"
-    if interface.foreign:
-        return f"it is for {interface.foreign}"
-    if interface.bridge:
-        return f"it is a port of the bridge {interface.bridge}"
-    if interface.tunnel:
-        return "it is a tunnel (a VPN or a virtual machine); ask for it by name to use it"
-    if interface.no_arp:
-        return "it is a virtual device with no neighbours"
-    if interface.is_bridge and not _leads_out(interface, names):
-        return "it is a bridge of containers or virtual machines, with no card in it"
-    if not _with_usable(interface).addresses:
-        return "it has no address"
-    return ""
-
-
-def route(address: str, interfaces: Iterable[Interface]) -> Interface | None:
-    """Return the interface that has `address` or whose network contains it; the narrowest network if there are
-    several."""
-    ip = parse_ip(address)
-    if ip is None:
-        return None
-    scope = getattr(ip, "scope_id", None)
-    best: tuple[int, Interface] | None = None
-    for interface in interfaces:
-        for own, prefix in _networks(interface):
-            if own.version != ip.version or (scope is not None and scope not in (interface.name, str(interface.index))):
-                continue
-            same = int(own) == int(ip)
-            length = own.max_prefixlen + 1 if same else prefix
-            inside = same or int(own) >> (own.max_prefixlen - prefix) == int(ip) >> (own.max_prefixlen - prefix)
-            if inside and (best is None or length > best[0]):
-                best = (length, interface)
-    return None if best is None else best[1]
+    reasons = (
+        (interface.is_loopback, "loopback reaches only this machine"),
+        (not interface.is_up, "it is down, or nothing is plugged in"),
+        (interface.foreign, f"it is for {interface.foreign}"),
+        (interface.bridge, f"it is a port of the bridge {interface.bridge}"),
+        (interface.tunnel, "it is a tunnel (a VPN or a virtual machine); ask for it by name to use it"),
+        (interface.no_arp, "it is a virtual device with no neighbours"),
+        (
+            interface.is_bridge and not _leads_out(interface, names),
+            "it is a bridge of containers or virtual machines, with no card in it",
+        ),
+        (not _with_usable(interface).addresses, "it has no address"),
+    )
+    return next((why for applies, why in reasons if applies), "")
 
 
 def reachable(addresses: Iterable[str], choice: Choice) -> tuple[str, ...]:
@@ -219,7 +236,7 @@ def _with_usable(interface: Interface, only: Sequence[IPAddress] = ()) -> Interf
     for position, (ip, prefix) in enumerate(_networks(interface)):
         if not _usable(ip, loopback=interface.is_loopback):
             continue
-        if only and not any(_same(ip, wish) for wish in only):
+        if only and ip not in only:
             continue
         # Link-local addresses last of their version: they work on one network only and need a scope.
         kept.append((ip.version == 6, ip.is_link_local, position, _text(ip, interface.name), prefix))
@@ -238,10 +255,6 @@ def _text(ip: IPAddress, name: str) -> str:
     return f"{bare}%{name}" if ip.version == 6 and ip.is_link_local else bare
 
 
-def _same(ip: IPAddress, wish: IPAddress) -> bool:
-    return ip.version == wish.version and int(ip) == int(wish)
-
-
 _SPEED_ORDER: Final = (LinkKind.THUNDERBOLT, LinkKind.ETHERNET, LinkKind.UNKNOWN, LinkKind.WIFI, LinkKind.LOOPBACK)
 
 
@@ -252,52 +265,19 @@ def _ordered(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
     return tuple(sorted(interfaces, key=rank))
 
 
-def _asked_for(listing: Sequence[Interface], wanted: Sequence[str], *, strict: bool) -> Choice:
-    """Choose exactly what was named, of any kind, as long as it is up and has an address."""
-    found: dict[str, set[IPAddress] | None] = {}
-    for wish in wanted:
-        matches = _matches(listing, wish.strip())
-        if not matches and strict:
-            raise ConfigError(
-                "interfaces", wish, f"this machine has no such interface or address; {_what_there_is(listing)}"
-            )
-        for interface, addresses in matches:
-            before = found.get(interface.name, set[IPAddress]())
-            found[interface.name] = None if addresses is None or before is None else before | set(addresses)
-    chosen: list[Interface] = []
-    left_out: list[tuple[str, str]] = []
-    for interface in listing:
-        usable = _with_usable(interface, tuple(found.get(interface.name) or ()))
-        if interface.name not in found:
-            left_out.append((interface.name, "it was not asked for"))
-        elif interface.is_up and usable.addresses:
-            chosen.append(usable)
-        else:
-            why = "has no usable address" if interface.is_up else "is down, or nothing is plugged in"
-            left_out.append((interface.name, f"it {why}"))
-            if strict:
-                raise ConfigError("interfaces", interface.name, f"{why}; {_what_there_is(listing)}")
-    return Choice(_ordered(chosen), tuple(left_out))
-
-
-def _matches(listing: Sequence[Interface], wish: str) -> list[tuple[Interface, list[IPAddress] | None]]:
-    """Return the interfaces that `wish` means, each with the addresses it is limited to; None for all addresses."""
-    named = [interface for interface in listing if interface.name == wish]
-    if not named and wish == "loopback":
-        named = [interface for interface in listing if interface.is_loopback]
-    if named:
-        return [(interface, None) for interface in named]
+def _meant(interface: Interface, wish: str) -> list[IPAddress] | None:
+    """Return the addresses of `interface` that `wish` means: all if it is its name; None if it means another."""
+    wish = wish.strip()
+    addresses = [ip for ip, _ in _networks(interface)]
+    if wish == interface.name or (wish == "loopback" and interface.is_loopback):
+        return addresses
+    bare, _, scope = wish.partition("%")
     try:
-        network = ipaddress.ip_network(wish.partition("%")[0], strict=False)
+        network = ipaddress.ip_network(bare, strict=False)
     except ValueError:
-        return []
-    scope = wish.partition("%")[2]
-    found: list[tuple[Interface, list[IPAddress] | None]] = []
-    for interface in listing:
-        inside = [ip for ip, _ in _networks(interface) if ip.version == network.version and ip in network]
-        if inside and scope in ("", interface.name):
-            found.append((interface, list(inside)))
-    return found
+        return None
+    inside = [ip for ip in addresses if ip in network]
+    return inside if inside and scope in ("", interface.name) else None
 
 
 def _what_there_is(listing: Sequence[Interface]) -> str:

@@ -14,7 +14,7 @@ import errno
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
@@ -40,8 +40,9 @@ _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})\." + re.escape(SERVICE
 
 @dataclass(frozen=True)
 class Announcement:
-    """A process that claims to be in our network, and its addresses. Nothing of it is proved."""
+    """A process that claims to be in a cluster, and its addresses. Nothing of it is proved."""
 
+    network: str
     token: str
     addresses: tuple[str, ...]
     port: int
@@ -62,55 +63,41 @@ _OFF_LINK: Final = Trouble(
 )
 
 
+@dataclass(eq=False)
 class MdnsDiscovery:
     """Announces this process and listens for others, in the running asyncio loop.
 
     The callbacks run in that loop. `on_heard` is called again when an announcement changes.
     """
 
-    def __init__(
-        self,
-        network_id: bytes,
-        token: str,
-        port: int,
-        *,
-        on_heard: Callable[[Announcement], None],
-        on_gone: Callable[[str], None],
-        on_trouble: Callable[[Trouble], None],
-    ) -> None:
-        self._network = network_id.hex()
-        self._token = token
-        self._port = port
-        self._on_heard = on_heard
-        self._on_gone = on_gone
-        self._on_trouble = on_trouble
-        self._choice = Choice(())
-        self._zeroconf: AsyncZeroconf | None = None
-        self._browser: AsyncServiceBrowser | None = None
-        self._others: set[str] = set()
-        """The names of announced peers of other clusters, at most `MAX_HEARD`."""
-        self.off_link = 0
-        """The number of announced addresses that are on no network of this machine and were not tried."""
-        self._heard: set[str] = set()
-        self._said: set[Trouble] = set()
-        self._turn = asyncio.Lock()
-        """Held while opening and closing: a network that changes twice in quick succession must not leave two open."""
-        self._tasks = BackgroundTasks()
+    network_id: bytes
+    token: str
+    port: int
+    """Where this process listens; 0 to announce nothing."""
+    on_heard: Callable[[Announcement], None]
+    on_gone: Callable[[str], None]
+    on_trouble: Callable[[Trouble], None]
+    _choice: Choice | None = None
+    _zeroconf: AsyncZeroconf | None = None
+    _browser: AsyncServiceBrowser | None = None
+    _others: dict[str, tuple[str, str]] = field(default_factory=dict[str, "tuple[str, str]"])
+    """Announced peers of other clusters, at most `MAX_HEARD`: the network and the token in each name."""
+    _heard: set[str] = field(default_factory=set[str])
+    _said: set[Trouble] = field(default_factory=set[Trouble])
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while opening and closing: a network that changes twice in quick succession must not leave two open."""
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
-    async def start(self, choice: Choice) -> None:
-        """Announce and listen on the interfaces of `choice`. Failures are reported to `on_trouble` and retried."""
+    async def listen(self, choice: Choice) -> None:
+        """Announce and listen on the interfaces of `choice`, and on no others from now on. Failures are reported to
+        `on_trouble` and retried."""
         async with self._turn:
-            self._open(choice)
-
-    async def update(self, choice: Choice) -> None:
-        """Announce and listen on these interfaces from now on, because they have changed."""
-        async with self._turn:
-            if choice.interfaces != self._choice.interfaces:
+            if self._choice is None or choice.interfaces != self._choice.interfaces:
                 await self._shut()
                 self._open(choice)
 
     async def close(self) -> None:
-        """Withdraw the announcement and stop. Idempotent; `start` may follow."""
+        """Withdraw the announcement and stop. Idempotent; `listen` may follow."""
         async with self._turn:
             await self._shut()
 
@@ -129,14 +116,15 @@ class MdnsDiscovery:
             return
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE, handlers=[self._changed])
         # Without probing whether the name is taken, which would take most of a second: the token is unique.
-        self._tasks.start(self._announce(self._zeroconf, self._info()))
+        if self.port:
+            self._tasks.start(self._announce(self._zeroconf, self._info(choice)))
 
     async def _open_again(self, choice: Choice) -> None:
         await asyncio.sleep(RETRY)
         self._open(choice)
 
     async def _shut(self) -> None:
-        zeroconf, self._zeroconf = self._zeroconf, None
+        zeroconf, self._zeroconf, self._choice = self._zeroconf, None, None
         await self._tasks.cancel()
         if self._browser is not None:
             await self._browser.async_cancel()
@@ -152,15 +140,15 @@ class MdnsDiscovery:
         """Report a trouble once until the interfaces change."""
         if trouble not in self._said:
             self._said.add(trouble)
-            self._on_trouble(trouble)
+            self.on_trouble(trouble)
 
-    def _info(self) -> ServiceInfo:
-        bare = [address.partition("%")[0] for address in self._choice.addresses]
+    def _info(self, choice: Choice) -> ServiceInfo:
+        bare = [address.partition("%")[0] for address in choice.addresses]
         return ServiceInfo(
             SERVICE,
-            f"{self._network}-{self._token}.{SERVICE}",
-            port=self._port,
-            server=f"ringfort-{self._token}.local.",
+            f"{self.network_id.hex()}-{self.token}.{SERVICE}",
+            port=self.port,
+            server=f"ringfort-{self.token}.local.",
             parsed_addresses=bare[:MAX_ADDRESSES],
         )
 
@@ -175,19 +163,19 @@ class MdnsDiscovery:
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         """Take a change of an announcement. Called by zeroconf, in the loop."""
         match = _NAME.fullmatch(name)
-        if match is None or match[2] == self._token:
+        if match is None or match[2] == self.token:
             return
-        if match[1] != self._network:
+        if match[1] != self.network_id.hex():
             if state_change is ServiceStateChange.Removed:
-                self._others.discard(name)
+                self._others.pop(name, None)
             elif len(self._others) < MAX_HEARD:
-                self._others.add(name)
+                self._others[name] = (match[1], match[2])
             return
         token = match[2]
         if state_change is ServiceStateChange.Removed:
             if token in self._heard:
                 self._heard.discard(token)
-                self._on_gone(token)
+                self.on_gone(token)
         elif token in self._heard or len(self._heard) < MAX_HEARD:
             self._heard.add(token)
             self._tasks.start(self._resolve(zeroconf, name, token))
@@ -199,71 +187,44 @@ class MdnsDiscovery:
                 )
             )
 
-    def other_clusters(self) -> tuple[str, ...]:
-        """Return an address of each machine that announces peers of other clusters; `this machine` for the own one. No
-        query is sent: what zeroconf has received is enough."""
-        if self._zeroconf is None:
-            return ()
-        return machines_of((_cached_addresses(self._zeroconf.zeroconf, name) for name in self._others), self._choice)
+    def others(self) -> list[Announcement]:
+        """Return the announced peers of other clusters. No query is sent: what zeroconf has received is enough."""
+        found: list[Announcement] = []
+        for name, (network, token) in self._others.items():
+            info = ServiceInfo(SERVICE, name)
+            if self._zeroconf is not None:
+                info.load_from_cache(self._zeroconf.zeroconf)
+            addresses = tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])
+            found.append(Announcement(network, token, addresses, info.port or 0))
+        return found
 
     async def _resolve(self, zeroconf: Zeroconf, name: str, token: str) -> None:
         info = AsyncServiceInfo(SERVICE, name)
         answered = await info.async_request(zeroconf, _RESOLVE_MS)
-        if token not in self._heard:  # it was withdrawn meanwhile
+        if token not in self._heard or self._choice is None:  # it was withdrawn meanwhile
             return
         if not answered:
             self._heard.discard(token)  # so that another announcement can take its place
             return
         usable = reachable(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES], self._choice)
         addresses = tuple(address for address in usable if is_on_link(address, self._choice))
-        self.off_link += len(usable) - len(addresses)
         if usable and not addresses:
             self._say(_OFF_LINK)
         if addresses and info.port:
-            self._on_heard(Announcement(token, addresses[:MAX_ADDRESSES], info.port))
+            self.on_heard(Announcement(self.network_id.hex(), token, addresses[:MAX_ADDRESSES], info.port))
 
 
-@dataclass(frozen=True)
-class Heard:
-    """An announced process of any network."""
-
-    network: str
-    token: str
-    addresses: tuple[str, ...]
-
-
-async def browse(choice: Choice, seconds: float) -> set[Heard]:
-    """Return all announced processes, without announcing this one. Raise `OSError` if the system refuses mDNS."""
-    names: set[str] = set()
-
-    def add(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        if state_change is ServiceStateChange.Removed:
-            names.discard(name)
-        elif len(names) < MAX_HEARD:
-            names.add(name)
-
-    try:
-        zeroconf = AsyncZeroconf(interfaces=_listeners(choice))
-    except RuntimeError as exc:
-        raise OSError(errno.ENODEV, str(exc)) from exc
-    browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[add])
+async def browse(choice: Choice, seconds: float) -> tuple[list[Announcement], list[Trouble]]:
+    """Return all announced processes, without announcing this one, and what hinders discovery."""
+    troubles: list[Trouble] = []
+    # A member of no cluster, to which all announcements are of others.
+    mdns = MdnsDiscovery(b"", "", 0, lambda _: None, lambda _: None, troubles.append)
+    await mdns.listen(choice)
     try:
         await asyncio.sleep(seconds)
-        return {
-            Heard(match[1], match[2], _cached_addresses(zeroconf.zeroconf, name))
-            for name in names
-            if (match := _NAME.fullmatch(name)) is not None
-        }
+        return mdns.others(), troubles
     finally:
-        await browser.async_cancel()
-        await zeroconf.async_close()
-
-
-def _cached_addresses(zeroconf: Zeroconf, name: str) -> tuple[str, ...]:
-    """Return the addresses that came with the announcement, IPv4 first."""
-    info = ServiceInfo(SERVICE, name)
-    info.load_from_cache(zeroconf)
-    return tuple(info.parsed_scoped_addresses(IPVersion.All)[:MAX_ADDRESSES])
+        await mdns.close()
 
 
 def machines_of(announced: Iterable[Sequence[str]], choice: Choice) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Reads the network interfaces of this machine from the system. `interfaces.py` judges them.
+"""Reads the network interfaces of this machine from the system, and watches them. `interfaces.py` judges them.
 
 psutil has addresses and flags on every system. The kind of an interface is in /sys/class/net on Linux and in the output
 of `networksetup` on macOS; elsewhere, only the name is known.
@@ -6,20 +6,22 @@ of `networksetup` on macOS; elsewhere, only the name is known.
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from ringfort.cluster.core.link_kinds import LinkKind
-from ringfort.cluster.discovery.interfaces import Interface
+from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, parse_ip
 
 SYS_CLASS_NET: Final = Path("/sys/class/net")
+WATCH_PERIOD: Final = 0.5
+"""Seconds between two checks of the interfaces; each takes a millisecond."""
 
 _ARPHRD_ETHER: Final = 1
 """`type` in /sys of everything that looks like Ethernet, including Wi-Fi."""
@@ -56,41 +58,65 @@ def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
             for address in addresses
             if address.family in (socket.AF_INET, socket.AF_INET6)
         ]
-        about: dict[str, Any] = {
-            "name": name,
-            "index": indexes.get(name, 0),
-            "addresses": tuple(address for address, _ in listed),
-            "prefixes": tuple(prefix for _, prefix in listed),
-            "is_up": stats[name].isup,
-            "multicast": "multicast" in flags,
-            "mtu": stats[name].mtu,
-            "speed": stats[name].speed,
-        }
-        found.append(Interface(**about, **_nature(name, flags, folder, ports)))
+        interface = Interface(
+            name=name,
+            index=indexes.get(name, 0),
+            addresses=tuple(address for address, _ in listed),
+            prefixes=tuple(prefix for _, prefix in listed),
+            is_up=stats[name].isup,
+            multicast="multicast" in flags,
+            mtu=stats[name].mtu,
+            speed=stats[name].speed,
+            **_nature(name, flags, folder / name, ports),
+        )
+        found.append(interface)
     return found
 
 
-def _nature(name: str, flags: frozenset[str], folder: Path, ports: Mapping[str, LinkKind]) -> dict[str, Any]:
-    """Return the fields of an `Interface` that describe its kind."""
-    about: dict[str, Any] = {"foreign": _foreign(name), "no_arp": "noarp" in flags, "tunnel": "pointopoint" in flags}
+async def watch_interfaces(
+    current: Choice,
+    wanted: Sequence[str],
+    on_change: Callable[[Choice], None],
+    *,
+    period: float = WATCH_PERIOD,
+    read: Callable[[], list[Interface]] = list_interfaces,
+) -> None:
+    """Call `on_change` with the new choice whenever it changes, until cancelled: a cable, another Wi-Fi, a new address.
+
+    The new choice may contain no interface if all that were asked for are gone.
+    """
+    while True:
+        await asyncio.sleep(period)
+        choice = choose(read(), wanted, strict=False)
+        if choice.interfaces != current.interfaces:
+            current = choice
+            on_change(choice)
+
+
+def _nature(name: str, flags: frozenset[str], entry: Path, ports: Mapping[str, LinkKind]) -> dict[str, Any]:
+    """Return the fields of an `Interface` that describe its kind. `entry` is its folder in /sys, if there is one."""
     if "loopback" in flags:
         return {"kind": LinkKind.LOOPBACK}
-    if (folder / name).is_dir():
-        return {**about, **_from_sysfs(folder / name, tunnel=about["tunnel"])}
-    return {**about, **_from_names(name, ports, tunnel=about["tunnel"])}
-
-
-def _from_sysfs(entry: Path, *, tunnel: bool) -> dict[str, Any]:
-    about: dict[str, Any] = {
-        "hardware": (entry / "device").exists(),
-        "is_bridge": (entry / "bridge").is_dir(),
-        "ports": tuple(sorted(path.name.removeprefix("lower_") for path in entry.glob("lower_*"))),
-        "tunnel": tunnel or (entry / "tun_flags").exists() or "DEVTYPE=vxlan" in _text(entry / "uevent").split(),
-        "kind": _kind_in_sysfs(entry),
+    tunnel = "pointopoint" in flags
+    about: dict[str, Any] = {"foreign": _foreign(name), "no_arp": "noarp" in flags}
+    if entry.is_dir():
+        return {
+            **about,
+            "kind": _kind_in_sysfs(entry),
+            "hardware": (entry / "device").exists(),
+            "is_bridge": (entry / "bridge").is_dir(),
+            "bridge": (entry / "master").resolve().name if (entry / "brport").is_dir() else "",
+            "ports": tuple(sorted(path.name.removeprefix("lower_") for path in entry.glob("lower_*"))),
+            "tunnel": tunnel or (entry / "tun_flags").exists() or "DEVTYPE=vxlan" in _text(entry / "uevent").split(),
+        }
+    # On macOS `bridge0` joins the Thunderbolt ports, and `bridge100` and up serve virtual machines.
+    return {
+        **about,
+        "kind": ports.get(name, LinkKind.UNKNOWN),
+        "hardware": name in ports,
+        "is_bridge": name.startswith("bridge") and name not in ports,
+        "tunnel": tunnel or name.startswith(_TUNNEL_NAMES),
     }
-    if (entry / "brport").is_dir():
-        about["bridge"] = (entry / "master").resolve().name
-    return about
 
 
 def _kind_in_sysfs(entry: Path) -> LinkKind:
@@ -99,19 +125,6 @@ def _kind_in_sysfs(entry: Path) -> LinkKind:
     if (entry / "device" / "driver").resolve().name == "thunderbolt-net":
         return LinkKind.THUNDERBOLT
     return LinkKind.ETHERNET if _text(entry / "type") == str(_ARPHRD_ETHER) else LinkKind.UNKNOWN
-
-
-def _from_names(name: str, ports: Mapping[str, LinkKind], *, tunnel: bool) -> dict[str, Any]:
-    """Judge an interface by its name, for macOS: `bridge0` joins the Thunderbolt ports, `bridge100` and up serve
-    virtual machines."""
-    kind = ports.get(name, LinkKind.UNKNOWN)
-    is_bridge = name.startswith("bridge") and kind is LinkKind.UNKNOWN
-    return {
-        "kind": kind,
-        "hardware": name in ports,
-        "is_bridge": is_bridge,
-        "tunnel": tunnel or name.startswith(_TUNNEL_NAMES),
-    }
 
 
 def parse_hardware_ports(text: str) -> dict[str, LinkKind]:
@@ -154,13 +167,8 @@ def _foreign(name: str) -> str:
 
 def _prefix_length(netmask: str | None) -> int:
     """Return the prefix length of `255.255.255.0` or `ffff:ffff:ffff:ffff::`; the full length if there is no mask."""
-    if not netmask:
-        return 128
-    try:
-        mask = ipaddress.ip_address(netmask.partition("%")[0].partition("/")[0])
-    except ValueError:
-        return 128
-    return int(mask).bit_count()
+    mask = parse_ip((netmask or "").partition("%")[0].partition("/")[0])
+    return 128 if mask is None else int(mask).bit_count()
 
 
 def _text(path: Path) -> str:

@@ -13,7 +13,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -39,32 +39,30 @@ class _Pending:
     connections: dict[int, Connection] = field(default_factory=dict[int, Connection])
 
 
+@dataclass(eq=False)
 class ControlClient:
     """All methods are thread-safe."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        on_change: Callable[[ipc.State | ClusterEvent], None],
-        on_end: Callable[[], DistributedError],
-        work_done: Callable[[], int],
-        steps_done: Callable[[], int],
-    ) -> None:
-        """`on_change` is called in a thread of its own with every state and every event, in order. `on_end` is called
-        when the service has closed the connection, and returns the error for pending requests. `work_done` and
-        `steps_done` are called several times a second."""
-        self._sock = sock
-        self._on_change = on_change
-        self._on_end = on_end
-        self._work_done, self._steps_done = work_done, steps_done
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
-        self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = queue.SimpleQueue()
-        self._failure: DistributedError | None = None
-        self.is_forked = False
-        """This process is a forked child of the one that the client belongs to."""
-        self._loop = asyncio.new_event_loop()
-        self._connection = IpcConnection(sock, ipc.decode_for_node, self._on_message, self._finish)
+    sock: socket.socket
+    on_change: Callable[[ipc.State | ClusterEvent], None]
+    """Called in a thread of its own with every state and every event, in order."""
+    on_end: Callable[[], DistributedError]
+    """Called when the service has closed the connection. It returns the error for pending requests."""
+    work_done: Callable[[], int]
+    steps_done: Callable[[], int]
+    """Called several times a second, as `work_done` is."""
+    is_forked: bool = False
+    """This process is a forked child of the one that the client belongs to."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
+    _changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = field(
+        default_factory=queue.SimpleQueue["ipc.State | ClusterEvent | None"]
+    )
+    _failure: DistributedError | None = None
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+
+    def __post_init__(self) -> None:
+        self._connection = IpcConnection(self.sock, ipc.decode_for_node, self._on_message, self._finish)
         keep_from_children(self)
         self._threads = [Thread(self._run, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
         for thread in self._threads:
@@ -75,39 +73,36 @@ class ControlClient:
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
         """Return the answer to `request`. Raise what the service raised, `ControlLostError` if it does not answer, or
         the error that `on_end` returned if the service has ended."""
-        number, pending = self._begin(request)
-        try:
-            return ipc.decode_value(_answer(pending, timeout), kind)
-        finally:
-            self._pending.pop(number, None)
+        return ipc.decode_value(self._request(request, timeout).answer.result(0), kind)
 
     def connect(self, request: ipc.Connect, timeout: float) -> dict[int, Connection]:
         """Return a connection to each member, by rank. Raise as `ask` does."""
-        number, pending = self._begin(request)
-        is_done = False
-        try:
-            _answer(pending, timeout)
-            is_done = True
-            return pending.connections
-        finally:
-            self._pending.pop(number, None)
-            if not is_done:
-                self._post(ipc.Cancel(number))
-                for connection in pending.connections.values():
-                    connection.close()
+        return self._request(request, timeout).connections
 
     def tell(self, request: ipc.AnyRequest) -> None:
         """Send a request without waiting for the answer."""
-        self._post(ipc.Ask(next(self._numbers), request, self._work_done()))
+        self._post(ipc.Ask(next(self._numbers), request, self.work_done()))
 
-    def _begin(self, request: ipc.AnyRequest) -> tuple[int, _Pending]:
+    def _request(self, request: ipc.AnyRequest, timeout: float) -> _Pending:
+        """Send a request and return its answer and connections. Cancel it if that fails."""
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
-        self._post(ipc.Ask(number, request, self._work_done()))
+        self._post(ipc.Ask(number, request, self.work_done()))
         if self._failure is not None and not pending.answer.done():  # the service ended before it saw the request
             with suppress(Exception):
                 pending.answer.set_exception(self._failure)
-        return number, pending
+        try:
+            if not pending.answer.is_done_within(timeout):
+                raise ControlLostError(f"the control service has not answered for {timeout:g} s")
+            pending.answer.result(0)
+            return pending
+        except BaseException:
+            self._post(ipc.Cancel(number))
+            for connection in pending.connections.values():
+                connection.close()
+            raise
+        finally:
+            self._pending.pop(number, None)
 
     def _post(self, message: ipc.ToService) -> None:
         with suppress(RuntimeError):  # the loop is closed: the service has ended
@@ -132,11 +127,11 @@ class ControlClient:
     def _on_message(self, message: ipc.ToNode) -> None:
         match message:
             case ipc.Ping():
-                self._connection.send(ipc.Pong(self._work_done(), self._steps()))
+                self._connection.send(ipc.Pong(self.work_done(), self._steps()))
             case ipc.Answer(number=number, value=value):
                 self._settle(number, lambda future: future.set_result(value))
-            case ipc.Failed(number=number, error=error):
-                self._settle(number, lambda future: future.set_exception(ipc.unpack_error(error)))
+            case ipc.Failed(number=number):
+                self._settle(number, lambda future: future.set_exception(ipc.error_of(message)))
             case ipc.Connected(number=number, rank=rank, session=session):
                 connection = Connection.resume(self._connection.take_socket(), session)
                 pending = self._pending.get(number)
@@ -153,7 +148,7 @@ class ControlClient:
 
     def _steps(self) -> int:
         try:
-            return self._steps_done()
+            return self.steps_done()
         except Exception:
             _log.exception("steps_done() failed")
             return 0
@@ -166,7 +161,7 @@ class ControlClient:
     def _finish(self) -> None:
         """Fail all pending requests: the service has ended."""
         self._connection.close()
-        failure = self._failure = self._on_end()
+        failure = self._failure = self.on_end()
         if isinstance(failure, ControlLostError):
             self._changes.put(ControlLost(str(failure)))
         for pending in tuple(self._pending.values()):
@@ -179,7 +174,7 @@ class ControlClient:
 
     def _dispatch(self) -> None:
         while (change := self._changes.get()) is not None:
-            self._on_change(change)
+            self.on_change(change)
 
     # --- forked children --------------------------------------------------------------------------------------------
 
@@ -187,10 +182,4 @@ class ControlClient:
         """Close this process's copy of the socket. Called in a forked child, which has none of the threads."""
         self.is_forked = True
         with suppress(OSError):
-            os.close(self._sock.detach())
-
-
-def _answer(pending: _Pending, timeout: float) -> msgspec.Raw:
-    if not pending.answer.is_done_within(timeout):
-        raise ControlLostError(f"the control service has not answered for {timeout:g} s")
-    return pending.answer.result(0)
+            os.close(self.sock.detach())

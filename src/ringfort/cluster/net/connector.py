@@ -1,36 +1,34 @@
-"""`Finder`: finds peers on the network and connects to them. I/O around the address directory: it receives
+"""`PeerConnector`: finds peers on the network and connects to them. I/O around the address directory: it receives
 announcements, resolves names, connects to addresses when they are due, measures, and notices network changes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from ringfort.bootstrap.connection import Connection
-from ringfort.cluster.discovery.directory import AddressDirectory, Source, preference_for
+from ringfort.cluster.discovery.directory import AddressDirectory, Source
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, reachable
-from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble
+from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble, machines_of
 from ringfort.cluster.discovery.static import parse_peers, resolve
-from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.cluster.discovery.watch import watch_interfaces
+from ringfort.cluster.discovery.system import list_interfaces, watch_interfaces
 from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, probe
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.net.waiting import within
+from ringfort.cluster.tasks import BackgroundTasks
 from ringfort.config import format_address, parse_address
 from ringfort.errors import ConfigError, DistributedError, NoConnectionError, RefusedError
 from ringfort.transport.hello import Control
 
 RESOLVE_AGAIN: Final = 10.0
 """Seconds between two lookups of the configured names: a machine that starts later gets its name then."""
-WATCH_PERIOD: Final = 0.5
-"""Seconds between two checks of the interfaces; each takes a millisecond."""
 MEASURE_WITHIN: Final = 1.5
 """Seconds that a group waits until the paths between its members are measured. A path that takes longer is not used."""
 CONNECT_DELAY: Final = 0.25
@@ -45,59 +43,47 @@ def key_of(peer: str) -> str:
     return peer.rpartition(".")[2]
 
 
-@dataclass(frozen=True)
-class FinderEvents:
-    """Callbacks of a finder."""
-
-    connected: Callable[[Connection, str], None]
-    """Takes over a new control connection to the address."""
-    moved: Callable[[Choice], None]
-    """The interfaces have changed."""
-    measured: Callable[[str, Measurement], None]
-    """An address was measured."""
-
-
-class Finder:
+@dataclass(eq=False)
+class PeerConnector:
     """Lives in the control service's loop."""
 
-    def __init__(self, setup: Setup, events: FinderEvents) -> None:
-        self.choice = Choice(())
-        self.directory = AddressDirectory()
-        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
-        self.troubles: dict[str, Trouble] = {}
-        self._setup = setup
-        self._events = events
-        self._named = parse_peers(setup.config.peers)
-        self._mdns: MdnsDiscovery | None = None
-        self._announced: dict[str, tuple[str, ...]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._measuring = asyncio.Lock()
-        self._probing = asyncio.Semaphore(MAX_PROBES - 1)  # as many as the other side answers at once, and room for it
-        self._wake: asyncio.TimerHandle | None = None
-        self._is_over = False
+    setup: Setup
+    on_connected: Callable[[Connection, str], None]
+    """Takes over a new control connection to the address."""
+    on_moved: Callable[[Choice], None]
+    """The interfaces have changed."""
+    on_measured: Callable[[str, Measurement], None]
+    """An address was measured."""
+    choice: Choice = field(default_factory=lambda: Choice(()))
+    directory: AddressDirectory = field(default_factory=AddressDirectory)
+    refusals: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
+    troubles: dict[str, Trouble] = field(default_factory=dict[str, Trouble])
+    _mdns: MdnsDiscovery | None = None
+    _announced: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _probing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBES - 1))
+    """As many as the other side answers at once, and room for it."""
+    _wake: asyncio.TimerHandle | None = None
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._named = parse_peers(self.setup.config.peers)
 
     def choose(self) -> Choice:
         """Return the interfaces to use. Raises `ConfigError` for a configured one that does not exist."""
-        self.choice = choose(list_interfaces(), self._setup.config.interfaces)
-        self.directory.preference = preference_for(self.choice)
+        self.choice = self.directory.choice = choose(list_interfaces(), self.setup.config.interfaces)
         return self.choice
 
     async def start(self, port: int) -> None:
         """Begin to look for peers; this one listens at `port`."""
-        setup = self._setup
+        setup = self.setup
         if setup.config.multicast:
-            self._mdns = MdnsDiscovery(
-                setup.network_id,
-                setup.token,
-                port,
-                on_heard=self._heard,
-                on_gone=self._gone,
-                on_trouble=self._trouble,
-            )
-            await self._mdns.start(self.choice)
-        self._begin(watch_interfaces(self.choice, setup.config.interfaces, self._moved, period=WATCH_PERIOD))
+            self._mdns = MdnsDiscovery(setup.network_id, setup.token, port, self._heard, self._gone, self._trouble)
+            await self._mdns.listen(self.choice)
+        self._tasks.start(watch_interfaces(self.choice, setup.config.interfaces, self._moved))
         if self._named:
-            self._begin(self._resolve_named())
+            self._tasks.start(self._resolve_named())
         self.look()
 
     async def close(self) -> None:
@@ -105,9 +91,7 @@ class Finder:
         self._is_over = True
         if self._wake is not None:
             self._wake.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._mdns is not None:
             await self._mdns.close()
 
@@ -119,14 +103,12 @@ class Finder:
 
     def other_clusters(self) -> tuple[str, ...]:
         """The machines from which peers of other clusters announce themselves, an address for each."""
-        return () if self._mdns is None else self._mdns.other_clusters()
+        heard = () if self._mdns is None else self._mdns.others()
+        return machines_of((one.addresses for one in heard), self.choice)
 
     def interface_of(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""
-        try:
-            return self.choice.interface_of(parse_address(address)[0])
-        except ConfigError:
-            return None
+        return self.choice.interface_at(address)
 
     def _heard(self, heard: Announcement) -> None:
         addresses = tuple(format_address(host, heard.port) for host in heard.addresses)
@@ -140,7 +122,7 @@ class Finder:
             self.directory.learn(addresses, source, clock(), claim=token, introducer=introducer)
             self.look()
 
-        if self._setup.token < token or token in self.directory.linked_peers:
+        if self.setup.token < token or token in self.directory.linked_peers:
             learn()
         else:
             asyncio.get_running_loop().call_later(CONNECT_DELAY, learn)
@@ -174,12 +156,11 @@ class Finder:
             await asyncio.sleep(RESOLVE_AGAIN)
 
     def _moved(self, choice: Choice) -> None:
-        self.choice = choice
-        self.directory.preference = preference_for(choice)
+        self.choice = self.directory.choice = choice
         self.directory.network_changed(clock())
-        self._events.moved(choice)
+        self.on_moved(choice)
         if self._mdns is not None:
-            self._begin(self._mdns.update(choice))
+            self._tasks.start(self._mdns.listen(choice))
         self.look()
 
     # --- connecting -----------------------------------------------------------------------------------------------
@@ -191,7 +172,7 @@ class Finder:
         now = clock()
         self.directory.forget(now)
         for address in self.directory.due(now):
-            self._begin(self._try(address))
+            self._tasks.start(self._try(address))
         if self._wake is not None:
             self._wake.cancel()
         deadline = self.directory.deadline
@@ -212,13 +193,13 @@ class Finder:
     async def _connect(self, address: str) -> None:
         host, port = parse_address(address)
         try:
-            connection = await connect(host, port, self._setup.wall, Control())
+            connection = await connect(host, port, self.setup.wall, Control())
         except DistributedError as exc:
             self.directory.failed(address, clock(), str(exc))
             if not isinstance(exc, NoConnectionError):
                 self._refused(address, str(exc))
         else:
-            self._events.connected(connection, address)
+            self.on_connected(connection, address)
 
     def _refused(self, address: str, why: str) -> None:
         line = f"{address}: {why}"
@@ -240,15 +221,14 @@ class Finder:
         host, port = parse_address(address)
         async with self._probing:
             try:
-                found = await probe(host, port, self._setup.wall, self._setup.peer, self._measuring)
+                found = await probe(host, port, self.setup.wall, self.setup.peer, self._measuring)
             except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
                 self.directory.failed(address, clock(), str(exc) or "it did not answer a probe in time")
                 if isinstance(exc, RefusedError):
                     self._refused(address, str(exc))
                 return None
-        self.directory.answered(address, key_of(found.peer), clock(), found.round_trip)
-        self.directory.measured(address, bandwidth=found.bandwidth)
-        self._events.measured(address, found)
+        self.directory.answered(address, key_of(found.peer), clock(), found.round_trip, found.bandwidth)
+        self.on_measured(address, found)
         return found
 
     async def ways_to(self, peer: str, addresses: Sequence[str]) -> list[str]:
@@ -297,8 +277,3 @@ class Finder:
         if key_of(peer) in self.directory.linked_peers:
             self.directory.unlinked(key_of(peer), clock())
             self.look()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -31,10 +31,10 @@ from ringfort.cluster.core.topology import NodeProfile
 from ringfort.cluster.diagnosis.recent_events import RecentEvents
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE
-from ringfort.cluster.net.connector import Finder, FinderEvents
+from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import ControlLink
 from ringfort.cluster.net.control_listener import ControlListener
-from ringfort.cluster.net.core_driver import CoreDriver, Effects
+from ringfort.cluster.net.core_driver import CoreDriver
 from ringfort.cluster.net.durable_votes import DurableVotes
 from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
@@ -84,7 +84,7 @@ class Control:
             work_done=work_done,
         )
         self.links = LinkTable()
-        self.connector = Finder(setup, FinderEvents(self._connected, self._moved, self._measured))
+        self.connector = PeerConnector(setup, self._connected, self._moved, self._measured)
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
@@ -94,15 +94,13 @@ class Control:
         )
         self.driver = CoreDriver(
             self.core,
-            Effects(
-                send=self.links.send,
-                close=self._close,
-                learn=self.connector.learn,
-                persist=self.votes.write,
-                publish=self._on_event,
-                changed=on_change,
-                before_tick=self._before_tick,
-            ),
+            send=self.links.send,
+            close=self._close,
+            learn=self.connector.learn,
+            persist=self.votes.write,
+            publish=self._on_event,
+            changed=on_change,
+            before_tick=self._before_tick,
         )
         self.recent = RecentEvents()
         self._publish = publish
@@ -214,11 +212,11 @@ class Control:
         link = ControlLink(
             connection, lambda body: self._received(number, body), lambda why: self._link_ended(number, why)
         )
-        self.links.add(number, LinkEntry(link, dialled, remote))
+        self.links.open[number] = LinkEntry(link, dialled, remote)
         try:
             await link.attach()
         except (OSError, asyncio.CancelledError) as exc:
-            self.links.pop(number)
+            self.links.open.pop(number, None)
             if isinstance(exc, asyncio.CancelledError):
                 raise
             self.connector.failed(dialled, str(exc))
@@ -236,7 +234,7 @@ class Control:
     # --- links ------------------------------------------------------------------------------------------------------
 
     def _received(self, number: int, body: bytes) -> None:
-        entry = self.links.get(number)
+        entry = self.links.open.get(number)
         if entry is None:
             return
         try:
@@ -291,7 +289,7 @@ class Control:
         self.links.broadcast((c for c in self.core.contacts if peer in (None, c.peer)), Note(topic, body))
 
     def _link_ended(self, number: int, why: str) -> None:
-        entry = self.links.pop(number)
+        entry = self.links.open.pop(number, None)
         if entry is None:
             return
         self.driver.call(self.core.closed, number, why)
@@ -308,7 +306,7 @@ class Control:
     def _update_directory(self, peer: str) -> None:
         """Tell the address directory which address the link with `peer` uses now, if there is a link."""
         contact = self.core.contacts.get(peer)
-        entry = None if contact is None else self.links.get(contact.link)
+        entry = None if contact is None else self.links.open.get(contact.link)
         if entry is None:
             self.connector.unlinked(peer)
         else:

@@ -28,10 +28,11 @@ _AFTER_FAILURE: Final = 0.2
 """Seconds between a tick that failed and the next one."""
 
 
-@dataclass(frozen=True)
-class Effects:
-    """How instructions are carried out."""
+@dataclass(eq=False)
+class CoreDriver:
+    """Lives in the control loop. The callbacks carry out the instructions."""
 
+    core: PeerCore
     send: Callable[[int, AnyMessage], None]
     close: Callable[[int], None]
     learn: Callable[[str, Sequence[str], str], None]
@@ -41,16 +42,8 @@ class Effects:
     """Called after the instructions and before their events, because the core's state may have changed."""
     before_tick: Callable[[], None] = lambda: None
     """Called before every heartbeat."""
-
-
-class CoreDriver:
-    """Lives in the control loop."""
-
-    def __init__(self, core: PeerCore, effects: Effects) -> None:
-        self._core = core
-        self._effects = effects
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+    _timer: asyncio.TimerHandle | None = None
+    _timer_at: float = 0.0
 
     def call(
         self, method: Callable[Concatenate[float, P], list[Instruction]], *args: P.args, **kwargs: P.kwargs
@@ -60,24 +53,23 @@ class CoreDriver:
 
     def carry_out(self, instructions: Sequence[Instruction]) -> None:
         """Carry out the instructions in order, then publish their events: a subscriber may call the core again."""
-        effects = self._effects
         events: list[ClusterEvent] = []
         for instruction in instructions:
             match instruction:
                 case Send(link=link, message=message):
-                    effects.send(link, message)
+                    self.send(link, message)
                 case Close(link=link):
-                    effects.close(link)
+                    self.close(link)
                 case Learn(peer=peer, addresses=addresses, introducer=introducer):
-                    effects.learn(peer, addresses, introducer)
+                    self.learn(peer, addresses, introducer)
                 case Persist(votes=votes):
-                    effects.persist(votes)
+                    self.persist(votes)
                 case Notify(event=event):
                     events.append(event)
         self._set_timer()
-        effects.changed()
+        self.changed()
         for event in events:
-            effects.publish(event)
+            self.publish(event)
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -85,20 +77,20 @@ class CoreDriver:
             self._timer.cancel()
 
     def _set_timer(self) -> None:
-        deadline = self._core.deadline
+        deadline = self.core.deadline
         if self._timer is not None:
             if self._timer_at == deadline and not self._timer.cancelled():
                 return
             self._timer.cancel()
-        if not self._core.is_over:
+        if not self.core.is_over:
             self._timer_at = deadline
             self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - clock()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         try:
-            self._effects.before_tick()
-            self.call(self._core.tick)
+            self.before_tick()
+            self.call(self.core.tick)
         except Exception:
             # Logged, and tried again: without its timer a node would send no heartbeats and notice no losses.
             _log.exception("A tick of the control service failed; it will be repeated")

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -75,37 +75,31 @@ class _Process:
         return promised_by(self.peer, self.votes)
 
 
+@dataclass(eq=False)
 class DurableVotes:
     """This process's file, and those of the other processes of the same node and cluster."""
 
-    def __init__(
-        self,
-        home: Path,
-        scope: str,
-        peer: str,
-        host: HostMarks | None = None,
-        fsync: Callable[[int], None] = os.fsync,
-    ) -> None:
-        """`scope` names the cluster and run: votes of one scope do not bind processes of another."""
-        self._folder = home / FOLDER
-        self._prefix = f"{scope}-"
-        self._peer = peer
-        self._host = this_host() if host is None else host
-        self._votes = Votes()
-        self._serial = 0
-        self._handle = -1
-        self._fsync = fsync
-        self._touched = time.monotonic()
-        self._warned: set[Path] = set()
+    home: Path
+    scope: str
+    """Names the cluster and run: votes of one scope do not bind processes of another."""
+    peer: str
+    host: HostMarks = field(default_factory=this_host)
+    fsync: Callable[[int], None] = os.fsync
+    _votes: Votes = field(default_factory=Votes)
+    _serial: int = 0
+    _handle: int = -1
+    _touched: float = 0.0
+    _warned: set[Path] = field(default_factory=set[Path])
 
     @property
     def path(self) -> Path:
         """This process's file."""
-        return self._folder / f"{self._prefix}{self._peer}"
+        return self.home / FOLDER / f"{self.scope}-{self.peer}"
 
     def open(self) -> None:
         """Create and lock the file. Raise `IdentityError`, with the remedy, if that is not possible."""
-        files.ensure_folder(self._folder)
+        files.ensure_folder(self.path.parent)
+        self._touched = time.monotonic()
         # It gets its name only once it is locked: an unlocked file would be taken for that of an ended process.
         coming = self.path.with_name(f".{self.path.name}")
         try:
@@ -127,7 +121,7 @@ class DurableVotes:
         if self._handle < 0:
             return
         self._put(votes)
-        self._fsync(self._handle)
+        self.fsync(self._handle)
         self._votes = votes
 
     def touch(self) -> None:
@@ -151,7 +145,7 @@ class DurableVotes:
         """Unlock the file. It is removed if these votes bind nobody."""
         if self._handle >= 0:
             with suppress(OSError):
-                if not is_binding(promised_by(self._peer, self._votes)):
+                if not is_binding(promised_by(self.peer, self._votes)):
                     self.path.unlink()
                 elif is_released:
                     self._put(self._votes, is_released=True)
@@ -162,7 +156,7 @@ class DurableVotes:
         """Overwrite the older of the two records in the file: a full disk or a loss of power does not damage the
         latest. (A new file would need a lock of its own.)"""
         status = os.fstat(self._handle)
-        content = _Content(self._host, (status.st_dev, status.st_ino), votes, is_released)
+        content = _Content(self.host, (status.st_dev, status.st_ino), votes, is_released)
         data = msgspec.msgpack.encode(content)
         record = _HEAD.pack(len(data), zlib.crc32(data), self._serial + 1) + data
         if os.pwrite(self._handle, record, (self._serial + 1) % 2 * _PLACE) < len(record):
@@ -171,10 +165,10 @@ class DurableVotes:
 
     def _others(self) -> Iterator[_Process]:
         """Yield the other processes of this node whose votes bind somebody. Remove the files of the rest."""
-        node = self._peer.rpartition(".")[0]
-        for path in sorted(self._folder.glob(f"{self._prefix}*")):
-            peer = path.name[len(self._prefix) :]
-            if peer == self._peer or peer.rpartition(".")[0] != node:
+        node = self.peer.rpartition(".")[0]
+        for path in sorted(self.path.parent.glob(f"{self.scope}-*")):
+            peer = path.name.removeprefix(f"{self.scope}-")
+            if peer == self.peer or peer.rpartition(".")[0] != node:
                 continue
             with suppress(OSError, ProtocolError):
                 process = self._read(path, peer)
@@ -212,10 +206,10 @@ class DurableVotes:
 
     def _wrote(self, content: _Content, status: os.stat_result) -> bool:
         """Return whether this machine wrote this very file, so that its lock means something here."""
-        if self._host.boot and self._host.boot == content.host.boot:
+        if self.host.boot and self.host.boot == content.host.boot:
             return content.file == (status.st_dev, status.st_ino)
         # Device numbers may change when a machine boots.
-        return self._host.is_same(content.host) and content.file[1] == status.st_ino
+        return self.host.is_same(content.host) and content.file[1] == status.st_ino
 
 
 def _decoded(*places: bytes) -> _Content:

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Final
 
 import msgspec
@@ -20,13 +21,20 @@ import msgspec
 from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.peer_messages import Epoch, Member
-from ringfort.cluster.net.connector import Finder
+from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.net.waiting import run, within
 from ringfort.config import parse_address
-from ringfort.errors import AbortedError, DistributedError, HandshakeError, NoConnectionError, ProtocolError
+from ringfort.errors import (
+    AbortedError,
+    DistributedError,
+    HandshakeError,
+    NoConnectionError,
+    ProtocolError,
+    RendezvousTimeoutError,
+)
 from ringfort.transport import tcp
 from ringfort.transport.hello import Meet, Ready
 from ringfort.transport.machine import Machine
@@ -63,6 +71,10 @@ class _Group:
     def missing(self) -> list[int]:
         return [rank for rank in range(len(self.epoch.members)) if rank != self.rank and rank not in self.connections]
 
+    def why_missing(self) -> str:
+        """Say which ranks are not connected, and why, as far as that is known."""
+        return "; ".join(f"rank {rank}: {self.why.get(rank, 'it has not connected yet')}" for rank in self.missing)
+
     def drop_ended(self) -> None:
         """Drop connections that ended before all were there: those members are expected again."""
         for rank in [rank for rank, connection in self.connections.items() if tcp.is_ended(connection.sock)]:
@@ -72,9 +84,9 @@ class _Group:
 class EpochConnections:
     """Lives in the control service's loop. One group at a time."""
 
-    def __init__(self, setup: Setup, finder: Finder) -> None:
+    def __init__(self, setup: Setup, connector: PeerConnector) -> None:
         self._setup = setup
-        self._finder = finder
+        self._connector = connector
         self._early: list[tuple[float, Connection, Meet]] = []
         """Connections that wait for our own program, and since when."""
         self._group: _Group | None = None
@@ -88,13 +100,6 @@ class EpochConnections:
         oldest = clock() - EARLY_SECONDS
         while self._early and (len(self._early) > MAX_EARLY or self._early[0][0] < oldest):
             self._early.pop(0)[1].close()
-
-    def missing(self) -> dict[int, str]:
-        """Return the ranks of the current group that are not connected, and why, as far as that is known."""
-        group = self._group
-        if group is None:
-            return {}
-        return {rank: group.why.get(rank, "it has not connected yet") for rank in group.missing}
 
     def ended(self, epoch: Epoch, why: str) -> None:
         """Give up the connections of an epoch that has ended."""
@@ -116,12 +121,13 @@ class EpochConnections:
             self._group.failure = failure
             self._group.changed.set()
 
-    async def connect(self, epoch: Epoch, machine: Machine) -> dict[int, Connection]:
-        """Return a connection to every other member, by its place in `epoch`; this one is on `machine`. Cancel it to
-        give up.
+    async def connect(self, epoch: Epoch, machine: Machine, timeout: float = inf) -> dict[int, Connection]:
+        """Return a connection to every other member, by its place in `epoch`; this one is on `machine`.
 
-        Raises `AbortedError` if the epoch ends, or has ended before.
+        Raises `AbortedError` if the epoch ends or has ended before, `RendezvousTimeoutError` with the ranks that are
+        missing after `timeout` seconds and why.
         """
+        deadline = clock() + timeout
         if epoch.key in self._over:
             raise AbortedError(f"{epoch} has ended: {self._over[epoch.key]}")
         group = self._group = _Group(epoch, token_of(epoch), epoch.peers.index(self._setup.peer), machine)
@@ -140,8 +146,13 @@ class EpochConnections:
                         return group.connections
                     below = [rank for rank in group.missing if rank < group.rank]
                     connecting += [asyncio.ensure_future(self._connect(group, rank)) for rank in below]
+                left = deadline - clock()
+                if left <= 0:
+                    raise RendezvousTimeoutError(
+                        f"connecting {epoch}", timeout, missing=tuple(group.missing), state=group.why_missing()
+                    )
                 with suppress(TimeoutError):
-                    await within(_CHECK_EVERY, group.changed.wait())
+                    await within(min(_CHECK_EVERY, left), group.changed.wait())
         finally:
             for task in connecting:
                 task.cancel()
@@ -165,7 +176,7 @@ class EpochConnections:
                 group.connections.pop(said.rank).close()
             self._early.remove(early)
             if why:
-                self._finder.refused(connection.address, why)
+                self._connector.refused(connection.address, why)
             if why or tcp.is_ended(connection.sock):
                 connection.close()
                 continue
@@ -198,7 +209,7 @@ class EpochConnections:
     async def _connect(self, group: _Group, rank: int) -> None:
         member = group.epoch.members[rank]
         while rank not in group.connections:
-            for address in await self._finder.ways_to(member.peer, member.addresses):
+            for address in await self._connector.ways_to(member.peer, member.addresses):
                 try:
                     connection = await self._meet(group, rank, member, address)
                 except DistributedError as exc:

@@ -4,12 +4,13 @@
     Ask(number, request)             ->
                                      <-     Answer(number, value) or Failed(number, error)
     Cancel(number)                   ->
-<-     Connected(number, rank, session) with a descriptor, before the answer to Connect
+                                     <-     Connected(number, rank, session) with a socket, before the answer
                                      <-     State, Happened (an event), Logged
                                      <-     Ping
     Pong                             ->
 
-Both ends belong to one user on one machine, so the messages may carry keys. A frame is 4 bytes of length and msgpack.
+Both ends belong to one user on one machine, so the messages may carry keys. A message is msgpack in a record
+without encryption.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from struct import Struct
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -29,23 +29,18 @@ from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import ClusterEvent
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.net.setup import Setup
-from ringfort.errors import DistributedError, ProtocolError
+from ringfort.errors import DistributedError
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.machine import Machine
 
 T = TypeVar("T")
 
-LENGTH: Final = Struct("<I")
-MAX_FRAME: Final = 64 * 1024 * 1024
+MAX_MESSAGE: Final = 64 * 1024 * 1024
 """Bytes: far more than the largest message, a topology of 256 peers."""
 
 
-class Request(msgspec.Struct, frozen=True, tag=True):
-    """Base class of the requests of a node."""
-
-
-class Start(Request, frozen=True, tag="start"):
+class Start(msgspec.Struct, frozen=True, tag="start"):
     """Start the control plane; the answer is the first `State`."""
 
     setup: Setup
@@ -53,35 +48,13 @@ class Start(Request, frozen=True, tag="start"):
     """The lowest level of log records that are forwarded."""
 
 
-class Stop(Request, frozen=True, tag="stop"):
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Leave the cluster and end. The service answers by closing the connection."""
 
     why: str
 
 
-class Hold(Request, frozen=True, tag="hold"):
-    """See `PeerCore.hold`."""
-
-    holding: bool
-
-
-class ForceElection(Request, frozen=True, tag="force"):
-    """See `PeerCore.force_election`."""
-
-
-class StepDown(Request, frozen=True, tag="step down"):
-    """See `PeerCore.step_down`."""
-
-
-class SendNote(Request, frozen=True, tag="note"):
-    """Send a note to the program of one peer, or of all."""
-
-    topic: str
-    body: bytes
-    peer: str | None
-
-
-class Connect(Request, frozen=True, tag="connect"):
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
     """Open a data connection to every other member of `epoch`."""
 
     epoch: Epoch
@@ -89,40 +62,14 @@ class Connect(Request, frozen=True, tag="connect"):
     timeout: float
 
 
-class Peers(Request, frozen=True, tag="peers"):
-    """Ask for a view of every peer."""
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Call one of the functions that `service.py` lists by name. The arguments are plain values."""
+
+    function: str
+    arguments: tuple[Any, ...] = ()
 
 
-class Health(Request, frozen=True, tag="health"):
-    """Ask for a summary of all peers' health."""
-
-
-class Topology(Request, frozen=True, tag="topology"):
-    """Ask for the machines and links of the cluster."""
-
-
-class Refusals(Request, frozen=True, tag="refusals"):
-    """Ask which connections were refused, and why."""
-
-
-class WhyAlone(Request, frozen=True, tag="why alone"):
-    """Ask for an explanation why this peer is alone."""
-
-
-AnyRequest = (
-    Start
-    | Stop
-    | Hold
-    | ForceElection
-    | StepDown
-    | SendNote
-    | Connect
-    | Peers
-    | Health
-    | Topology
-    | Refusals
-    | WhyAlone
-)
+AnyRequest = Start | Stop | Connect | Call
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -158,14 +105,6 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     addresses: tuple[str, ...] = ()
 
 
-class Error(msgspec.Struct, frozen=True):
-    """An exception of `ringfort.errors`: its class, message and plain fields."""
-
-    kind: str
-    message: str
-    fields: dict[str, Any]
-
-
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """The result of a request, whose type follows from the request."""
 
@@ -174,10 +113,12 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The exception that a request raised."""
+    """The exception of `ringfort.errors` that a request raised: its class, message and plain fields."""
 
     number: int
-    error: Error
+    kind: str
+    message: str
+    fields: dict[str, Any]
 
 
 class Connected(msgspec.Struct, frozen=True, tag="connected"):
@@ -241,8 +182,10 @@ def _from_plain(kind: type, value: Any) -> object:
     return _FROM_PLAIN[kind](value)
 
 
-_to_service: msgspec.msgpack.Decoder[ToService] = msgspec.msgpack.Decoder(ToService, dec_hook=_from_plain)
-_to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
+decode_for_service: Final = msgspec.msgpack.Decoder[ToService](ToService, dec_hook=_from_plain).decode
+"""Returns a message from the node."""
+decode_for_node: Final = msgspec.msgpack.Decoder[ToNode](ToNode).decode
+"""Returns a message from the service."""
 
 
 def encode(value: object) -> bytes:
@@ -250,48 +193,9 @@ def encode(value: object) -> bytes:
     return msgspec.msgpack.encode(value, enc_hook=_to_plain)
 
 
-def frame(message: ToService | ToNode) -> bytes:
-    """Return a message as it travels over the socket."""
-    body = encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
-def decode_for_service(body: bytes) -> ToService:
-    """Return a message from the node."""
-    return _to_service.decode(body)
-
-
-def decode_for_node(body: bytes) -> ToNode:
-    """Return a message from the service."""
-    return _to_node.decode(body)
-
-
 def decode_value(value: msgspec.Raw, kind: type[T]) -> T:
     """Return the value of an `Answer` as a `kind`."""
     return msgspec.msgpack.decode(value, type=kind)
-
-
-class Frames:
-    """Splits a stream of bytes into the bodies of frames."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are complete now. Raise `ProtocolError` if a length exceeds the limit."""
-        self._data += data
-        bodies: list[bytes] = []
-        at = 0
-        while len(self._data) - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._data, at)
-            if length > MAX_FRAME:
-                raise ProtocolError(f"a message of {length} bytes between a node and its control service")
-            if len(self._data) - at < LENGTH.size + length:
-                break
-            bodies.append(bytes(self._data[at + LENGTH.size : at + LENGTH.size + length]))
-            at += LENGTH.size + length
-        del self._data[:at]
-        return bodies
 
 
 # --- events and errors ----------------------------------------------------------------------------------------------
@@ -314,24 +218,24 @@ def _event_classes(parent: type[ClusterEvent]) -> dict[str, type[ClusterEvent]]:
     return found
 
 
-def pack_error(exc: BaseException) -> Error:
+def failed(number: int, exc: BaseException) -> Failed:
     """Return an exception as a message. The text of a foreign exception, a bug in the service, includes its class."""
     if not isinstance(exc, DistributedError):
-        return Error("DistributedError", f"the control service failed: {type(exc).__name__}: {exc}", {})
+        return Failed(number, "DistributedError", f"the control service failed: {type(exc).__name__}: {exc}", {})
     fields = {name: str(value) if isinstance(value, Path) else value for name, value in vars(exc).items()}
     plain = {name: value for name, value in fields.items() if _is_plain(value)}
-    return Error(type(exc).__name__, str(exc), plain)
+    return Failed(number, type(exc).__name__, str(exc), plain)
 
 
-def unpack_error(error: Error) -> DistributedError:
+def error_of(message: Failed) -> DistributedError:
     """Return the exception in a message, with the same class, message and fields."""
-    kind = getattr(errors, error.kind, None)
+    kind = getattr(errors, message.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, DistributedError)):
         kind = DistributedError
     exc = kind.__new__(kind)
-    exc.args = (error.message,)
+    exc.args = (message.message,)
     exc.peer = None
-    vars(exc).update(error.fields)
+    vars(exc).update(message.fields)
     return exc
 
 

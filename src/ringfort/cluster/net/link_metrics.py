@@ -15,7 +15,7 @@ from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import Hello, Member
 from ringfort.cluster.core.topology import ClusterTopology, ConnectionProfile, NodeProfile
-from ringfort.cluster.net.connector import Finder, key_of
+from ringfort.cluster.net.connector import PeerConnector, key_of
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.probing import Measurement
 
@@ -41,7 +41,7 @@ class _Path:
 class LinkMetrics:
     """Keeps the topology up to date with this peer's measurements and the reports of the others."""
 
-    def __init__(self, own: NodeProfile, core: PeerCore, connector: Finder) -> None:
+    def __init__(self, own: NodeProfile, core: PeerCore, connector: PeerConnector) -> None:
         self.topology = ClusterTopology()
         self.own = own
         self._core = core

@@ -44,7 +44,8 @@ class LinkTable:
     """Numbers links, sends on them, and follows those that were closed until their last messages have left."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, LinkEntry] = {}
+        self.open: dict[int, LinkEntry] = {}
+        """The links that have not ended, by number."""
         self._numbers = count(1)
         self._closing: list[ControlLink] = []
 
@@ -52,39 +53,24 @@ class LinkTable:
         """Return a number that no link has had."""
         return next(self._numbers)
 
-    def add(self, number: int, entry: LinkEntry) -> None:
-        """Add a link."""
-        self._entries[number] = entry
-
-    def get(self, number: int) -> LinkEntry | None:
-        """Return the link with this number if it is open."""
-        return self._entries.get(number)
-
-    def pop(self, number: int) -> LinkEntry | None:
-        """Remove a link that has ended. Return it if it was open."""
-        return self._entries.pop(number, None)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __iter__(self) -> Iterator[ControlLink]:
         """All links that may still be in use, including those that are closing."""
-        return iter([*self._closing, *(entry.link for entry in self._entries.values())])
+        return iter([*self._closing, *(entry.link for entry in self.open.values())])
 
     def send(self, number: int, message: AnyMessage | Gossip) -> None:
         """Send on one link; do nothing if it has ended."""
-        if number in self._entries:
-            self._entries[number].link.send(encode(message))
+        if number in self.open:
+            self.open[number].link.send(encode(message))
 
     def broadcast(self, contacts: Iterable[Contact], message: AnyMessage | Gossip) -> None:
         """Send on the links of `contacts`."""
         data = encode(message)
         for contact in contacts:
-            self._entries[contact.link].link.send(data)
+            self.open[contact.link].link.send(data)
 
     def close(self, number: int) -> LinkEntry | None:
         """Close a link after what was queued on it has been sent. Return it if it was open."""
-        entry = self.pop(number)
+        entry = self.open.pop(number, None)
         if entry is not None:
             entry.link.close()
             self._closing = [link for link in (*self._closing, entry.link) if not link.ended.is_set()]
@@ -92,5 +78,5 @@ class LinkTable:
 
     def abort(self) -> None:
         """End all open links at once."""
-        for entry in self._entries.values():
+        for entry in self.open.values():
             entry.link.abort()

@@ -179,7 +179,7 @@ def speed_of(arrivals: Sequence[float], ended: float, piece: int) -> float:
     Rate limits and buffers let a bucketful pass at once, so what came in the beginning must not count. But a busy
     machine stands still for milliseconds and then finds much at once, and if that was in the beginning the rest looks
     too quick. (Medians of short spans were tried: on busy cores they measure how fast a buffer is emptied, four times
-    a limit of 900 Mbit/s.) Pauses of the sender still make a burst look slow: see `Speeds.bandwidths`.
+    a limit of 900 Mbit/s.) Pauses of the sender still make a burst look slow: see `LinkMetrics.bandwidths`.
     """
     if len(arrivals) == 1:
         return _within_limits(piece / max(ended - arrivals[0], _SHORTEST))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from contextlib import suppress
 from typing import Final
 
 _LOOK: Final = 0.05
 """Seconds between two checks of a stopped process."""
-_STOPPED: Final = frozenset(b"Tt")
-"""States in /proc/PID/stat: stopped by a signal, or by a debugger."""
 
 
 class ProcessWatch:
@@ -23,33 +20,19 @@ class ProcessWatch:
         """`descriptor` is a pidfd that the parent opened itself, so it cannot refer to another process."""
         self.pid = os.getppid()
         self.descriptor = descriptor
-        self._stat = -1
-        with suppress(OSError):
-            self._stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        if self.descriptor is not None:
-            return self._wait(0.0)
-        return os.getppid() != self.pid
+        return self._wait(0.0)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process is stopped: by SIGSTOP, Ctrl-Z or a debugger. The check takes about 10 microseconds."""
-        if self._stat >= 0:
-            try:
-                text = os.pread(self._stat, 512, 0)
-            except OSError:  # it has ended
-                return False
-            # The name of the program is in parentheses and may have any character in it.
-            return text[text.rindex(b")") + 2] in _STOPPED
-        if sys.platform != "darwin":
-            return False
-        import psutil
+        """Whether the process is stopped: by SIGSTOP, Ctrl-Z or a debugger."""
+        import psutil  # not at the top: the training process needs only the function below
 
-        with suppress(psutil.Error):
-            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        with suppress(psutil.Error):  # it has ended
+            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         return False
 
     def wait_while_stopped(self) -> None:
@@ -58,11 +41,10 @@ class ProcessWatch:
             self._wait(_LOOK)
 
     def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in (self.descriptor, self._stat):
-            if descriptor is not None and descriptor >= 0:
-                os.close(descriptor)
-        self.descriptor, self._stat = None, -1
+        """Close the descriptor."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
     def _wait(self, seconds: float) -> bool:
         """Return whether the process ends within `seconds`."""

@@ -12,18 +12,17 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, Noted
 from ringfort.cluster.diagnosis import explain
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.control import STOP_WITHIN, Control
-from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.cluster.net.process_watch import ProcessWatch
-from ringfort.errors import ChannelClosedError, RendezvousTimeoutError
+from ringfort.errors import ChannelClosedError, DistributedError
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +34,20 @@ _DEAD_WITHIN: Final = 10
 """Seconds after the end of the training process by which the control process has ended as well."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program that does not read them. Later notes are dropped."""
+
+
+FUNCTIONS: Final[dict[str, Callable[[Control, tuple[Any, ...]], object]]] = {
+    "hold": lambda control, args: control.driver.call(control.core.hold, *args),
+    "force_election": lambda control, _: control.driver.call(control.core.force_election),
+    "step_down": lambda control, _: control.driver.call(control.core.step_down),
+    "tell": lambda control, args: control.send_note(*args),
+    "snapshot": lambda control, _: explain.view_peers(control),
+    "health_summary": lambda control, _: control.core.health_summary(),
+    "topology": lambda control, _: control.link_metrics.current_topology().records,
+    "refusals": lambda control, _: tuple(control.connector.refusals),
+    "why_alone": lambda control, _: explain.why_alone(control),
+}
+"""What a node may call, under the names of its methods."""
 
 
 class ControlService:
@@ -57,8 +70,9 @@ class ControlService:
         self._loop = loop
         self._end: asyncio.Future[tuple[str, bool]] = loop.create_future()
         self._connection.start()
-        if self._watch is not None and self._watch.descriptor is not None:
-            loop.add_reader(self._watch.descriptor, self._on_death)
+        parent = None if self._watch is None else self._watch.descriptor
+        if parent is not None:
+            loop.add_reader(parent, self._on_death)
         ping = loop.call_later(PING_EVERY, self._ping)
         try:
             why, died = await self._end
@@ -71,9 +85,9 @@ class ControlService:
         finally:
             ping.cancel()
             self._connection.close()
+            if parent is not None:
+                loop.remove_reader(parent)
             if self._watch is not None:
-                if self._watch.descriptor is not None:
-                    loop.remove_reader(self._watch.descriptor)
                 self._watch.close()
 
     def _on_death(self) -> None:
@@ -81,9 +95,7 @@ class ControlService:
         if self._watch is not None:
             if self._watch.descriptor is not None:
                 self._loop.remove_reader(self._watch.descriptor)  # it stays readable
-            signal.alarm(
-                _DEAD_WITHIN
-            )  # whatever hangs, a control process does not outlive its training process for long
+            signal.alarm(_DEAD_WITHIN)  # whatever hangs, a control process does not outlive its training process long
         self._stop("its process ended without closing its node", died=True)
 
     def _stop(self, why: str, *, died: bool = False) -> None:
@@ -117,10 +129,9 @@ class ControlService:
         try:
             value = await self._carry_out(number, request)
         except Exception as exc:
-            error = ipc.pack_error(exc)
-            if error.kind == "DistributedError":
+            if not isinstance(exc, DistributedError):
                 _log.error("A request to the control service failed", exc_info=exc)
-            self._connection.send(ipc.Failed(number, error))
+            self._connection.send(ipc.failed(number, exc))
         else:
             self._connection.send(ipc.Answer(number, ipc.msgspec.Raw(ipc.encode(value))))
 
@@ -130,31 +141,14 @@ class ControlService:
         if self.control is None:
             raise ChannelClosedError("this node is not running; call start()")
         control = self.control
-        core, call = control.core, control.driver.call
         match request:
             case ipc.Connect():
-                connections = await _within(request.timeout, control.epoch_connections, request)
+                connections = await control.epoch_connections.connect(request.epoch, request.machine, request.timeout)
                 for rank, connection in connections.items():
                     self._connection.send(ipc.Connected(number, rank, connection.session), [connection.sock])
                 return None
-            case ipc.Hold(holding=holding):
-                return call(core.hold, holding)
-            case ipc.ForceElection():
-                return call(core.force_election)
-            case ipc.StepDown():
-                return call(core.step_down)
-            case ipc.SendNote(topic=topic, body=body, peer=peer):
-                return control.send_note(topic, body, peer)
-            case ipc.Peers():
-                return explain.view_peers(control)
-            case ipc.Health():
-                return core.health_summary()
-            case ipc.Topology():
-                return control.link_metrics.current_topology().records
-            case ipc.Refusals():
-                return tuple(control.connector.refusals)
-            case ipc.WhyAlone():
-                return explain.why_alone(control)
+            case ipc.Call(function=name, arguments=arguments):
+                return FUNCTIONS[name](control, arguments)
             case _:
                 raise TypeError(f"unknown request {type(request).__name__}")
 
@@ -207,20 +201,6 @@ class ControlService:
             self._watch.wait_while_stopped()
             if self._watch.has_ended:
                 self._on_death()
-
-
-async def _within(timeout: float, connections: EpochConnections, request: ipc.Connect) -> dict[int, Connection]:
-    """Return the connections to all members. Raise `RendezvousTimeoutError` with the ranks that are missing."""
-    work = asyncio.ensure_future(connections.connect(request.epoch, request.machine))
-    try:
-        await asyncio.wait({work}, timeout=timeout)
-        if work.done():
-            return work.result()
-        missing = connections.missing()
-        state = "; ".join(f"rank {rank}: {why}" for rank, why in missing.items())
-        raise RendezvousTimeoutError(f"connecting {request.epoch}", timeout, missing=tuple(missing), state=state)
-    finally:
-        work.cancel()
 
 
 class _LogForwarder(logging.Handler):

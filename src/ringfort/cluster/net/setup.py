@@ -113,16 +113,16 @@ def _completed(
 ) -> AutoDiscoveryConfig:
     if not config.program and not is_observer:
         config = replace(config, program=Path(sys.argv[0] if sys.argv else "").name)
-    if not config.interfaces and told.interfaces:
-        config = replace(config, interfaces=_listed(told.interfaces))
-    if not config.peers and told.peers:
-        config = replace(config, peers=_listed(told.peers))
-    if not config.restart_without and told.restart_without:
-        config = replace(config, restart_without=_listed(told.restart_without))
+    config = replace(
+        config,
+        interfaces=config.interfaces or _listed(told.interfaces),
+        peers=config.peers or _listed(told.peers),
+        restart_without=config.restart_without or _listed(told.restart_without),
+    )
     if config.health.patience is None:
         config = replace(config, health=replace(config.health, patience=patience_of(None, CLUSTER_PATIENCE)))
     return replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from ringfort.cluster.core.events import DiskTrouble
@@ -22,37 +23,32 @@ SLOW_DISK: Final = 1.0
 """Seconds after which a write that has not finished is reported."""
 
 
+@dataclass(eq=False)
 class VoteWriter:
     """Writes one record at a time, in a thread, so that heartbeats continue while the disk is slow."""
 
-    def __init__(
-        self,
-        store: DurableVotes,
-        on_written: Callable[[Votes, str], None],
-        on_trouble: Callable[[DiskTrouble], None],
-    ) -> None:
-        """`on_written` is called after each write with the votes and the reason for a failure; empty if it succeeded.
-        `on_trouble` is called once for each kind of failure until a write succeeds again."""
-        self.trouble: DiskTrouble | None = None
-        """Why votes cannot be written; None if they can."""
-        self._store = store
-        self._on_written = on_written
-        self._on_trouble = on_trouble
-        self._queue: deque[Votes] = deque()
-        self._task: asyncio.Task[None] | None = None
+    store: DurableVotes
+    on_written: Callable[[Votes, str], None]
+    """Called after each write with the votes and the reason for a failure; empty if it succeeded."""
+    on_trouble: Callable[[DiskTrouble], None]
+    """Called once for each kind of failure until a write succeeds again."""
+    trouble: DiskTrouble | None = None
+    """Why votes cannot be written; None if they can."""
+    _queue: deque[Votes] = field(default_factory=deque[Votes])
+    _task: asyncio.Task[None] | None = None
 
     async def open(self) -> list[Votes]:
         """Create this process's file. Return the votes of earlier processes that bind this one."""
-        self._store.open()
-        return await _in_thread(self._store.recalled)
+        self.store.open()
+        return await _in_thread(self.store.recalled)
 
     async def ended_processes(self) -> list[tuple[str, Votes]]:
         """Return the processes of this node that have certainly ended, with their last votes."""
-        return await _in_thread(self._store.ended)
+        return await _in_thread(self.store.ended)
 
     def touch(self) -> None:
         """Mark the file as belonging to a live process."""
-        self._store.touch()
+        self.store.touch()
 
     def write(self, votes: Votes) -> None:
         """Write `votes` after those that are queued already."""
@@ -70,7 +66,7 @@ class VoteWriter:
         """Close the file; see `DurableVotes.close`. A file in use by a stuck write stays locked until the process
         ends."""
         if self._task is None:
-            self._store.close(is_released=is_released)
+            self.store.close(is_released=is_released)
 
     async def _write_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -79,7 +75,7 @@ class VoteWriter:
             slow = loop.call_later(SLOW_DISK, self._report, f"the disk has taken {SLOW_DISK:g} s and is not done")
             why = ""
             try:
-                await _in_thread(lambda votes=votes: self._store.write(votes))
+                await _in_thread(lambda votes=votes: self.store.write(votes))
                 self.trouble = None
             except Exception as exc:
                 why = getattr(exc, "strerror", None) or str(exc)
@@ -88,15 +84,15 @@ class VoteWriter:
             slow.cancel()
             if why:
                 self._report(why)
-            self._on_written(votes, f"its disk fails: {why}" if why else "")
+            self.on_written(votes, f"its disk fails: {why}" if why else "")
         self._task = None
 
     def _report(self, why: str) -> None:
-        trouble = DiskTrouble(str(self._store.path), why)
+        trouble = DiskTrouble(str(self.store.path), why)
         if trouble != self.trouble:
             self.trouble = trouble
             _log.warning("%s", trouble)
-            self._on_trouble(trouble)
+            self.on_trouble(trouble)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -18,7 +18,6 @@ from ringfort.cluster.discovery.directory import (
     STAGGER,
     AddressDirectory,
     Source,
-    preference_for,
 )
 from ringfort.cluster.discovery.interfaces import Interface, choose
 
@@ -89,7 +88,7 @@ def test_an_announcement_shortens_a_long_pause_and_hearsay_does_not() -> None:
 def test_the_order_of_first_tries_follows_our_interfaces() -> None:
     card = Interface(name="e", addresses=("10.0.0.1",), prefixes=(24,), kind=LinkKind.ETHERNET)
     radio = Interface(name="w", addresses=("10.0.1.1",), prefixes=(24,), kind=LinkKind.WIFI)
-    book = AddressDirectory(preference_for(choose([radio, card])))
+    book = AddressDirectory(choose([radio, card]))
     book.learn(["172.17.0.1:1", "odd", RADIO, ETHER], Source.MDNS, 0.0, claim="b")
     assert book.addresses("b")[:2] == [ETHER, RADIO]
     assert book.due(0.0) == [ETHER]
@@ -99,10 +98,9 @@ def test_the_faster_address_comes_first_whichever_was_linked_first() -> None:
     book = heard(ETHER, RADIO)
     book.answered(RADIO, "b", 0.0, round_trip=0.001)
     book.linked("b", RADIO)
-    book.measured(RADIO, bandwidth=6e6)
+    book.answered(RADIO, "b", 0.0, bandwidth=6e6)
     assert book.due(0.0) == [ETHER]  # to measure it
-    book.answered(ETHER, "b", 0.0, round_trip=0.005)
-    book.measured(ETHER, bandwidth=117e6)
+    book.answered(ETHER, "b", 0.0, round_trip=0.005, bandwidth=117e6)
     assert book.addresses("b") == [ETHER, RADIO]
 
 

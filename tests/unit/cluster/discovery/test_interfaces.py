@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery.interfaces import (
     MAX_ADDRESSES,
+    Choice,
     Interface,
     choose,
     is_on_link,
     parse_ip,
     reachable,
-    route,
 )
 from ringfort.errors import ConfigError
 
@@ -217,7 +217,7 @@ def test_a_machine_without_any_interface_is_refused_with_the_fix() -> None:
     ],
 )
 def test_the_interface_that_leads_to_an_address_is_known(address: str, name: str | None) -> None:
-    found = route(address, [LO, CARD, WIFI, DOCKER, VPN])
+    found = Choice((LO, CARD, WIFI, DOCKER, VPN)).interface_of(address)
     assert (found and found.name) == name
 
 

@@ -14,7 +14,7 @@ from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.discovery import mdns
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
 from ringfort.cluster.discovery.mdns import MAX_HEARD, SERVICE, Announcement, MdnsDiscovery, Trouble
-from ringfort.cluster.discovery.watch import watch_interfaces
+from ringfort.cluster.discovery.system import watch_interfaces
 
 NETWORK = bytes(range(16))
 LOOPBACK = choose([Interface(name="lo", addresses=("127.0.0.1",), kind=LinkKind.LOOPBACK)])
@@ -63,10 +63,14 @@ def test_two_of_one_network_hear_each_other_on_loopback_and_say_goodbye() -> Non
         network = secrets.token_bytes(16)
         one, two = Recorder("1" * 16, network, 1001), Recorder("2" * 16, network, 1002)
         stranger = Recorder("3" * 16, secrets.token_bytes(16), 1003)
-        await asyncio.gather(*(each.start(LOOPBACK) for each in (one, two, stranger)))
-        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("2" * 16, ("127.0.0.1",), 1002)
-        assert await asyncio.wait_for(two.heard.get(), 10) == Announcement("1" * 16, ("127.0.0.1",), 1001)
-        assert "this machine" in one.other_clusters()
+        await asyncio.gather(*(each.listen(LOOPBACK) for each in (one, two, stranger)))
+        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement(
+            network.hex(), "2" * 16, ("127.0.0.1",), 1002
+        )
+        assert await asyncio.wait_for(two.heard.get(), 10) == Announcement(
+            network.hex(), "1" * 16, ("127.0.0.1",), 1001
+        )
+        assert "this machine" in mdns.machines_of((heard.addresses for heard in one.others()), LOOPBACK)
         await two.close()
         assert await asyncio.wait_for(one.gone.get(), 10) == "2" * 16
         await asyncio.gather(one.close(), stranger.close(), two.close())
@@ -83,26 +87,25 @@ class Liar(Recorder):
         super().__init__(token, network, 53)
         self._lies = addresses
 
-    def _info(self) -> ServiceInfo:
-        info = super()._info()
+    def _info(self, choice: Choice) -> ServiceInfo:
+        info = super()._info(choice)
         return ServiceInfo(SERVICE, info.name, port=53, server=info.server, parsed_addresses=self._lies)
 
 
-def test_an_address_that_is_on_no_network_of_this_machine_is_not_told_and_is_counted() -> None:
+def test_an_address_that_is_on_no_network_of_this_machine_is_not_told() -> None:
     async def scene() -> None:
         network = secrets.token_bytes(16)
         one = Recorder("1" * 16, network)
         troubles: asyncio.Queue[Trouble] = asyncio.Queue()
-        one._on_trouble = troubles.put_nowait
+        one.on_trouble = troubles.put_nowait
         liars = [Liar("2" * 16, network, ["8.8.8.8"]), Liar("3" * 16, network, ["8.8.8.8", "9.9.9.9", "127.0.0.1"])]
-        await one.start(LOOPBACK)
+        await one.listen(LOOPBACK)
         for liar in liars:
-            await liar.start(LOOPBACK)
-        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement("3" * 16, ("127.0.0.1",), 53)
+            await liar.listen(LOOPBACK)
+        assert await asyncio.wait_for(one.heard.get(), 10) == Announcement(network.hex(), "3" * 16, ("127.0.0.1",), 53)
         trouble = await asyncio.wait_for(troubles.get(), 10)
         await asyncio.gather(one.close(), *(liar.close() for liar in liars))
         assert one.heard.empty()
-        assert one.off_link == 3
         assert trouble.fix == "if it is one of yours, name it with --peer"
 
     asyncio.run(asyncio.wait_for(scene(), 20))
@@ -170,7 +173,7 @@ def test_what_the_system_refuses_is_a_trouble_with_a_fix_and_no_error(
 
     async def scene() -> None:
         recorder = Recorder()
-        await recorder.start(LOOPBACK)
+        await recorder.listen(LOOPBACK)
         await recorder.close()
         assert [words in trouble.what and bool(trouble.fix) for trouble in recorder.troubles] == [True]
 
@@ -193,10 +196,10 @@ def test_mdns_that_was_refused_is_tried_again_and_the_trouble_said_once(monkeypa
     async def scene() -> None:
         network = secrets.token_bytes(16)
         late, other = Recorder("1" * 16, network), Recorder("2" * 16, network)
-        await late.start(LOOPBACK)
+        await late.listen(LOOPBACK)
         while len(tries) < 3:
             await asyncio.sleep(0)
-        await other.start(LOOPBACK)
+        await other.listen(LOOPBACK)
         await asyncio.wait_for(late.heard.get(), 10)
         await asyncio.gather(late.close(), other.close())
         assert len(late.troubles) == 1
@@ -216,8 +219,8 @@ def test_two_changes_at_once_leave_the_last_one_and_only_that(monkeypatch: pytes
 
     async def scene() -> None:
         recorder = Recorder(network=secrets.token_bytes(16))
-        await recorder.start(LOOPBACK)
-        await asyncio.gather(recorder.update(Choice(())), recorder.update(LOOPBACK))
+        await recorder.listen(LOOPBACK)
+        await asyncio.gather(recorder.listen(Choice(())), recorder.listen(LOOPBACK))
         assert len(made) == 2
         await asyncio.gather(recorder.close(), recorder.close())
 
@@ -227,7 +230,7 @@ def test_two_changes_at_once_leave_the_last_one_and_only_that(monkeypatch: pytes
 def test_without_any_interface_there_is_a_trouble_and_nothing_else() -> None:
     async def scene() -> None:
         recorder = Recorder()
-        await recorder.start(Choice(()))
+        await recorder.listen(Choice(()))
         await recorder.close()
         assert ["no interface is up" in trouble.what for trouble in recorder.troubles] == [True]
 

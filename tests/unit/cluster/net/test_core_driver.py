@@ -12,7 +12,7 @@ from ringfort.cluster.core.events import ClusterEvent, Waiting
 from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import Commit, Member, Votes
-from ringfort.cluster.net.core_driver import CoreDriver, Effects
+from ringfort.cluster.net.core_driver import CoreDriver
 from ringfort.cluster.net.host import clock
 from ringfort.config import AutoDiscoveryConfig
 
@@ -25,15 +25,13 @@ class Parts:
         self.core = PeerCore(Member("n.a"), AutoDiscoveryConfig(), clock())
         self.driver = CoreDriver(
             self.core,
-            Effects(
-                send=lambda link, message: self.done.append(("send", link, message)),
-                close=lambda link: self.done.append(("close", link)),
-                learn=lambda peer, addresses, introducer: self.done.append(("learn", peer, introducer)),
-                persist=lambda votes: self.done.append(("persist", votes)),
-                publish=lambda event: (self.done.append(("event", str(event))), on_event(event))[1],
-                changed=lambda: self.done.append(("changed",)),
-                before_tick=lambda: self.done.append(("before tick",)),
-            ),
+            send=lambda link, message: self.done.append(("send", link, message)),
+            close=lambda link: self.done.append(("close", link)),
+            learn=lambda peer, addresses, introducer: self.done.append(("learn", peer, introducer)),
+            persist=lambda votes: self.done.append(("persist", votes)),
+            publish=lambda event: (self.done.append(("event", str(event))), on_event(event))[1],
+            changed=lambda: self.done.append(("changed",)),
+            before_tick=lambda: self.done.append(("before tick",)),
         )
 
 

@@ -12,7 +12,7 @@ from ringfort.bootstrap.connection import Connection
 from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.cluster.net import waiting
-from ringfort.cluster.net.connector import Finder
+from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.epoch_connections import MAX_EARLY, EpochConnections, token_of
@@ -38,7 +38,7 @@ class Node:
         self.refused: list[str] = []
         self.ways: dict[str, list[str]] = {}
         """Where a peer is said to be, where that is not what the epoch says."""
-        self.links = EpochConnections(self.setup, cast("Finder", _Ways(self)))
+        self.links = EpochConnections(self.setup, cast("PeerConnector", _Ways(self)))
         self.listener = ControlListener(Listener(self.setup.wall, on_refused=lambda where, why: None), self._accepted)
         self.listener.open(["127.0.0.1"], 0)
         self.address = self.listener.addresses[0]
@@ -63,7 +63,7 @@ class Node:
 
 
 class _Ways:
-    """What a `Finder` does for a group that forms."""
+    """What a `PeerConnector` does for a group that forms."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

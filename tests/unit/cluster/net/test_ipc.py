@@ -14,28 +14,35 @@ from ringfort.cluster.core.health import HealthEvent, HealthStatus
 from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.core.peer_messages import Epoch, Member, Term
 from ringfort.cluster.core.topology import Accelerator, ClusterTopology, ConnectionProfile, NodeProfile, TopologyRecords
-from ringfort.cluster.net import ipc
+from ringfort.cluster.net import ipc, service
 from ringfort.cluster.net.setup import Setup
+from ringfort.cluster.node import ClusterNode
 from ringfort.config import AutoDiscoveryConfig, HealthConfig
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
+from ringfort.transport.handshake import RecordReader, sealed
 
 EPOCH = Epoch(7, "a.1", (Member("a.1", "host", 2, ("10.0.0.1:1",)), Member("b.2")), (1, 0), ("a.1#7",))
 
 
 @given(st.lists(st.binary(max_size=50)), st.integers(1, 20))
 def test_messages_are_cut_from_the_stream_however_it_arrives(notes: list[bytes], step: int) -> None:
-    messages = [ipc.Ask(number, ipc.SendNote("topic", note, None)) for number, note in enumerate(notes)]
-    stream = b"".join(map(ipc.frame, messages))
-    frames = ipc.Frames()
-    bodies = [body for at in range(0, len(stream), step) for body in frames.feed(stream[at : at + step])]
-    assert [ipc.decode_for_service(body) for body in bodies] == messages
+    messages = [ipc.Ask(number, ipc.Call("tell", ("topic", note, None))) for number, note in enumerate(notes)]
+    stream = b"".join(sealed(None, ipc.encode(message)) for message in messages)
+    reader, received = RecordReader(None, ipc.MAX_MESSAGE), list[ipc.ToService]()
+    for at in range(0, len(stream), step):
+        reader.feed(stream[at : at + step])
+        while (body := reader.next()) is not None:
+            received.append(ipc.decode_for_service(body))
+    assert received == messages
 
 
 def test_a_length_that_no_message_has_is_refused() -> None:
+    reader = RecordReader(None, ipc.MAX_MESSAGE)
+    reader.feed(b"\xff\xff\xff\xff")
     with pytest.raises(errors.ProtocolError):
-        ipc.Frames().feed(b"\xff\xff\xff\xff")
+        reader.next()
 
 
 @pytest.mark.parametrize(
@@ -51,8 +58,7 @@ def test_a_length_that_no_message_has_is_refused() -> None:
     ],
 )
 def test_events_arrive_as_they_were(event: ClusterEvent) -> None:
-    (body,) = ipc.Frames().feed(ipc.frame(ipc.happened(event)))
-    message = ipc.decode_for_node(body)
+    message = ipc.decode_for_node(ipc.encode(ipc.happened(event)))
     assert isinstance(message, ipc.Happened)
     assert ipc.event_of(message) == event
 
@@ -68,15 +74,16 @@ def test_events_arrive_as_they_were(event: ClusterEvent) -> None:
     ],
 )
 def test_errors_are_raised_as_they_were(error: errors.DistributedError) -> None:
-    sent = msgspec.msgpack.decode(ipc.encode(ipc.pack_error(error)), type=ipc.Error)
-    raised = ipc.unpack_error(sent)
+    sent = ipc.decode_for_node(ipc.encode(ipc.failed(1, error)))
+    assert isinstance(sent, ipc.Failed)
+    raised = ipc.error_of(sent)
     assert type(raised) is type(error)
     assert str(raised) == str(error)
     assert raised.peer == error.peer
 
 
 def test_a_fault_of_the_service_names_itself() -> None:
-    raised = ipc.unpack_error(ipc.pack_error(ZeroDivisionError("division by zero")))
+    raised = ipc.error_of(ipc.failed(1, ZeroDivisionError("division by zero")))
     assert str(raised) == "the control service failed: ZeroDivisionError: division by zero"
 
 
@@ -109,5 +116,5 @@ def test_a_topology_arrives_as_it_was() -> None:
     assert again.prune(63.5) == ["b.1"]
 
 
-def test_every_request_is_one_that_a_service_can_read() -> None:
-    assert set(ipc.AnyRequest.__args__) == set(ipc.Request.__subclasses__())
+def test_every_function_that_a_service_offers_is_a_method_of_the_node() -> None:
+    assert all(hasattr(ClusterNode, name) for name in service.FUNCTIONS)

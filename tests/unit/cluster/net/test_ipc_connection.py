@@ -52,7 +52,7 @@ def run(work: Callable[[Ends], Awaitable[None]]) -> Ends:
 
 
 def test_messages_arrive_in_order_also_when_the_other_side_reads_late() -> None:
-    notes = [ipc.SendNote("topic", bytes(100_000), str(number)) for number in range(50)]
+    notes = [ipc.Call("tell", ("topic", bytes(100_000), str(number))) for number in range(50)]
 
     async def work(ends: Ends) -> None:
         for number, note in enumerate(notes):

@@ -13,7 +13,7 @@ from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import Hello, Member
 from ringfort.cluster.core.topology import ConnectionProfile, NodeProfile
 from ringfort.cluster.discovery.interfaces import Interface
-from ringfort.cluster.net.connector import Finder
+from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.link_metrics import LinkMetrics
 from ringfort.cluster.net.probing import Measurement
@@ -32,7 +32,7 @@ class FakeConnector:
 def metrics() -> LinkMetrics:
     """Of the peer `me.1`, which is connected with `a.1` and `b.1`."""
     core = PeerCore(Member("me.1", "here"), AutoDiscoveryConfig(), clock())
-    made = LinkMetrics(NodeProfile(peer="me.1"), core, cast("Finder", FakeConnector()))
+    made = LinkMetrics(NodeProfile(peer="me.1"), core, cast("PeerConnector", FakeConnector()))
     made.describe(NodeProfile(peer="me.1", host="here"))
     for link, peer in enumerate(("a.1", "b.1"), 1):
         hello = Hello(Member(peer, f"host of {peer}"), peer)

@@ -37,7 +37,7 @@ def entry(link: object) -> LinkEntry:
 def table(count: int) -> tuple[LinkTable, list[Any]]:
     links, made = LinkTable(), [FakeLink() for _ in range(count)]
     for link in made:
-        links.add(links.new_number(), entry(link))
+        links.open[links.new_number()] = entry(link)
     return links, made
 
 
@@ -55,7 +55,7 @@ def test_a_closed_link_is_followed_to_its_end_but_carries_nothing_more() -> None
     assert closed is not None
     assert closed.link is one
     assert links.close(1) is None
-    assert (one.is_closed, len(links), list(links)) == (True, 1, [one, two])
+    assert (one.is_closed, len(links.open), list(links)) == (True, 1, [one, two])
     links.send(1, Note("a"))
     links.abort()
     assert (one.sent, one.is_aborted, two.is_aborted) == ([], False, True)
