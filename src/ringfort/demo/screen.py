@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from rich import filesize
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -71,10 +72,10 @@ class Show:
 
     def _line(self) -> str:
         rate = sum(message["samples_per_second"] for message in self._latest.values())
-        moved = sum(message["bytes_sent"] for message in self._latest.values())
+        moved = filesize.decimal(sum(message["bytes_sent"] for message in self._latest.values()))
         step, loss = min((message["step"], message["loss"]) for message in self._latest.values())
         total = self._settings.steps
-        return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {size(moved)} moved"
+        return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {moved} moved"
 
     def _picture(self) -> Group:
         return Group(Text(self._title, style="bold"), self._table(), Text("\n".join(self._curve(self._points))))
@@ -96,8 +97,8 @@ class Show:
                 f"{message['step']}/{self._settings.steps}",
                 f"{message['loss']:.3f}",
                 f"{message['samples_per_second']:,.0f}",
-                size(message["bytes_sent"]),
-                size(message["bytes_received"]),
+                filesize.decimal(message["bytes_sent"]),
+                filesize.decimal(message["bytes_received"]),
             )
         return table
 
@@ -162,13 +163,3 @@ def group_name(ranks: int) -> str:
 def curve_steps(steps: int) -> list[int]:
     """A few steps from the first to the last, evenly spaced."""
     return sorted({round(i * (steps - 1) / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)})
-
-
-def size(count: int) -> str:
-    """Bytes with a unit: `512 B`, `1.4 MiB`."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

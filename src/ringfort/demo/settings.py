@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import msgspec
-
 from ringfort.errors import InvalidArgumentError
 
 Framework = Literal["numpy", "torch"]
@@ -52,12 +50,3 @@ class Settings:
     def batch(self) -> int:
         """Samples per step, over all ranks together."""
         return BATCH[self.framework]
-
-    def to_json(self) -> str:
-        """As text for the command line of a rank."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """The inverse of `to_json`."""
-        return msgspec.json.decode(text, type=cls)
