@@ -228,13 +228,7 @@ class SimulatedNetwork:
                 pipe.stalled.clear()
                 pipe.is_open = pipe.back.is_open = False
                 peer.links.pop(pipe.link)
-                self._at(self._delay(pipe.target.host), self._is_reset, peer, pipe.link)
-
-    def _is_reset(self, peer: SimulatedPeer, link: int) -> None:
-        if peer.frozen:
-            peer.backlog.append((self._is_reset, (peer, link)))
-        elif peer.alive:
-            self._do(peer, peer.core.closed(self._clock(peer), link))
+                self._at(self._delay(pipe.target.host), self._deliver, peer, self._close, peer, pipe.link)
 
     def partition(self, side: Iterable[int]) -> None:
         """Block all traffic between the hosts in `side` and the others."""
@@ -322,32 +316,35 @@ class SimulatedNetwork:
             pipe.stalled.append(message)
             return
         pipe.free_at = max(pipe.free_at, self.now + self._delay(pipe.source.host))
-        heapq.heappush(self._heap, (pipe.free_at, next(self._serial), self._arrive, (pipe, message)))
+        heapq.heappush(
+            self._heap, (pipe.free_at, next(self._serial), self._deliver, (pipe.target, self._arrive, pipe, message))
+        )
+
+    def _deliver(self, peer: SimulatedPeer, do: Callable[..., None], *arguments: Any) -> None:
+        """Have a living peer handle an event; a frozen one handles it after it thaws."""
+        if peer.frozen:
+            peer.backlog.append((do, arguments))
+        elif peer.alive:
+            do(*arguments)
 
     def _arrive(self, pipe: _Pipe, message: AnyMessage | None) -> None:
         peer = pipe.target
-        if not peer.alive or not pipe.is_open:
-            return
-        if peer.frozen:
-            peer.backlog.append((self._arrive, (pipe, message)))
-        elif message is None:
-            self._shut(pipe)
-            self._do(peer, peer.core.closed(self._clock(peer), pipe.link))
-        else:
+        if message is None and pipe.is_open:
+            pipe.is_open = False
+            peer.links.pop(pipe.link, None)
+            self._close(peer, pipe.link)
+        elif message is not None and pipe.is_open:
             self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
 
-    def _shut(self, pipe: _Pipe) -> None:
-        """Close the receiving end of `pipe`, and with it what it sends."""
-        pipe.is_open = False
-        pipe.target.links.pop(pipe.link, None)
+    def _close(self, peer: SimulatedPeer, link: int) -> None:
+        self._do(peer, peer.core.closed(self._clock(peer), link))
 
-    def _end(self, host: int, how: str) -> SimulatedPeer:
+    def _end(self, host: int, how: str) -> None:
         peer = self.peers[host]
         self.log(f"{peer.id} {how}")
         peer.alive = False
         peer.backlog.clear()
         self.ended.append(peer)
-        return peer
 
     # --- a peer's node ----------------------------------------------------------------------------------------------
 
@@ -356,11 +353,6 @@ class SimulatedNetwork:
 
     def _written(self, peer: SimulatedPeer, votes: Votes) -> None:
         """A write to the disk has ended, successfully or not."""
-        if not peer.alive:
-            return
-        if peer.frozen:
-            peer.backlog.append((self._written, (peer, votes)))
-            return
         _, why = self._disk_faults.get(peer.host, (0.0, ""))
         if not why:
             peer.votes = votes
@@ -382,7 +374,7 @@ class SimulatedNetwork:
                         pipe.back.is_open = False
                 case Persist(votes=votes):
                     delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
-                    self._at(delay, self._written, peer, votes) if delay else written.append(votes)
+                    self._at(delay, self._deliver, peer, self._written, peer, votes) if delay else written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -391,7 +383,7 @@ class SimulatedNetwork:
             if self._observer is not None:
                 self._observer(peer, instruction)
         for votes in written:
-            self._written(peer, votes)
+            self._deliver(peer, self._written, peer, votes)
         if instructions or peer.tick_at <= self.now:
             self._tick(peer, peer.tick_at)
 
