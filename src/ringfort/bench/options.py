@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
-import msgspec
-
 from ringfort.config import (
     GIB,
     KIB,
@@ -22,23 +20,13 @@ from ringfort.config import (
 )
 from ringfort.errors import InvalidArgumentError
 
-OPS = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-)
 STRATEGIES: dict[str, type[Strategy]] = {
     "all_reduce": AllReduceStrategy,
     "broadcast": BroadcastStrategy,
     "reduce": ReduceStrategy,
 }
 """The operations that have strategies."""
+OPS = (*STRATEGIES, "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
 
 DTYPES = {
     **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -104,15 +92,6 @@ class Options:
         """The cases to measure among `world_size` ranks, in order and without repeats."""
         sizes = (0,) if self.op == "barrier" else self.sizes
         return list(dict.fromkeys(Case.of(self.op, size, self.dtype, world_size, self.strategy) for size in sizes))
-
-    def to_json(self) -> str:
-        """As text for the command line of a rank."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Options:
-        """The inverse of `to_json`."""
-        return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True)

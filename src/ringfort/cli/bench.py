@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import open_file
 
 from ringfort.bench.options import (
     DTYPES,
@@ -20,7 +21,7 @@ from ringfort.bench.options import (
     parse_ranks,
     parse_sizes,
 )
-from ringfort.cli.outcome import errors_as_lines, print_json
+from ringfort.cli.outcome import errors_as_lines
 from ringfort.errors import InvalidArgumentError
 
 STDOUT = "-"
@@ -107,11 +108,9 @@ def bench(
                 write_plot(found, plot)
         else:
             print_explanation(table, found)
-        if json_ == STDOUT:
-            print_json(found.to_dict(), indent=2)
-        elif json_ is not None:
-            text = json.dumps(found.to_dict(), sort_keys=True, indent=2)
-            Path(json_).write_text(text + "\n", encoding="utf-8")
+        if json_ is not None:
+            with open_file(json_, "w", encoding="utf-8") as file:
+                file.write(json.dumps(found.to_dict(), sort_keys=True, indent=2) + "\n")
 
 
 def _check_writable(name: str, path: Path) -> None:

@@ -28,11 +28,11 @@ def errors_as_lines() -> Generator[None, None, None]:
         raise _end("interrupted", EXIT_INTERRUPTED) from exc
 
 
-def print_json(document: object, *, indent: int | None = None) -> None:
+def print_json(document: object) -> None:
     """Print a JSON document with sorted keys."""
     import json
 
-    typer.echo(json.dumps(document, sort_keys=True, indent=indent))
+    typer.echo(json.dumps(document, sort_keys=True))
 
 
 def _end(line: str, code: int) -> typer.Exit:
