@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
+from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.demo.settings import RANKS, STEPS, Framework, Settings
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
 
@@ -28,20 +28,19 @@ def demo(
     ] = False,
 ) -> None:
     """Train a small language model with several processes of this machine."""
-    with errors_as_lines():
-        chosen = _framework(framework)
-        settings = Settings(ranks, STEPS[chosen] if steps is None else steps, seed, chosen)
+    chosen = _framework(framework)
+    settings = Settings(ranks, STEPS[chosen] if steps is None else steps, seed, chosen)
 
-        from rich.console import Console
+    from rich.console import Console
 
-        from ringfort.demo.run import run_demo
+    from ringfort.demo.run import run_demo
 
-        console = Console(stderr=json_)
-        outcome = run_demo(settings, console, live=live and console.is_terminal)
-        if json_:
-            print_json(outcome.to_dict())
-        if not outcome.passed:
-            raise typer.Exit(EXIT_FAILED)
+    console = Console(stderr=json_)
+    outcome = run_demo(settings, console, live=live and console.is_terminal)
+    if json_:
+        print_json(outcome.to_dict())
+    if not outcome.passed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _framework(asked: str | None) -> Framework:

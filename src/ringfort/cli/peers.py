@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from ringfort.cli.columns import clean, fit
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
+from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.cli.parameters import Interfaces, Peers
 from ringfort.cluster.core.versions import differ, upgrade_advice
 
@@ -39,23 +39,22 @@ def peers(
     seconds: Annotated[float, typer.Option(help="How long to look, without --watch.")] = SECONDS,
 ) -> None:
     """List the peers of the cluster, with their health, round trip and bandwidth."""
-    with errors_as_lines():
-        from ringfort.cluster.node import ClusterNode
-        from ringfort.config import AutoDiscoveryConfig, check_timeout
+    from ringfort.cluster.node import ClusterNode
+    from ringfort.config import AutoDiscoveryConfig, check_timeout
 
-        check_timeout(seconds, "seconds")
-        config = AutoDiscoveryConfig(peers=tuple(peer or ()), interfaces=tuple(interface or ()))
-        with ClusterNode(config, slots=0) as node:
-            if watch:
-                _watch(node, json_=json_)
-                return
-            time.sleep(seconds)
-            seen = Seen.by(node)
-            why = node.why_alone()
-        _print(seen, json_=json_)
-        if not seen.views:
-            typer.echo(why, err=True)
-            raise typer.Exit(EXIT_FAILED)
+    check_timeout(seconds, "seconds")
+    config = AutoDiscoveryConfig(peers=tuple(peer or ()), interfaces=tuple(interface or ()))
+    with ClusterNode(config, slots=0) as node:
+        if watch:
+            _watch(node, json_=json_)
+            return
+        time.sleep(seconds)
+        seen = Seen.by(node)
+        why = node.why_alone()
+    _print(seen, json_=json_)
+    if not seen.views:
+        typer.echo(why, err=True)
+        raise typer.Exit(EXIT_FAILED)
 
 
 class Seen(NamedTuple):
