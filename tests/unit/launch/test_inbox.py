@@ -44,7 +44,7 @@ def test_what_was_ignored_stays_so() -> None:
 
 def test_more_than_a_pipe_holds_waits_in_order() -> None:
     with closing(Inbox()) as inbox:
-        many = [PeerLost("n1.1", str(number)) for number in range(100_000)]
+        many = [PeerLost("n1.1", str(number), died=False) for number in range(100_000)]
         for item in many:
             inbox.put(item)
         assert list(inbox.items()) == many
