@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Literal
 
 from ringfort.config import (
@@ -16,7 +15,13 @@ from ringfort.config import (
     CollectiveConfig,
     DistributedConfig,
     ReduceStrategy,
+    Settings,
     Strategy,
+    on_off,
+    one_of,
+    positive,
+    setting,
+    whole,
 )
 from ringfort.errors import InvalidArgumentError
 
@@ -51,36 +56,29 @@ LARGEST = 64 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """The options of one run. Raises `InvalidArgumentError` for an invalid value."""
 
-    op: str = "all_reduce"
+    op: str = setting("all_reduce", one_of(*OPS))
     sizes: tuple[int, ...] = field(default_factory=lambda: parse_sizes(SIZES))
     ranks: tuple[int, ...] = field(default_factory=lambda: parse_ranks(RANKS))
-    dtype: str = "float32"
+    dtype: str = setting("float32", one_of(*DTYPES))
     strategy: str = "auto"
     against: tuple[str, ...] = ()
-    repeat: int | None = None
+    repeat: int | None = setting(None, whole(1))
     """Calls per engine and size; None means as many as fit into `min_time`."""
-    min_time: float = MIN_TIME
-    encryption: str = "on"
-    shared_memory: str = "on"
+    min_time: float = setting(MIN_TIME, positive)
+    encryption: str = setting("on", on_off)
+    shared_memory: str = setting("on", on_off)
     connections: int | Literal["auto"] = 1
     """Connections between every two ranks that do not share memory."""
 
     def __post_init__(self) -> None:
-        _check_choice("op", self.op, OPS)
-        _check_choice("dtype", self.dtype, tuple(DTYPES))
-        for name in ("encryption", "shared_memory"):
-            _check_choice(name, getattr(self, name), ("on", "off"))
+        super().__post_init__()
         if self.op in STRATEGIES:
             STRATEGIES[self.op].parse(self.strategy)
         elif self.strategy != "auto":
             raise InvalidArgumentError("strategy", self.strategy, f"{self.op} has no strategies to choose from")
-        if self.repeat is not None and self.repeat < 1:
-            raise InvalidArgumentError("repeat", self.repeat, "must be at least 1")
-        if not (isfinite(self.min_time) and self.min_time > 0):
-            raise InvalidArgumentError("min_time", self.min_time, "must be a positive number of seconds")
         CollectiveConfig(connections=self.connections)  # raises for an invalid value
 
     def settings(self, **changes: str) -> DistributedConfig:
@@ -161,8 +159,3 @@ def _items(name: str, text: str) -> list[str]:
     if not items:
         raise InvalidArgumentError(name, text, "name at least one, separated by commas")
     return items
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(name, value, f"choose one of: {', '.join(choices)}")

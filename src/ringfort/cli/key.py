@@ -5,7 +5,6 @@ Only `show` prints a secret, and only to standard output: `ringfort key show | s
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +48,7 @@ def show(
     code = namespace.join_code()
     typer.echo(code)
     if qr and sys.stdout.isatty():
-        typer.echo(_picture(code))
+        _print_picture(code)
 
 
 @key.command()
@@ -129,10 +128,8 @@ def _ask() -> str:
     return sys.stdin.readline(_MAX_CODE_CHARACTERS)
 
 
-def _picture(code: str) -> str:
+def _print_picture(code: str) -> None:
     import segno
 
     # Upper case makes the QR code smaller, and join codes ignore case.
-    picture = io.StringIO()
-    segno.make(code.upper(), error="l", micro=False).terminal(picture, compact=True, border=2)
-    return picture.getvalue().rstrip("\n")
+    segno.make(code.upper(), error="l", micro=False).terminal(compact=True, border=2)

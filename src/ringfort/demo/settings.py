@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from ringfort import config
 from ringfort.errors import InvalidArgumentError
 
 Framework = Literal["numpy", "torch"]
@@ -26,25 +27,20 @@ tolerance lies between the two, far from the first."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(config.Settings):
     """Raises `InvalidArgumentError` for invalid values."""
 
     ranks: int = RANKS
-    steps: int = STEPS["numpy"]
-    seed: int = 0
-    framework: Framework = "numpy"
+    steps: int = config.setting(STEPS["numpy"], config.whole(1))
+    seed: int = config.setting(0, config.whole(0))
+    framework: Framework = config.setting("numpy", config.one_of(*BATCH))  # noqa: RUF009  # it makes a field
 
     def __post_init__(self) -> None:
-        if self.framework not in BATCH:
-            raise InvalidArgumentError("framework", self.framework, f"choose one of: {', '.join(BATCH)}")
+        super().__post_init__()
         if not 1 <= self.ranks <= self.batch:
             raise InvalidArgumentError(
                 "ranks", self.ranks, f"must be 1 to {self.batch}, so that every rank has a sample"
             )
-        if self.steps < 1:
-            raise InvalidArgumentError("steps", self.steps, "must be at least 1")
-        if self.seed < 0:
-            raise InvalidArgumentError("seed", self.seed, "must be at least 0")
 
     @property
     def batch(self) -> int:

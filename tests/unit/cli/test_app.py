@@ -91,7 +91,7 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bench", "--op", "all_reduc"], "op='all_reduc': choose one of: all_reduce"),
+        (["bench", "--op", "all_reduc"], "op='all_reduc': must be all_reduce, broadcast"),
         (["bench", "--sizes", "4,x"], "sizes='x': must be bytes"),
         (["bench", "--ranks", "0"], "ranks='0': must be a whole number of at least 1"),
         (["bench", "--dtype", "float8"], "dtype='float8'"),
