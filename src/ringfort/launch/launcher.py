@@ -137,7 +137,7 @@ class _Launcher:
                     self._watch_ranks()
                 elif not agreement.failures:
                     self._wait()
-                if agreement.failures and self._ranks.is_over:
+                if agreement.failures and self._children.is_over:
                     self._end_attempt()
         finally:
             self._close_listener()
@@ -254,7 +254,7 @@ class _Launcher:
         failure = self._ranks.failure()
         if failure is not None and not agreement.failures:
             self._do(agreement.failed(failure))
-        if not agreement.failures and not self._is_done and self._ranks.ended_well:
+        if not (agreement.failures or self._is_done) and self._children.is_over and not self._children.failed:
             self._is_done = True
             self._do(agreement.done())
 
@@ -280,7 +280,7 @@ class _Launcher:
                     self._is_over = True
 
     def _stop(self, signum: int) -> None:
-        self._stopped = self._ranks.running
+        self._stopped = sum(child.exit_code is None for child in self._children.children)
         self._ranks.stop(signum)
 
     def _open_place(self, epoch: Epoch) -> Place:

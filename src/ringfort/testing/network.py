@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
@@ -22,11 +22,6 @@ from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
-
-_ANNOUNCE: Final = 1.0
-"""Seconds between two announcements of a peer."""
-_DIAL: Final = 0.25
-"""Seconds between two attempts to reach a peer."""
 
 Observer = Callable[["SimulatedPeer", Instruction], None]
 
@@ -155,8 +150,8 @@ class SimulatedNetwork:
         if copy_of is None:
             self._disks[key].append(peer)
         self._tick(peer, -1.0)
-        self._at(0.0, self._announce, peer)
-        self._at(0.0, self._dial, peer)
+        self._at(0.0, self._repeat, peer, self._announce, 0.5, 1.5)
+        self._at(0.0, self._repeat, peer, self._dial, 0.175, 0.325)
         return peer
 
     def wipe(self, host: int) -> None:
@@ -402,15 +397,18 @@ class SimulatedNetwork:
             return
         self._do(peer, peer.core.tick(self._clock(peer)))
 
+    def _repeat(self, peer: SimulatedPeer, do: Callable[[SimulatedPeer], None], least: float, most: float) -> None:
+        """Have a peer do something every `least` to `most` seconds, unless it is frozen, until it ends."""
+        if peer.alive:
+            if not peer.frozen:
+                do(peer)
+            self._at(self.random.uniform(least, most), self._repeat, peer, do, least, most)
+
     def _announce(self, peer: SimulatedPeer) -> None:
-        if not peer.alive:
-            return
-        if not peer.frozen:
-            for other in self.alive:
-                for _ in range(1 + (self.random.random() < self._delays.double)):
-                    if other is not peer and self.random.random() >= self._delays.loss:
-                        self._at(self._delay(peer.host) * 10, self._hear, peer, other)
-        self._at(_ANNOUNCE * self.random.uniform(0.5, 1.5), self._announce, peer)
+        for other in self.alive:
+            for _ in range(1 + (self.random.random() < self._delays.double)):
+                if other is not peer and self.random.random() >= self._delays.loss:
+                    self._at(self._delay(peer.host) * 10, self._hear, peer, other)
 
     def _hear(self, source: SimulatedPeer, target: SimulatedPeer) -> None:
         if target.alive and (source.host, target.host) not in self._cuts:
@@ -418,17 +416,13 @@ class SimulatedNetwork:
 
     def _dial(self, peer: SimulatedPeer) -> None:
         """Dial all known peers without a link, and forget those that have ended."""
-        if not peer.alive:
-            return
-        if not peer.frozen:
-            linked = {pipe.target.id for pipe in peer.links.values()}
-            for about in sorted(peer.known - linked):
-                other = next((p for p in self.peers.values() if p.id == about and p.alive), None)
-                if other is None:
-                    peer.known.discard(about)
-                elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
-                    self._at(2 * self._delay(peer.host), self._open, peer, other)
-        self._at(_DIAL * self.random.uniform(0.7, 1.3), self._dial, peer)
+        linked = {pipe.target.id for pipe in peer.links.values()}
+        for about in sorted(peer.known - linked):
+            other = next((p for p in self.peers.values() if p.id == about and p.alive), None)
+            if other is None:
+                peer.known.discard(about)
+            elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
+                self._at(2 * self._delay(peer.host), self._open, peer, other)
 
     def _open(self, caller: SimulatedPeer, callee: SimulatedPeer) -> None:
         if not caller.alive or not callee.alive or caller.frozen or callee.frozen:
