@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 from rich import filesize
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -111,10 +111,9 @@ class Show:
         self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in total")
         self._print(f"loss on held-out text: {before:.3f} before, {after:.3f} after")
         self._print("\nThe model writes:", style="bold")
-        for line in training.sample.splitlines():
-            for part in textwrap.wrap(line, 76) or [""]:
-                self._print(f"  | {part}", style="italic")
-        self._print("")
+        self._console.print(
+            Padding(Text(training.sample, style="italic"), (0, 2, 1, 2)), width=min(80, self._console.width)
+        )
 
     def proof(self, outcome: Outcome) -> None:
         """Print the two loss curves side by side, and whether the claims hold."""

@@ -129,7 +129,9 @@ class Printer:
         shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
         if not shown:
             return b""
-        columns, lines = _size(self._streams[live])
+        from rich.console import Console
+
+        columns, lines = Console(file=self._streams[live]).size
         more = len(shown) - (lines - 1)
         if more > 0:
             shown = shown[: max(1, lines - 2)]
@@ -163,14 +165,6 @@ class Printer:
 
 def _erase(drawn: bytes) -> bytes:
     return b"" if not drawn else b"\r" + b"\x1b[A" * drawn.count(b"\n") + b"\x1b[J"
-
-
-def _size(stream: TextIO) -> tuple[int, int]:
-    try:
-        columns, lines = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):
-        return 80, 24
-    return columns or 80, lines or 24  # a terminal that does not know its size reports 0
 
 
 def _fit(text: bytes, room: int) -> bytes:
