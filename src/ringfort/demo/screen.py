@@ -42,15 +42,11 @@ class Show:
         self._settings = settings
         self._draws = live
         self._live: Live | None = None
-        self._latest: dict[int, dict[str, Any]] = {}
-        self._points: list[tuple[int, float]] = []
-        self._title = ""
-        self._next_line = 0.0
 
     def phase(self, title: str) -> AbstractContextManager[object]:
         """The context in which `progress` shows the training of one group."""
-        self._latest = {}
-        self._points = []
+        self._latest: dict[int, dict[str, Any]] = {}
+        self._points: list[tuple[int, float]] = []
         self._title = title
         self._next_line = time.monotonic() + LINE_SECONDS
         if not self._draws:

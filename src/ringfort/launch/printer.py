@@ -167,7 +167,7 @@ def _erase(drawn: bytes) -> bytes:
     return b"" if not drawn else b"\r" + b"\x1b[A" * drawn.count(b"\n") + b"\x1b[J"
 
 
-def _fit(text: bytes, room: int) -> bytes:
+def _fit(text: bytes | bytearray, room: int) -> bytes:
     """Cut a row to `room` columns. Colours are kept if nothing is cut."""
     from rich.cells import cell_len, set_cell_size
 
