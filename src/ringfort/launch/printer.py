@@ -11,6 +11,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
@@ -109,20 +111,13 @@ class Printer:
         rows = self._drawn
         if live is not None and (final or is_due or now >= self._draw_at):
             rows = self._rows(live)
-        if live is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
-            for is_error, data in final:
-                self._write(is_error, data)
-            return
-        pending = _erase(self._drawn)
-        for is_error, data in final:
-            if is_error is live:
-                pending += data
-            else:
-                self._write(live, pending)
-                self._write(is_error, data)
-                pending = b""
-        self._write(live, pending + rows)
-        self._drawn, self._draw_at = rows, now + DRAW_SECONDS
+        disturbs = rows != self._drawn or any(self._is_live[is_error] for is_error, _ in final)
+        pieces = [(live, _erase(self._drawn)), *final, (live, rows)] if live is not None and disturbs else final
+        # One write for all that goes to the same stream, so that nothing flickers.
+        for is_error, group in groupby(pieces, key=itemgetter(0)):
+            self._write(is_error, b"".join(data for _, data in group))
+        if disturbs:
+            self._drawn, self._draw_at = rows, now + DRAW_SECONDS
 
     def _rows(self, live: bool) -> bytes:
         """All rows that change, cut to the size of the terminal."""
