@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from ringfort.bench.results import OURS, Report, Row, geometric_mean
+from ringfort.bench.results import OURS, Report, Row
 from ringfort.bench.tables import size
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Literal
-
-import msgspec
 
 from ringfort.config import (
     GIB,
@@ -18,27 +15,23 @@ from ringfort.config import (
     CollectiveConfig,
     DistributedConfig,
     ReduceStrategy,
+    Settings,
     Strategy,
+    on_off,
+    one_of,
+    positive,
+    setting,
+    whole,
 )
 from ringfort.errors import InvalidArgumentError
 
-OPS = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "barrier",
-)
 STRATEGIES: dict[str, type[Strategy]] = {
     "all_reduce": AllReduceStrategy,
     "broadcast": BroadcastStrategy,
     "reduce": ReduceStrategy,
 }
 """The operations that have strategies."""
+OPS = (*STRATEGIES, "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
 
 DTYPES = {
     **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -63,36 +56,29 @@ LARGEST = 64 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """The options of one run. Raises `InvalidArgumentError` for an invalid value."""
 
-    op: str = "all_reduce"
+    op: str = setting("all_reduce", one_of(*OPS))
     sizes: tuple[int, ...] = field(default_factory=lambda: parse_sizes(SIZES))
     ranks: tuple[int, ...] = field(default_factory=lambda: parse_ranks(RANKS))
-    dtype: str = "float32"
+    dtype: str = setting("float32", one_of(*DTYPES))
     strategy: str = "auto"
     against: tuple[str, ...] = ()
-    repeat: int | None = None
+    repeat: int | None = setting(None, whole(1))
     """Calls per engine and size; None means as many as fit into `min_time`."""
-    min_time: float = MIN_TIME
-    encryption: str = "on"
-    shared_memory: str = "on"
+    min_time: float = setting(MIN_TIME, positive)
+    encryption: str = setting("on", on_off)
+    shared_memory: str = setting("on", on_off)
     connections: int | Literal["auto"] = 1
     """Connections between every two ranks that do not share memory."""
 
     def __post_init__(self) -> None:
-        _check_choice("op", self.op, OPS)
-        _check_choice("dtype", self.dtype, tuple(DTYPES))
-        for name in ("encryption", "shared_memory"):
-            _check_choice(name, getattr(self, name), ("on", "off"))
+        super().__post_init__()
         if self.op in STRATEGIES:
             STRATEGIES[self.op].parse(self.strategy)
         elif self.strategy != "auto":
             raise InvalidArgumentError("strategy", self.strategy, f"{self.op} has no strategies to choose from")
-        if self.repeat is not None and self.repeat < 1:
-            raise InvalidArgumentError("repeat", self.repeat, "must be at least 1")
-        if not (isfinite(self.min_time) and self.min_time > 0):
-            raise InvalidArgumentError("min_time", self.min_time, "must be a positive number of seconds")
         CollectiveConfig(connections=self.connections)  # raises for an invalid value
 
     def settings(self, **changes: str) -> DistributedConfig:
@@ -104,15 +90,6 @@ class Options:
         """The cases to measure among `world_size` ranks, in order and without repeats."""
         sizes = (0,) if self.op == "barrier" else self.sizes
         return list(dict.fromkeys(Case.of(self.op, size, self.dtype, world_size, self.strategy) for size in sizes))
-
-    def to_json(self) -> str:
-        """As text for the command line of a rank."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Options:
-        """The inverse of `to_json`."""
-        return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True)
@@ -182,8 +159,3 @@ def _items(name: str, text: str) -> list[str]:
     if not items:
         raise InvalidArgumentError(name, text, "name at least one, separated by commas")
     return items
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(name, value, f"choose one of: {', '.join(choices)}")

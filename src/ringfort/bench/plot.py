@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,25 @@ def write_plot(report: Report, path: Path) -> None:
     """Plot `report` into the file `path`, whose suffix gives the format."""
     # The object interface, not pyplot: it has no global state and needs no window system.
     figure: Any = import_module("matplotlib.figure").Figure(figsize=(12, 5), layout="constrained")
-    panels = 2 if report.options.against else 1
-    axes: list[Any] = list(figure.subplots(1, panels, squeeze=False)[0])
-    _draw_times(axes[0], report)
-    if panels == 2:
-        _draw_ratios(axes[1], report)
+    axes: list[Any] = list(figure.subplots(1, 2 if report.options.against else 1, squeeze=False)[0])
+    for number, engine in enumerate((OURS, *report.options.against)):
+        for ranks, style in zip(report.options.ranks, cycle(LINES), strict=False):
+            rows = [row for row in report.rows if row.ranks == ranks and engine in row.timings]
+            timings = [row.timings[engine] for row in rows]
+            x = [row.bytes for row in rows]
+            line = {"ls": style, "marker": "o", "color": f"C{number}", "label": f"{engine}, {ranks} ranks"}
+            axes[0].plot(x, [timing.median_us for timing in timings], **line)
+            low, high = [timing.p10_us for timing in timings], [timing.p90_us for timing in timings]
+            axes[0].fill_between(x, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+            if engine != OURS:
+                axes[1].plot(x, [row.ratio(engine) for row in rows], **line)
+    axes[0].set_yscale("log")
+    axes[0].set_ylabel("microseconds: median, 10th to 90th percentile")
+    for panel in axes[1:]:
+        panel.axhline(1, color="grey", linewidth=1)
+        panel.set_yscale("log", base=2)  # twice as fast and half as fast are equally far from 1
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.set_ylabel(f"time of the other engine / time of {OURS}")
     sizes = sorted({row.bytes for row in report.rows})
     for panel in axes:
         panel.set_xscale("log")
@@ -44,34 +59,3 @@ def write_plot(report: Report, path: Path) -> None:
         panel.legend(fontsize="small")
     figure.suptitle(f"{report.options.op} of {report.options.dtype} on {report.machine['processor']}")
     figure.savefig(path)
-
-
-def _draw_times(panel: Any, report: Report) -> None:
-    for number, engine in enumerate((OURS, *report.options.against)):
-        for ranks, style in _styles(report):
-            rows = [row for row in report.rows if row.ranks == ranks and engine in row.timings]
-            timings = [row.timings[engine] for row in rows]
-            x = [row.bytes for row in rows]
-            median = [timing.median_us for timing in timings]
-            panel.plot(x, median, style, marker="o", color=f"C{number}", label=f"{engine}, {ranks} ranks")
-            low, high = [timing.p10_us for timing in timings], [timing.p90_us for timing in timings]
-            panel.fill_between(x, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
-    panel.set_yscale("log")
-    panel.set_ylabel("microseconds: median, 10th to 90th percentile")
-
-
-def _draw_ratios(panel: Any, report: Report) -> None:
-    for number, engine in enumerate(report.options.against, start=1):
-        for ranks, style in _styles(report):
-            points = [(row.bytes, row.ratio(engine)) for row in report.rows if row.ranks == ranks]
-            known = [(nbytes, ratio) for nbytes, ratio in points if ratio is not None]
-            x, y = [nbytes for nbytes, _ in known], [ratio for _, ratio in known]
-            panel.plot(x, y, style, marker="o", color=f"C{number}", label=f"{engine}, {ranks} ranks")
-    panel.axhline(1, color="grey", linewidth=1)
-    panel.set_yscale("log", base=2)  # twice as fast and half as fast are equally far from 1
-    panel.yaxis.set_major_formatter("{x:g}")
-    panel.set_ylabel(f"time of the other engine / time of {OURS}")
-
-
-def _styles(report: Report) -> list[tuple[int, str]]:
-    return [(ranks, LINES[index % len(LINES)]) for index, ranks in enumerate(report.options.ranks)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
 import msgspec
@@ -116,9 +116,3 @@ class Report:
             "rows": [row.to_dict() for row in self.rows],
             "geometric_mean_ratios": {name: self.geometric_means(name) for name in self.options.against},
         }
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """The mean for ratios: the mean of 2 and 1/2 is 1."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))

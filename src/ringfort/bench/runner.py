@@ -95,7 +95,6 @@ def start_workers(
 
 def loopback() -> Host:
     """This host, through its loopback interface."""
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(address.address == "127.0.0.1" for address in addresses):
-            return Host((), "127.0.0.1", interface)
-    return Host((), "127.0.0.1", "")
+    interfaces = psutil.net_if_addrs().items()
+    names = (name for name, addresses in interfaces if any(one.address == "127.0.0.1" for one in addresses))
+    return Host((), "127.0.0.1", next(names, ""))

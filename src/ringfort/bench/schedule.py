@@ -95,7 +95,7 @@ class Schedule:
             return None
         seconds = _slowest(answers)
         if seconds < WARM_UP_SECONDS:
-            answers = self._ask(name, do="warm", calls=max(WARM_UP, _calls(seconds)))
+            answers = self._ask(name, do="burst", calls=max(WARM_UP, _calls(seconds)))
             seconds = None if answers is None else _slowest(answers)
         return seconds
 
@@ -119,4 +119,5 @@ def is_ours(name: str) -> bool:
 
 
 def _slowest(answers: Sequence[Message]) -> float:
-    return max(1e-9, *(float(answer["seconds"]) for answer in answers))
+    """Seconds of the last call of a burst, at its slowest rank."""
+    return max(1, *(answer["nanoseconds"][-1] for answer in answers)) / 1e9

@@ -17,6 +17,8 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.engines.ours import RingfortEngine
@@ -56,16 +58,6 @@ def prepare(engine: Engine, rank: int, case: Case, source: Array | None) -> Boun
     return bound
 
 
-def warm_up(bound: Bound, calls: int) -> float:
-    """Make `calls` calls, and return the seconds that the last one took."""
-    taken = 0.0
-    for _ in range(calls):
-        start = time.perf_counter()
-        bound.run()
-        taken = time.perf_counter() - start
-    return taken
-
-
 def burst(engine: Engine, bound: Bound, calls: int) -> list[int]:
     """Make `calls` calls, and return the nanoseconds that each took."""
     clock, run = time.perf_counter_ns, bound.run
@@ -100,8 +92,6 @@ class Server:
             case "prepare":
                 case = Case(**command["case"])
                 return self._prepare(strategy, replace(case, strategy=strategy) if strategy else case)
-            case "warm":
-                return {"seconds": warm_up(self._bounds[strategy], command["calls"])}
             case "burst":
                 return {"nanoseconds": burst(self._engine, self._bounds[strategy], command["calls"])}
             case "drop":
@@ -119,7 +109,7 @@ class Server:
             self._bounds[strategy] = prepare(self._engine, rank, case, self._source)
         except UnsupportedError as exc:
             return {"skipped": str(exc)}
-        return {"seconds": warm_up(self._bounds[strategy], 1)}
+        return {"nanoseconds": burst(self._engine, self._bounds[strategy], 1)}
 
 
 def run(address: str, name: str, options: Options, folder: Path) -> None:
@@ -157,4 +147,4 @@ def _end_with(wire: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], Options.from_json(sys.argv[3]), Path(sys.argv[4]))
+    run(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3], type=Options), Path(sys.argv[4]))

@@ -15,6 +15,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Plan
 from ringfort.bench.options import Options
@@ -100,7 +102,7 @@ class Workers:
         launcher = list(engine.launcher(plan))
         for rank in [None] if launcher else range(plan.ranks):
             host = plan.host(rank or 0)
-            arguments = [host.address, self.name, self._options.to_json(), str(plan.folder)]
+            arguments = [host.address, self.name, msgspec.json.encode(self._options).decode(), str(plan.folder)]
             place = {} if rank is None else {"RANK": str(rank), "WORLD_SIZE": str(plan.ranks)}
             self._children.start(
                 rank or 0,

@@ -10,12 +10,14 @@ from ringfort.cli.bench import bench
 from ringfort.cli.demo import demo
 from ringfort.cli.doctor import doctor
 from ringfort.cli.key import key
+from ringfort.cli.outcome import Commands
 from ringfort.cli.peers import peers
 from ringfort.cli.run import run
 
 # Plain help and errors: an error is one line that a log or another program can read, not a box or a traceback.
 app = typer.Typer(
     name="ringfort",
+    cls=Commands,
     help="Train one model across the machines you already own.",
     invoke_without_command=True,
     add_completion=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,6 @@ from ringfort.bench.options import (
     parse_ranks,
     parse_sizes,
 )
-from ringfort.cli.outcome import errors_as_lines, print_json
 from ringfort.errors import InvalidArgumentError
 
 STDOUT = "-"
@@ -65,53 +65,50 @@ def bench(
     ] = False,
 ) -> None:
     """Measure collectives, and compare them with other engines in the same run."""
-    with errors_as_lines():
-        from rich.console import Console
+    from rich.console import Console
 
-        from ringfort.bench.engines import choose_engines
-        from ringfort.bench.explain import explain as explain_choices
-        from ringfort.bench.plot import check_plot, write_plot
-        from ringfort.bench.results import Report
-        from ringfort.bench.runner import run_bench
-        from ringfort.bench.tables import Watcher, print_explanation, print_report
+    from ringfort.bench.engines import choose_engines
+    from ringfort.bench.explain import explain as explain_choices
+    from ringfort.bench.plot import check_plot, write_plot
+    from ringfort.bench.results import Report
+    from ringfort.bench.runner import run_bench
+    from ringfort.bench.tables import Watcher, print_explanation, print_report
 
-        choice = choose_engines("none" if explain else against)
-        options = Options(
-            op=op,
-            sizes=parse_sizes(sizes),
-            ranks=parse_ranks(ranks),
-            dtype=dtype,
-            strategy=strategy,
-            against=choice.names,
-            repeat=repeat,
-            min_time=min_time,
-            encryption=encryption,
-            shared_memory=shared_memory,
-            connections=parse_connections(connections),
-        )
+    choice = choose_engines("none" if explain else against)
+    options = Options(
+        op=op,
+        sizes=parse_sizes(sizes),
+        ranks=parse_ranks(ranks),
+        dtype=dtype,
+        strategy=strategy,
+        against=choice.names,
+        repeat=repeat,
+        min_time=min_time,
+        encryption=encryption,
+        shared_memory=shared_memory,
+        connections=parse_connections(connections),
+    )
+    if plot is not None:
+        check_plot(plot, op)
+        _check_writable("plot", plot)
+    if json_ not in (None, STDOUT):
+        _check_writable("json", Path(json_))
+    progress = Console(stderr=True)
+    table = progress if json_ == STDOUT else Console()
+    for name, how in choice.missing.items():
+        typer.echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
+    watcher = Watcher(progress)
+    with watcher.shown():
+        found = explain_choices(options, watcher.explained) if explain else run_bench(options, watcher.step)
+    if isinstance(found, Report):
+        print_report(table, found)
         if plot is not None:
-            check_plot(plot, op)
-            _check_writable("plot", plot)
-        if json_ not in (None, STDOUT):
-            _check_writable("json", Path(json_))
-        progress = Console(stderr=True)
-        table = progress if json_ == STDOUT else Console()
-        for name, how in choice.missing.items():
-            typer.echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
-        watcher = Watcher(progress)
-        with watcher.shown():
-            found = explain_choices(options, watcher.explained) if explain else run_bench(options, watcher.step)
-        if isinstance(found, Report):
-            print_report(table, found)
-            if plot is not None:
-                write_plot(found, plot)
-        else:
-            print_explanation(table, found)
-        if json_ == STDOUT:
-            print_json(found.to_dict(), indent=2)
-        elif json_ is not None:
-            text = json.dumps(found.to_dict(), sort_keys=True, indent=2)
-            Path(json_).write_text(text + "\n", encoding="utf-8")
+            write_plot(found, plot)
+    else:
+        print_explanation(table, found)
+    if json_ is not None:
+        text = json.dumps(found.to_dict(), sort_keys=True, indent=2) + "\n"
+        sys.stdout.write(text) if json_ == STDOUT else Path(json_).write_text(text, encoding="utf-8")
 
 
 def _check_writable(name: str, path: Path) -> None:

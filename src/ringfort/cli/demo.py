@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
-from ringfort.demo.settings import RANKS, STEPS, Framework, Settings
-from ringfort.errors import BackendUnavailableError, InvalidArgumentError
+from ringfort.cli.outcome import EXIT_FAILED, print_json
+from ringfort.demo.settings import RANKS, STEPS, Settings
+from ringfort.errors import BackendUnavailableError
 
 
 def demo(
@@ -28,28 +28,19 @@ def demo(
     ] = False,
 ) -> None:
     """Train a small language model with several processes of this machine."""
-    with errors_as_lines():
-        chosen = _framework(framework)
-        settings = Settings(ranks, STEPS[chosen] if steps is None else steps, seed, chosen)
-
-        from rich.console import Console
-
-        from ringfort.demo.run import run_demo
-
-        console = Console(stderr=json_)
-        outcome = run_demo(settings, console, live=live and console.is_terminal)
-        if json_:
-            print_json(outcome.to_dict())
-        if not outcome.passed:
-            raise typer.Exit(EXIT_FAILED)
-
-
-def _framework(asked: str | None) -> Framework:
     has_torch = find_spec("torch") is not None
-    if asked is None:
-        return "torch" if has_torch else "numpy"
-    if asked not in STEPS:
-        raise InvalidArgumentError("framework", asked, f"choose one of: {', '.join(STEPS)}")
-    if asked == "torch" and not has_torch:
+    chosen: Any = framework or ("torch" if has_torch else "numpy")
+    settings = Settings(ranks, STEPS.get(chosen, 1) if steps is None else steps, seed, chosen)
+    if chosen == "torch" and not has_torch:
         raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
-    return asked
+
+    from rich.console import Console
+
+    from ringfort.demo.run import run_demo
+
+    console = Console(stderr=json_)
+    outcome = run_demo(settings, console, live=live and console.is_terminal)
+    if json_:
+        print_json(outcome.to_dict())
+    if not outcome.passed:
+        raise typer.Exit(EXIT_FAILED)

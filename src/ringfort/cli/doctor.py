@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
+from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.cli.parameters import AsJson, Interfaces, Peers
 
 if TYPE_CHECKING:
@@ -15,25 +15,22 @@ if TYPE_CHECKING:
 
 def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = False) -> None:
     """Check this machine and its connections to the cluster, and say how to fix what is wrong."""
-    with errors_as_lines():
-        import asyncio
+    import asyncio
 
-        from ringfort.cluster.diagnosis.checks import Outcome, run_checks
-        from ringfort.cluster.diagnosis.findings import gather_findings
-        from ringfort.config import Environment
+    from ringfort.cluster.diagnosis.checks import Outcome, run_checks
+    from ringfort.cluster.diagnosis.findings import gather_findings
+    from ringfort.config import Environment
 
-        told = Environment.from_mapping()
-        wanted, peers = interface or _listed(told.interfaces), peer or _listed(told.peers)
-        checks = run_checks(asyncio.run(gather_findings(wanted, peers)))
-        if json_:
-            rows = [
-                {"check": one.name, "outcome": one.outcome.value, "what": one.what, "fix": one.fix} for one in checks
-            ]
-            print_json({"checks": rows})
-        else:
-            _print_table(checks)
-        if any(check.outcome is Outcome.FAIL for check in checks):
-            raise typer.Exit(EXIT_FAILED)
+    told = Environment.from_mapping()
+    wanted, peers = interface or _listed(told.interfaces), peer or _listed(told.peers)
+    checks = run_checks(asyncio.run(gather_findings(wanted, peers)))
+    if json_:
+        rows = [{"check": one.name, "outcome": one.outcome.value, "what": one.what, "fix": one.fix} for one in checks]
+        print_json({"checks": rows})
+    else:
+        _print_table(checks)
+    if any(check.outcome is Outcome.FAIL for check in checks):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _listed(text: str | None) -> list[str]:

@@ -5,13 +5,10 @@ Only `show` prints a secret, and only to standard output: `ringfort key show | s
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from ringfort.cli.outcome import errors_as_lines
 
 if TYPE_CHECKING:
     from ringfort.identity.store import ClusterStore
@@ -31,10 +28,9 @@ Name = Annotated[str, typer.Argument(metavar="[NAME]", help="Name of the cluster
 @key.command()
 def new(name: Name = "default") -> None:
     """Create a cluster with a new secret."""
-    with errors_as_lines():
-        _store().create(name)
-        typer.echo(f"created the cluster {name!r}")
-        _say_how_to_join(name)
+    _store().create(name)
+    typer.echo(f"created the cluster {name!r}")
+    _say_how_to_join(name)
 
 
 @key.command()
@@ -45,17 +41,14 @@ def show(
     qr: Annotated[bool, typer.Option("--qr/--no-qr", help="In a terminal, show the code also as a QR code.")] = True,
 ) -> None:
     """Print the join code that lets another machine in."""
-    with errors_as_lines():
-        from ringfort.identity.store import current_namespace
+    from ringfort.identity.store import current_namespace
 
-        namespace = current_namespace() if name is None else _store().load(name)
-        typer.echo(
-            "anyone who has this code can join the cluster and read all of its traffic: keep it secret", err=True
-        )
-        code = namespace.join_code()
-        typer.echo(code)
-        if qr and sys.stdout.isatty():
-            typer.echo(_picture(code))
+    namespace = current_namespace() if name is None else _store().load(name)
+    typer.echo("anyone who has this code can join the cluster and read all of its traffic: keep it secret", err=True)
+    code = namespace.join_code()
+    typer.echo(code)
+    if qr and sys.stdout.isatty():
+        _print_picture(code)
 
 
 @key.command()
@@ -69,52 +62,49 @@ def join(
     ] = None,
 ) -> None:
     """Join a cluster by its join code."""
-    with errors_as_lines():
-        from ringfort.identity.namespace import NetworkNamespace
-        from ringfort.identity.store import DEFAULT_CLUSTER, Added
+    from ringfort.identity.namespace import NetworkNamespace
+    from ringfort.identity.store import DEFAULT_CLUSTER, Added
 
-        namespace = NetworkNamespace.from_join_code(_ask() if code is None else code)
-        name = namespace.name
-        match _store().add(namespace):
-            case Added.KNOWN:
-                typer.echo(f"this machine is already in the cluster {name!r}")
-            case Added.NEW:
-                typer.echo(f"joined the cluster {name!r}")
-            case Added.REPLACED:
-                typer.echo(f"joined the cluster {name!r} in place of another cluster of that name")
-                typer.echo("to go back, join with the code of a machine that is still in the other cluster", err=True)
-        if name != DEFAULT_CLUSTER:
-            typer.echo(f"to use it: export RINGFORT_CLUSTER={name}", err=True)
+    namespace = NetworkNamespace.from_join_code(_ask() if code is None else code)
+    name = namespace.name
+    match _store().add(namespace):
+        case Added.KNOWN:
+            typer.echo(f"this machine is already in the cluster {name!r}")
+        case Added.NEW:
+            typer.echo(f"joined the cluster {name!r}")
+        case Added.REPLACED:
+            typer.echo(f"joined the cluster {name!r} in place of another cluster of that name")
+            typer.echo("to go back, join with the code of a machine that is still in the other cluster", err=True)
+    if name != DEFAULT_CLUSTER:
+        typer.echo(f"to use it: export RINGFORT_CLUSTER={name}", err=True)
 
 
 @key.command(name="list")
 def list_() -> None:
     """List the clusters of this machine with their public network ids; * marks the one in use."""
-    with errors_as_lines():
-        from ringfort.config import Environment
-        from ringfort.identity.store import DEFAULT_CLUSTER
+    from ringfort.config import Environment
+    from ringfort.identity.store import DEFAULT_CLUSTER
 
-        store = _store()
-        names = store.names()
-        environment = Environment.from_mapping()
-        in_use = environment.cluster or DEFAULT_CLUSTER
-        for name in names:
-            mark = "*" if name == in_use and environment.key is None else " "
-            typer.echo(f"{mark} {name:<{max(map(len, names))}}  {store.load(name).network_id.hex()}")
-        if environment.key is not None:
-            typer.echo("RINGFORT_KEY is set: its cluster is in use, and is not stored here", err=True)
-        elif not names:
-            typer.echo("no cluster yet; the first use creates 'default', and so does: ringfort key new", err=True)
+    store = _store()
+    names = store.names()
+    environment = Environment.from_mapping()
+    in_use = environment.cluster or DEFAULT_CLUSTER
+    for name in names:
+        mark = "*" if name == in_use and environment.key is None else " "
+        typer.echo(f"{mark} {name:<{max(map(len, names))}}  {store.load(name).network_id.hex()}")
+    if environment.key is not None:
+        typer.echo("RINGFORT_KEY is set: its cluster is in use, and is not stored here", err=True)
+    elif not names:
+        typer.echo("no cluster yet; the first use creates 'default', and so does: ringfort key new", err=True)
 
 
 @key.command()
 def rotate(name: Name = "default") -> None:
     """Give a cluster a new secret; the old join code stops working."""
-    with errors_as_lines():
-        _store().rotate(name)
-        typer.echo(f"the cluster {name!r} has a new secret; its old join code is invalid")
-        typer.echo("running processes keep the old secret until they are restarted", err=True)
-        _say_how_to_join(name)
+    _store().rotate(name)
+    typer.echo(f"the cluster {name!r} has a new secret; its old join code is invalid")
+    typer.echo("running processes keep the old secret until they are restarted", err=True)
+    _say_how_to_join(name)
 
 
 def _store() -> ClusterStore:
@@ -138,10 +128,8 @@ def _ask() -> str:
     return sys.stdin.readline(_MAX_CODE_CHARACTERS)
 
 
-def _picture(code: str) -> str:
+def _print_picture(code: str) -> None:
     import segno
 
     # Upper case makes the QR code smaller, and join codes ignore case.
-    picture = io.StringIO()
-    segno.make(code.upper(), error="l", micro=False).terminal(picture, compact=True, border=2)
-    return picture.getvalue().rstrip("\n")
+    segno.make(code.upper(), error="l", micro=False).terminal(compact=True, border=2)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from ringfort.errors import DistributedError, InvalidArgumentError
 
@@ -15,24 +15,26 @@ EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 
 
-@contextmanager
-def errors_as_lines() -> Generator[None, None, None]:
-    """Turn Ringfort's own errors, and Ctrl-C, into a line on standard error and an exit code."""
-    try:
-        yield
-    except InvalidArgumentError as exc:
-        raise _end(f"error: {exc}", EXIT_BAD_ARGUMENT) from exc
-    except DistributedError as exc:
-        raise _end(f"error: {exc}", EXIT_FAILED) from exc
-    except KeyboardInterrupt as exc:
-        raise _end("interrupted", EXIT_INTERRUPTED) from exc
+class Commands(TyperGroup):
+    """Commands whose errors are one line: Ringfort's own errors, and Ctrl-C, become a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> object:
+        """Run the command that was typed."""
+        try:
+            return super().invoke(ctx)
+        except InvalidArgumentError as exc:
+            raise _end(f"error: {exc}", EXIT_BAD_ARGUMENT) from exc
+        except DistributedError as exc:
+            raise _end(f"error: {exc}", EXIT_FAILED) from exc
+        except KeyboardInterrupt as exc:
+            raise _end("interrupted", EXIT_INTERRUPTED) from exc
 
 
-def print_json(document: object, *, indent: int | None = None) -> None:
+def print_json(document: object) -> None:
     """Print a JSON document with sorted keys."""
     import json
 
-    typer.echo(json.dumps(document, sort_keys=True, indent=indent))
+    typer.echo(json.dumps(document, sort_keys=True))
 
 
 def _end(line: str, code: int) -> typer.Exit:

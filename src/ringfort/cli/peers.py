@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 
 from ringfort.cli.columns import clean, fit
-from ringfort.cli.outcome import EXIT_FAILED, errors_as_lines, print_json
+from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.cli.parameters import Interfaces, Peers
 from ringfort.cluster.core.versions import differ, upgrade_advice
 
@@ -39,23 +39,22 @@ def peers(
     seconds: Annotated[float, typer.Option(help="How long to look, without --watch.")] = SECONDS,
 ) -> None:
     """List the peers of the cluster, with their health, round trip and bandwidth."""
-    with errors_as_lines():
-        from ringfort.cluster.node import ClusterNode
-        from ringfort.config import AutoDiscoveryConfig, check_timeout
+    from ringfort.cluster.node import ClusterNode
+    from ringfort.config import AutoDiscoveryConfig, check_timeout
 
-        check_timeout(seconds, "seconds")
-        config = AutoDiscoveryConfig(peers=tuple(peer or ()), interfaces=tuple(interface or ()))
-        with ClusterNode(config, slots=0) as node:
-            if watch:
-                _watch(node, json_=json_)
-                return
-            time.sleep(seconds)
-            seen = Seen.by(node)
-            why = node.why_alone()
-        _print(seen, json_=json_)
-        if not seen.views:
-            typer.echo(why, err=True)
-            raise typer.Exit(EXIT_FAILED)
+    check_timeout(seconds, "seconds")
+    config = AutoDiscoveryConfig(peers=tuple(peer or ()), interfaces=tuple(interface or ()))
+    with ClusterNode(config, slots=0) as node:
+        if watch:
+            _watch(node, json_=json_)
+            return
+        time.sleep(seconds)
+        seen = Seen.by(node)
+        why = node.why_alone()
+    _print(seen, json_=json_)
+    if not seen.views:
+        typer.echo(why, err=True)
+        raise typer.Exit(EXIT_FAILED)
 
 
 class Seen(NamedTuple):
@@ -92,30 +91,20 @@ def _print(seen: Seen, *, json_: bool) -> None:
 
 
 def _watch(node: ClusterNode, *, json_: bool) -> None:
-    """Show the peers until Ctrl-C, which is not a failure here."""
-    with suppress(KeyboardInterrupt), _shown(json_=json_) as show:
-        while True:
-            show(Seen.by(node))
-            time.sleep(REFRESH_SECONDS)
-
-
-@contextmanager
-def _shown(*, json_: bool) -> Generator[Callable[[Seen], None], None, None]:
-    """A table that is updated in place; without a terminal, one table after the other."""
+    """Show the peers until Ctrl-C, which is not a failure: in a table that is updated in place, or one per line."""
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     console = Console()
-    if json_ or not console.is_terminal:
-        yield lambda seen: _print(seen, json_=json_)
-        return
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-
-        def show(seen: Seen) -> None:
-            live.update(drawn(seen, console.width) if seen.views else Text(NOBODY), refresh=True)
-
-        yield show
+    updated = nullcontext() if json_ or not console.is_terminal else Live(console=console, auto_refresh=False)
+    with suppress(KeyboardInterrupt), updated as live:
+        while True:
+            seen = Seen.by(node)
+            if live is None:
+                _print(seen, json_=json_)
+            else:
+                live.update(drawn(seen, console.width) if seen.views else NOBODY, refresh=True)
+            time.sleep(REFRESH_SECONDS)
 
 
 def drawn(seen: Seen, width: int) -> Text:
@@ -132,20 +121,8 @@ def drawn(seen: Seen, width: int) -> Text:
 
 def document(seen: Seen) -> dict[str, Any]:
     """The peers, links and health for JSON."""
-    links = [
-        {
-            "peer": peer,
-            "other": other,
-            "kind": link.kind.value,
-            "latency_seconds": link.latency,
-            "bandwidth_out_bytes_per_second": link.bandwidth_out,
-            "bandwidth_in_bytes_per_second": link.bandwidth_in,
-        }
-        for peer, other, link in seen.topology.links()
-    ]
-    numbers = asdict(seen.health)
-    numbers["round_trip_seconds"] = numbers.pop("round_trip")
-    return {"peers": [as_dict(view) for view in seen.views], "summary": numbers, "links": links}
+    links = [{"peer": peer, "other": other, **_with_units(link)} for peer, other, link in seen.topology.links()]
+    return {"peers": [as_dict(view) for view in seen.views], "summary": _with_units(seen.health), "links": links}
 
 
 def summary(health: HealthSummary) -> str:
@@ -158,27 +135,16 @@ def summary(health: HealthSummary) -> str:
 
 def as_dict(view: PeerView) -> dict[str, Any]:
     """A peer for JSON: seconds and bytes per second, nothing rounded."""
-    return {
-        "peer": view.peer,
-        "name": view.name,
-        "host": view.host,
-        "address": view.address,
-        "interface": view.interface,
-        "kind": view.kind.value,
-        "round_trip_seconds": view.round_trip,
-        "bandwidth_bytes_per_second": view.bandwidth,
-        "bandwidth_range_bytes_per_second": view.bandwidth_range,
-        "health": view.health.value,
-        "role": view.role,
-        "slots": view.slots,
-        "ranks": list(view.ranks),
-        "version": view.version,
-        "run": view.run,
-        "program": view.program,
-        "step": view.step or None,
-        "uptime_seconds": view.uptime,
-        "accelerators": list(view.accelerators),
-    }
+    found = _with_units(view) | {"role": view.role, "step": view.step or None, "uptime_seconds": view.uptime}
+    return {name: value for name, value in found.items() if name != "uptime" and not name.startswith("is_")}
+
+
+def _with_units(item: object) -> dict[str, Any]:
+    """The fields of a dataclass, with the units in their names."""
+    units = dict.fromkeys(("latency", "round_trip"), "seconds")
+    units |= dict.fromkeys(("bandwidth", "bandwidth_range", "bandwidth_in", "bandwidth_out"), "bytes_per_second")
+    fields: dict[str, Any] = msgspec.to_builtins(item)
+    return {f"{name}_{units[name]}" if name in units else name: value for name, value in fields.items()}
 
 
 LABELS = {name: name for name in ("ranks", "step", "run", "up", "round trip", "peer")} | {"version": "Ringfort"}

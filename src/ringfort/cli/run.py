@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ringfort.cli.outcome import errors_as_lines
 from ringfort.cli.parameters import Interfaces, Peers
 from ringfort.launch.run_options import TIMEOUT, RunOptions
 
@@ -52,24 +51,23 @@ def run(
     ] = 0,
 ) -> None:
     """Run a program on this machine, or on several: type the same command on each."""
-    with errors_as_lines():
-        options = RunOptions(
-            script=script,
-            arguments=tuple(arguments or ()),
-            module=module,
-            local=local,
-            nodes=nodes,
-            peers=tuple(peer or ()),
-            interfaces=tuple(interface or ()),
-            restart_without=tuple(restart_without or ()),
-            timeout=timeout,
-            name=name,
-            patience=patience,
-            max_restarts=max_restarts,
-        )
+    options = RunOptions(
+        script=script,
+        arguments=tuple(arguments or ()),
+        module=module,
+        local=local,
+        nodes=nodes,
+        peers=tuple(peer or ()),
+        interfaces=tuple(interface or ()),
+        restart_without=tuple(restart_without or ()),
+        timeout=timeout,
+        name=name,
+        patience=patience,
+        max_restarts=max_restarts,
+    )
 
-        from ringfort.launch.launcher import run_job
+    from ringfort.launch.launcher import run_job
 
-        status = run_job(options)
-        if status:
-            raise typer.Exit(status)
+    status = run_job(options)
+    if status:
+        raise typer.Exit(status)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 BLOCKS = " ▁▂▃▄▅▆▇█"
 """Eighths of the height of a character."""
 
@@ -18,34 +20,21 @@ def curve(
     """
     if not points:
         return []
-    losses = [loss for _, loss in points]
-    top, bottom = max(losses), min(losses)
-    label = max(len(f"{value:.2f}") for value in (top, bottom))
-    columns = _columns(points, steps, max(1, width - label - 3))
-    spread = (top - bottom) or 1.0
-    lines: list[str] = []
-    for row in range(height, 0, -1):
-        # A column shows at least an eighth, so that the lowest loss is visible too.
-        filled = [None if one is None else max(1, round((one - bottom) / spread * 8 * height)) for one in columns]
-        cells = (0 if one is None else min(8, max(0, one - 8 * (row - 1))) for one in filled)
-        drawn = "".join(BLOCKS[cell] if blocks else " #"[cell >= 4 or (row == 1 and cell > 0)] for cell in cells)
-        value = f"{top:.2f}" if row == height else f"{bottom:.2f}" if row == 1 else ""
-        lines.append(f"{value:>{label}} {'│' if blocks else '|'} {drawn}".rstrip())
-    lines.append(f"{'':>{label}}   step 1 to {steps}: loss {losses[0]:.2f} at first, {losses[-1]:.2f} now")
-    return lines
-
-
-def _columns(points: Sequence[tuple[int, float]], steps: int, width: int) -> list[float | None]:
-    """The mean loss per column. A column without points, between columns with points, repeats the one before it."""
-    sums = [(0.0, 0)] * width
-    for step, loss in points:
-        place = min(width - 1, (step - 1) * width // max(1, steps))
-        total, count = sums[place]
-        sums[place] = (total + loss, count + 1)
-    last = max(place for place, (_, count) in enumerate(sums) if count)
-    found: list[float | None] = []
-    before: float | None = None
-    for place, (total, count) in enumerate(sums):
-        before = total / count if count else before
-        found.append(before if place <= last else None)
-    return found
+    steps_done, losses = (np.array(column) for column in zip(*points, strict=True))
+    labels = {height: f"{losses.max():.2f}", 1: f"{losses.min():.2f}"}
+    label = max(map(len, labels.values()))
+    room = max(1, width - label - 3)
+    places = np.minimum(room - 1, (steps_done - 1) * room // max(1, steps))
+    totals, counts = np.bincount(places, losses), np.bincount(places)
+    # A column without points repeats the one before it.
+    used = np.maximum.accumulate(np.where(counts > 0, np.arange(len(counts)), places[0]))
+    # A column shows at least an eighth, so that the lowest loss is visible too.
+    share = (totals[used] / counts[used] - losses.min()) / (np.ptp(losses) or 1.0)
+    levels = np.maximum(1, np.rint(share * 8 * height)).astype(int)
+    cells, bar = (BLOCKS, "│") if blocks else (" ########", "|")
+    lines = [
+        f"{labels.get(row, ''):>{label}} {bar} {''.join(cells[level] for level in np.clip(levels - 8 * row + 8, 0, 8))}"
+        for row in range(height, 0, -1)
+    ]
+    caption = f"{'':>{label}}   step 1 to {steps}: loss {losses[0]:.2f} at first, {losses[-1]:.2f} now"
+    return [*(line.rstrip() for line in lines), caption]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringfort.context import DistributedContext
 from ringfort.demo.settings import Settings
@@ -46,9 +49,36 @@ class Learner(ABC):
         """The mean loss over the validation samples of all ranks."""
 
     @abstractmethod
-    def digest(self) -> str:
-        """SHA-256 of every bit of every weight."""
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """All weights by name."""
 
     @abstractmethod
+    def probabilities(self, codes: Codes) -> NDArray[Any]:
+        """The probability of each character to follow `codes`, which are at most `context` characters."""
+
     def write(self, length: int) -> str:
         """`length` characters that follow the prompt."""
+        prompt = self.corpus.encode(PROMPT)
+        written = generate(self.probabilities, prompt, length, context=self.context, seed=self.settings.seed)
+        return self.corpus.decode(written)
+
+
+def digest(weights: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of every bit of every weight."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        total.update(name.encode())
+        total.update(np.ascontiguousarray(weights[name]).tobytes())
+    return total.hexdigest()
+
+
+def generate(
+    probabilities: Callable[[Codes], NDArray[Any]], prompt: Codes, length: int, *, context: int, seed: int
+) -> Codes:
+    """Sample `length` characters that follow `prompt`; a temperature of 0.6 prefers the likely ones."""
+    random = np.random.default_rng(seed)
+    codes = list(prompt)
+    for _ in range(length):
+        odds = probabilities(np.array(codes[-context:])).astype(np.float64) ** (1 / 0.6)
+        codes.append(random.choice(len(odds), p=odds / odds.sum()))
+    return np.array(codes[len(prompt) :])

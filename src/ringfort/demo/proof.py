@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from ringfort.demo.settings import TOLERANCE, Settings
 
 SCHEMA = 1
@@ -59,9 +61,7 @@ class Outcome:
         """Ready for `json.dumps`."""
         return {
             "schema": SCHEMA,
-            "settings": asdict(self.settings),
-            "group": asdict(self.group),
-            "reference": asdict(self.reference),
+            **asdict(self),
             "weights_identical": self.weights_identical,
             "largest_relative_difference": self.largest_difference if math.isfinite(self.largest_difference) else None,
             "tolerance": TOLERANCE,
@@ -73,11 +73,7 @@ def relative_differences(ours: Sequence[float], theirs: Sequence[float]) -> list
     """|a - b| / |b| per pair; infinite where that is undefined, or if the curves have different lengths."""
     if len(ours) != len(theirs):
         return [math.inf]
-    return [_relative_difference(a, b) for a, b in zip(ours, theirs, strict=True)]
-
-
-def _relative_difference(a: float, b: float) -> float:
-    if a == b:
-        return 0.0
-    difference = abs(a - b) / abs(b) if b else math.inf
-    return math.inf if math.isnan(difference) else difference  # `max` would ignore a NaN
+    a, b = np.array(ours), np.array(theirs)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(a == b, 0.0, np.abs(a - b) / np.abs(b))
+    return np.where(np.isnan(found), math.inf, found).tolist()  # `max` would ignore a NaN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training
@@ -47,7 +48,8 @@ def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
         "RANK": "",
         "WORLD_SIZE": "",
     }
-    with show.phase(title), LocalRanks(WORKER, ranks, [settings.to_json(), str(ranks)], variables=told) as group:
+    arguments = [msgspec.json.encode(settings).decode(), str(ranks)]
+    with show.phase(title), LocalRanks(WORKER, ranks, arguments, variables=told) as group:
         for _, message in group.messages():
             if message.pop("kind") == "progress":
                 show.progress(message.pop("rank"), message)

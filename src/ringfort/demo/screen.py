@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from rich import filesize
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -41,15 +42,11 @@ class Show:
         self._settings = settings
         self._draws = live
         self._live: Live | None = None
-        self._latest: dict[int, dict[str, Any]] = {}
-        self._points: list[tuple[int, float]] = []
-        self._title = ""
-        self._next_line = 0.0
 
     def phase(self, title: str) -> AbstractContextManager[object]:
         """The context in which `progress` shows the training of one group."""
-        self._latest = {}
-        self._points = []
+        self._latest: dict[int, dict[str, Any]] = {}
+        self._points: list[tuple[int, float]] = []
         self._title = title
         self._next_line = time.monotonic() + LINE_SECONDS
         if not self._draws:
@@ -71,10 +68,10 @@ class Show:
 
     def _line(self) -> str:
         rate = sum(message["samples_per_second"] for message in self._latest.values())
-        moved = sum(message["bytes_sent"] for message in self._latest.values())
+        moved = filesize.decimal(sum(message["bytes_sent"] for message in self._latest.values()))
         step, loss = min((message["step"], message["loss"]) for message in self._latest.values())
         total = self._settings.steps
-        return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {size(moved)} moved"
+        return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {moved} moved"
 
     def _picture(self) -> Group:
         return Group(Text(self._title, style="bold"), self._table(), Text("\n".join(self._curve(self._points))))
@@ -96,8 +93,8 @@ class Show:
                 f"{message['step']}/{self._settings.steps}",
                 f"{message['loss']:.3f}",
                 f"{message['samples_per_second']:,.0f}",
-                size(message["bytes_sent"]),
-                size(message["bytes_received"]),
+                filesize.decimal(message["bytes_sent"]),
+                filesize.decimal(message["bytes_received"]),
             )
         return table
 
@@ -110,10 +107,9 @@ class Show:
         self._print(f"{training.seconds:.1f} s, {rate:,.0f} samples/s in total")
         self._print(f"loss on held-out text: {before:.3f} before, {after:.3f} after")
         self._print("\nThe model writes:", style="bold")
-        for line in training.sample.splitlines():
-            for part in textwrap.wrap(line, 76) or [""]:
-                self._print(f"  | {part}", style="italic")
-        self._print("")
+        self._console.print(
+            Padding(Text(training.sample, style="italic"), (0, 2, 1, 2)), width=min(80, self._console.width)
+        )
 
     def proof(self, outcome: Outcome) -> None:
         """Print the two loss curves side by side, and whether the claims hold."""
@@ -162,13 +158,3 @@ def group_name(ranks: int) -> str:
 def curve_steps(steps: int) -> list[int]:
     """A few steps from the first to the last, evenly spaced."""
     return sorted({round(i * (steps - 1) / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)})
-
-
-def size(count: int) -> str:
-    """Bytes with a unit: `512 B`, `1.4 MiB`."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import msgspec
-
+from ringfort import config
 from ringfort.errors import InvalidArgumentError
 
 Framework = Literal["numpy", "torch"]
@@ -28,36 +27,22 @@ tolerance lies between the two, far from the first."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(config.Settings):
     """Raises `InvalidArgumentError` for invalid values."""
 
     ranks: int = RANKS
-    steps: int = STEPS["numpy"]
-    seed: int = 0
-    framework: Framework = "numpy"
+    steps: int = config.setting(STEPS["numpy"], config.whole(1))
+    seed: int = config.setting(0, config.whole(0))
+    framework: Framework = config.setting("numpy", config.one_of(*BATCH))  # noqa: RUF009  # it makes a field
 
     def __post_init__(self) -> None:
-        if self.framework not in BATCH:
-            raise InvalidArgumentError("framework", self.framework, f"choose one of: {', '.join(BATCH)}")
+        super().__post_init__()
         if not 1 <= self.ranks <= self.batch:
             raise InvalidArgumentError(
                 "ranks", self.ranks, f"must be 1 to {self.batch}, so that every rank has a sample"
             )
-        if self.steps < 1:
-            raise InvalidArgumentError("steps", self.steps, "must be at least 1")
-        if self.seed < 0:
-            raise InvalidArgumentError("seed", self.seed, "must be at least 0")
 
     @property
     def batch(self) -> int:
         """Samples per step, over all ranks together."""
         return BATCH[self.framework]
-
-    def to_json(self) -> str:
-        """As text for the command line of a rank."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """The inverse of `to_json`."""
-        return msgspec.json.decode(text, type=cls)

@@ -1,4 +1,7 @@
-"""The demo with torch: a transformer under DistributedDataParallel. Only the word "ringfort" is not torch's own."""
+"""The demo with torch: a small transformer, decoder-only like GPT, under DistributedDataParallel.
+
+Only the word "ringfort" is not torch's own.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringfort.context import DistributedContext
-from ringfort.demo import transformer
-from ringfort.demo.learner import PROMPT, Learner
-from ringfort.demo.model import digest
+from ringfort.demo.learner import Learner
 from ringfort.demo.settings import Settings
 from ringfort.demo.text import Codes, Corpus
 from ringfort.torch.names import dist, torch
@@ -20,6 +22,44 @@ from ringfort.torch.names import dist, torch
 RATE = 4e-3
 WARM_UP = 0.1
 """The share of the steps in which the learning rate rises from zero; then it falls linearly to a tenth."""
+CONTEXT = 32
+"""Characters that the model sees: five or six words."""
+WIDTH = 64
+HEADS = 4
+LAYERS = 2
+
+nn: Any = torch.nn
+
+
+class Transformer(nn.Module):
+    """Maps characters to the logits of the character that follows each of them."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]  # torch's
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        self.places = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
+        self.layers = nn.ModuleList(
+            # GELU: at the edge of ReLU a difference in the last bit grows a thousandfold in a few hundred steps.
+            nn.TransformerEncoderLayer(
+                WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, bias=False
+            )
+            for _ in range(LAYERS)
+        )
+        self.norm = nn.LayerNorm(WIDTH)
+        self.output = nn.Linear(WIDTH, vocabulary)
+        nn.init.normal_(self.embedding.weight, std=0.02)  # as GPT-2
+        # Near zero, so that the first guess is uniform and the first loss is ln(vocabulary).
+        nn.init.normal_(self.output.weight, std=0.01)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, codes: Any) -> Any:
+        """Logits of shape (samples, characters, vocabulary)."""
+        length = codes.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        hidden = self.embedding(codes) + self.places[:length]
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        return self.output(self.norm(hidden))
 
 
 @contextmanager
@@ -41,14 +81,14 @@ def meet(peers: int) -> Generator[DistributedContext]:
 class TorchLearner(Learner):
     """See `Learner`."""
 
-    context: ClassVar[int] = transformer.CONTEXT
+    context: ClassVar[int] = CONTEXT
     validation_samples: ClassVar[int] = 512
 
     def __init__(self, ctx: DistributedContext, corpus: Corpus, settings: Settings) -> None:
         super().__init__(ctx, corpus, settings)
         torch.manual_seed(settings.seed)
         parallel: Any = import_module("torch.nn.parallel")
-        self._model: Any = transformer.Transformer(len(corpus.vocabulary))
+        self._model: Any = Transformer(len(corpus.vocabulary))
         self._ddp: Any = parallel.DistributedDataParallel(self._model)
         self._optimizer: Any = torch.optim.AdamW(self._ddp.parameters(), lr=RATE)
         self._rate: Any = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._rate_at)
@@ -86,12 +126,12 @@ class TorchLearner(Learner):
         dist.all_reduce(part)
         return float(part)
 
-    def digest(self) -> str:
-        return digest({name: weight.numpy() for name, weight in self._model.state_dict().items()})
+    def weights(self) -> dict[str, NDArray[Any]]:
+        return {name: weight.numpy() for name, weight in self._model.state_dict().items()}
 
-    def write(self, length: int) -> str:
-        codes = transformer.generate(self._model, self.corpus.encode(PROMPT), length, seed=self.settings.seed)
-        return self.corpus.decode(np.array(codes))
+    def probabilities(self, codes: Codes) -> NDArray[Any]:
+        with torch.no_grad():
+            return torch.softmax(self._model(torch.from_numpy(codes[None]))[0, -1], dim=0).numpy()
 
 
 learner = TorchLearner

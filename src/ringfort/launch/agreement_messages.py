@@ -63,36 +63,32 @@ class Running(msgspec.Struct, frozen=True, tag="running"):
     hosts: Annotated[tuple[Text, ...], msgspec.Meta(max_length=256)]
 
 
-class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """From the leader: start the ranks of this epoch, and let them meet at `place`."""
+class _OfAttempt(msgspec.Struct, frozen=True):
+    """What is said about one attempt in one epoch."""
 
     epoch: Key
     attempt: Count
     """The number of the restart; 0 for the first attempt."""
+
+
+class Offer(_OfAttempt, frozen=True, tag="offer"):
+    """From the leader: start the ranks of this epoch, and let them meet at `place`."""
+
     place: Place
     warnings: Annotated[tuple[Line, ...], msgspec.Meta(max_length=8)] = ()
     """In what the machines differ, where that may be intended."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class Ready(_OfAttempt, frozen=True, tag="ready"):
     """To the leader: the sender is ready to start this attempt in this epoch."""
 
-    epoch: Key
-    attempt: Count
 
-
-class Go(msgspec.Struct, frozen=True, tag="go"):
+class Go(_OfAttempt, frozen=True, tag="go"):
     """From the leader: all are ready, start."""
 
-    epoch: Key
-    attempt: Count
 
-
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class Done(_OfAttempt, frozen=True, tag="done"):
     """All ranks of the sender have succeeded in this attempt."""
-
-    epoch: Key
-    attempt: Count
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -18,46 +18,31 @@ EXIT_USAGE: Final = 2
 MAX_SHOWN: Final = 100
 """Characters of one machine's arguments in an error message."""
 
-_MUST_AGREE: Final[tuple[tuple[str, Callable[[Ticket], object]], ...]] = (
-    ("the script", lambda ticket: ticket.script),
-    ("the arguments", lambda ticket: f"{ticket.arguments_digest} {ticket.arguments}"),
-    ("--nodes", lambda ticket: ticket.nodes),
-    ("--max-restarts", lambda ticket: ticket.max_restarts),
-)
-_SHOULD_AGREE: Final[tuple[tuple[str, Callable[[Ticket], object]], ...]] = (
-    ("the version of Ringfort", lambda ticket: ticket.version),
-    ("the version of Python", lambda ticket: ticket.python),
-    ("--patience", lambda ticket: f"{ticket.patience:g}"),
-)
-
 
 def mistake(tickets: Mapping[str, Ticket]) -> Failure | None:
     """The first usage error in the tickets (by peer): further ones often follow from it."""
-    for what, value_of in _MUST_AGREE:
-        groups = _groups(tickets, value_of)
-        if len(groups) > 1:
-            shown = _arguments(list(groups)) if what == "the arguments" else [str(value) for value in groups]
-            why = f"{_told_apart(what, shown, list(groups.values()))}. Type the same command on every machine"
-            return Failure("", EXIT_USAGE, why=_cut(why), is_final=True)
-    return None
+    why = (
+        _difference(tickets, "the script", lambda ticket: ticket.script)
+        or _difference(tickets, "the arguments", lambda t: (t.arguments_digest, t.arguments), _show_arguments)
+        or _difference(tickets, "--nodes", lambda ticket: ticket.nodes)
+        or _difference(tickets, "--max-restarts", lambda ticket: str(ticket.max_restarts))
+    )
+    if not why:
+        return None
+    return Failure("", EXIT_USAGE, why=_cut(f"{why}. Type the same command on every machine"), is_final=True)
 
 
 def warnings(tickets: Mapping[str, Ticket]) -> tuple[str, ...]:
     """The differences in the tickets (by peer) that may be intended, one line each."""
-    found: list[str] = []
-    copies = _groups({peer: t for peer, t in tickets.items() if t.script_digest}, lambda ticket: ticket.script_digest)
-    if len(copies) > 1:
-        latest = {digest: max(t.modified for t in tickets.values() if t.script_digest == digest) for digest in copies}
-        shown = [f"changed {_moment(latest[str(digest)])}" for digest in copies]
-        script = next(iter(tickets.values())).script
-        found.append(f"warning: {_told_apart(f'the content of {script}', shown, list(copies.values()))}")
-    for what, value_of in _SHOULD_AGREE:
-        groups = _groups(tickets, value_of)
-        if len(groups) > 1:
-            found.append(
-                f"warning: {_told_apart(what, [str(value or 'unknown') for value in groups], list(groups.values()))}"
-            )
-    return tuple(_cut(line) for line in found)
+    files = {peer: ticket for peer, ticket in tickets.items() if ticket.script_digest}
+    script = next(iter(tickets.values())).script
+    found = (
+        _difference(files, f"the content of {script}", lambda ticket: ticket.script_digest, _show_times),
+        _difference(tickets, "the version of Ringfort", lambda ticket: ticket.version or "unknown"),
+        _difference(tickets, "the version of Python", lambda ticket: ticket.python or "unknown"),
+        _difference(tickets, "--patience", lambda ticket: f"{ticket.patience:g}"),
+    )
+    return tuple(_cut(f"warning: {words}") for words in found if words)
 
 
 def most_nodes(ticket: Ticket) -> int:
@@ -80,27 +65,34 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _groups(tickets: Mapping[str, Ticket], value_of: Callable[[Ticket], object]) -> dict[object, list[str]]:
-    """The machines by value, the most common value first."""
+def _difference(
+    tickets: Mapping[str, Ticket],
+    what: str,
+    value_of: Callable[[Ticket], object],
+    show: Callable[[Sequence[Sequence[Ticket]]], Sequence[str]] | None = None,
+) -> str:
+    """Which machines differ in `what`, in words; empty if none do. `show` has the words for the value of each group."""
     names = machine_names(tickets)
     groups: dict[object, list[str]] = {}
     for peer in sorted(tickets, key=lambda peer: (names[peer], peer)):
-        groups.setdefault(value_of(tickets[peer]), []).append(names[peer])
-    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
-
-
-def _told_apart(what: str, values: Sequence[str], machines: Sequence[Sequence[str]]) -> str:
+        groups.setdefault(value_of(tickets[peer]), []).append(peer)
+    if len(groups) < 2:
+        return ""
+    peers = sorted(groups.values(), key=len, reverse=True)
+    members = [[tickets[peer] for peer in group] for group in peers]
+    values = show(members) if show else [str(value_of(group[0])) for group in members]
     values = [value or "none" for value in values]
-    if len(values) == 2 and len(machines[0]) > len(machines[1]):
-        verb = "differs" if len(machines[1]) == 1 else "differ"
-        return f"{listed(machines[1])} {verb} from {listed(machines[0])} in {what}: {values[1]}, not {values[0]}"
-    each = "; ".join(f"{value} on {listed(names)}" for value, names in zip(values, machines, strict=True))
+    machines = [listed([names[peer] for peer in group]) for group in peers]
+    if len(peers) == 2 and len(peers[0]) > len(peers[1]):
+        verb = "differs" if len(peers[1]) == 1 else "differ"
+        return f"{machines[1]} {verb} from {machines[0]} in {what}: {values[1]}, not {values[0]}"
+    each = "; ".join(f"{value} on {names}" for value, names in zip(values, machines, strict=True))
     return f"the machines differ in {what}: {each}"
 
 
-def _arguments(values: Sequence[object]) -> list[str]:
-    """The arguments of each; long ones from shortly before the first difference."""
-    texts = [str(value).partition(" ")[2] for value in values]
+def _show_arguments(groups: Sequence[Sequence[Ticket]]) -> list[str]:
+    """The arguments of each group; long ones from shortly before the first difference."""
+    texts = [group[0].arguments for group in groups]
     if max(map(len, texts)) <= MAX_SHOWN:
         return texts
     same = next(
@@ -110,9 +102,11 @@ def _arguments(values: Sequence[object]) -> list[str]:
     return [("... " if begin else "") + _cut(text[begin:], MAX_SHOWN) for text in texts]
 
 
+def _show_times(groups: Sequence[Sequence[Ticket]]) -> list[str]:
+    """When the script of each group was last changed."""
+    latest = (time.localtime(max(ticket.modified for ticket in group)) for group in groups)
+    return [f"changed {time.strftime('%Y-%m-%d %H:%M:%S', moment)}" for moment in latest]
+
+
 def _cut(text: str, most: int = MAX_LINE_BYTES) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -8,7 +8,8 @@ them and does not pass them on. It does pass on colours, and bytes that are not 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ringfort.launch.processes import MAX_LINE_BYTES
 
@@ -27,12 +28,15 @@ _INCOMPLETE: Final = re.compile(rb"\x1b(\[[0-?]*[ -/]*)?\Z")
 _COLOUR: Final = re.compile(rb"\x1b\[[0-?]*m")
 
 
-class Row(NamedTuple):
+@dataclass
+class Row:
     """One row, without its line end."""
 
-    text: bytes
-    is_bar: bool
+    text: bytes | bytearray = field(default_factory=bytearray)
+    is_bar: bool = False
     """Whether it was drawn more than once."""
+    left_at: float = field(default=0.0, compare=False)
+    """When the cursor left it."""
 
     @property
     def is_blank(self) -> bool:
@@ -40,25 +44,11 @@ class Row(NamedTuple):
         return not _COLOUR.sub(b"", self.text).strip()
 
 
-class _Live:
-    """A row that may still change."""
-
-    __slots__ = ("is_bar", "left_at", "text")
-
-    def __init__(self) -> None:
-        self.text = bytearray()
-        self.is_bar = False
-        self.left_at = 0.0
-
-    def row(self) -> Row:
-        return Row(bytes(self.text), self.is_bar)
-
-
 class Drawing:
     """One stream of one rank."""
 
     def __init__(self) -> None:
-        self._rows = [_Live()]
+        self._rows = [Row()]
         self._cursor = 0
         self._is_fresh = False
         """Whether the next text replaces the row."""
@@ -76,8 +66,8 @@ class Drawing:
             # Ordinary lines, perhaps very many: a fast path.
             *lines, data = data.split(b"\n")
             if lines:
-                found = [Row(bytes(self._rows[0].text) + lines[0], False), *(Row(line, False) for line in lines[1:])]
-                self._rows = [_Live()]
+                found = [Row(self._rows[0].text + lines[0]), *map(Row, lines[1:])]
+                self._rows = [Row()]
         at = 0
         for token in _TOKEN.finditer(data):
             if token.start() > at:
@@ -97,8 +87,8 @@ class Drawing:
             self._write(data[at:])
         row = self._rows[self._cursor]
         if len(row.text) > MAX_LINE_BYTES:
-            found.append(row.row())
-            row.text.clear()
+            found.append(replace(row))
+            row.text = bytearray()
         return found
 
     @property
@@ -110,7 +100,7 @@ class Drawing:
         found: list[Row] = []
         while self._cursor and self._is_final(now):
             self._cursor -= 1
-            found.append(self._rows.pop(0).row())
+            found.append(self._rows.pop(0))
         return [row for row in found if not (row.is_bar and row.is_blank)]
 
     def _is_final(self, now: float) -> bool:
@@ -121,24 +111,20 @@ class Drawing:
 
     def live(self) -> list[Row]:
         """The rows that may still change and are not blank, from top to bottom."""
-        rows = (Row(bytes(live.text[:MAX_LIVE_BYTES]), live.is_bar) for live in self._rows)
-        return [row for row in rows if not row.is_blank]
+        return [replace(row, text=row.text[:MAX_LIVE_BYTES]) for row in self._rows if not row.is_blank]
 
     def end(self) -> list[Row]:
         """The rows that are left at the end of the stream."""
         if self._rest:
             self._write(self._rest)
-        rows = [live.row() for live in self._rows]
-        done = rows[: self._cursor]
-        left = [row for row in rows[self._cursor :] if row.text]
-        self._rows, self._cursor, self._is_fresh, self._rest = [_Live()], 0, False, b""
+        done, left = self._rows[: self._cursor], [row for row in self._rows[self._cursor :] if row.text]
+        self._rows, self._cursor, self._is_fresh, self._rest = [Row()], 0, False, b""
         return [row for row in (*done, *left) if not (row.is_bar and row.is_blank)]
 
     def _write(self, text: bytes) -> None:
         row = self._rows[self._cursor]
         if self._is_fresh:
-            row.text.clear()
-            row.is_bar, self._is_fresh = True, False
+            row.text, row.is_bar, self._is_fresh = bytearray(), True, False
         row.text += text
 
     def _line_feed(self, now: float) -> None:
@@ -147,7 +133,7 @@ class Drawing:
         # The next text replaces a row that exists already; after CR LF it does not.
         self._is_fresh = self._cursor < len(self._rows)
         if not self._is_fresh:
-            self._rows.append(_Live())
+            self._rows.append(Row())
 
     def _move(self, letter: bytes, argument: bytes) -> None:
         number = int(argument) if argument.isdigit() else 0
@@ -158,9 +144,9 @@ class Drawing:
                 self._cursor = min(len(self._rows) - 1, self._cursor + max(1, min(number, MAX_ROWS)))
                 self._is_fresh = True
             case b"K" if number == 2 or self._is_fresh:
-                self._rows[self._cursor].text.clear()
+                self._rows[self._cursor].text = bytearray()
             case b"J":
                 for row in self._rows[self._cursor + (0 if self._is_fresh else 1) :]:
-                    row.text.clear()
+                    row.text = bytearray()
             case _:
                 pass

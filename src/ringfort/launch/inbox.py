@@ -7,7 +7,6 @@ import queue
 import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
@@ -17,19 +16,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals by which a user or the system asks a program to end."""
 
 
-@dataclass(frozen=True)
-class Signalled:
-    """The launcher got a signal."""
-
-    number: int
-
-    @property
-    def name(self) -> str:
-        """Such as SIGINT."""
-        return signal.Signals(self.number).name
-
-
-Item = Signalled | ClusterEvent
+Item = signal.Signals | ClusterEvent
 
 
 class Inbox:
@@ -68,7 +55,7 @@ def signals_to(inbox: Inbox) -> Generator[None, None, None]:
     """Send signals to `inbox` inside the block. Signals that were ignored stay so, as `nohup` wants."""
 
     def handle(number: int, _: FrameType | None) -> None:
-        inbox.put(Signalled(number))
+        inbox.put(signal.Signals(number))
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]

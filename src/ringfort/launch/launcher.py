@@ -35,7 +35,7 @@ from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
 from ringfort.launch.agreement_messages import Place, decode, encode, topic_of
 from ringfort.launch.failure_report import Failure, first
-from ringfort.launch.inbox import Inbox, Item, Signalled, signals_to
+from ringfort.launch.inbox import Inbox, Item, signals_to
 from ringfort.launch.machine_ranks import MachineRanks
 from ringfort.launch.place import interface_towards, open_place
 from ringfort.launch.printer import Printer, summary
@@ -137,7 +137,7 @@ class _Launcher:
                     self._watch_ranks()
                 elif not agreement.failures:
                     self._wait()
-                if agreement.failures and self._ranks.is_over:
+                if agreement.failures and self._children.is_over:
                     self._end_attempt()
         finally:
             self._close_listener()
@@ -200,7 +200,7 @@ class _Launcher:
         agreement = self._agreement
         is_waiting = not agreement.has_started and not agreement.failures
         match item:
-            case Signalled():
+            case signal.Signals():
                 self._interrupt(item)
             case EpochStarted(epoch=epoch):
                 self._do(agreement.epoch_started(time.monotonic(), epoch))
@@ -232,30 +232,29 @@ class _Launcher:
             case _:
                 pass
 
-    def _interrupt(self, signalled: Signalled) -> None:
+    def _interrupt(self, signum: signal.Signals) -> None:
         """Pass the first signal on to the ranks; kill them at the second."""
         agreement = self._agreement
-        why = f"{signalled.name} on {self._host}"
-        failure = Failure(self._host, -signalled.number, why=why, is_final=True)
+        failure = Failure(self._host, -signum, why=f"{signum.name} on {self._host}", is_final=True)
         if not agreement.has_started and not agreement.attempt:
             agreement.failures.append(failure)  # the other machines continue to wait
         elif any(failure.is_final for failure in agreement.failures):
             self._ranks.kill()
         else:
             # Python ignores SIGPIPE, so it would not end the ranks.
-            self._stop(signal.SIGTERM if signalled.number == signal.SIGPIPE else signalled.number)
-            if signalled.number == signal.SIGINT:
+            self._stop(signal.SIGTERM if signum == signal.SIGPIPE else signum)
+            if signum == signal.SIGINT:
                 self._say("stopping; press Ctrl-C again to kill the ranks that are slow")
             self._do(agreement.failed(failure))
 
     def _watch_ranks(self) -> None:
         agreement = self._agreement
         if self._printer.is_broken and not agreement.failures:
-            self._interrupt(Signalled(signal.SIGPIPE))
+            self._interrupt(signal.SIGPIPE)
         failure = self._ranks.failure()
         if failure is not None and not agreement.failures:
             self._do(agreement.failed(failure))
-        if not agreement.failures and not self._is_done and self._ranks.ended_well:
+        if not (agreement.failures or self._is_done) and self._children.is_over and not self._children.failed:
             self._is_done = True
             self._do(agreement.done())
 
@@ -281,7 +280,7 @@ class _Launcher:
                     self._is_over = True
 
     def _stop(self, signum: int) -> None:
-        self._stopped = self._ranks.running
+        self._stopped = sum(child.exit_code is None for child in self._children.children)
         self._ranks.stop(signum)
 
     def _open_place(self, epoch: Epoch) -> Place:

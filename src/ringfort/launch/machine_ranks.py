@@ -98,21 +98,6 @@ class MachineRanks:
                 pass_fds=passed,
             )
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all ranks have ended and all their output was read."""
-        return self._children.is_over
-
-    @property
-    def ended_well(self) -> bool:
-        """Whether all ranks have ended, and none of them failed."""
-        return self.is_over and not self._children.failed
-
-    @property
-    def running(self) -> int:
-        """How many ranks have not ended."""
-        return sum(child.exit_code is None for child in self._children.children)
-
     def poll(self) -> list[Shown]:
         """Wait a moment for output of the ranks, and return what changed."""
         written = {(output.child, output.is_error): output.data for output in self._children.poll()}

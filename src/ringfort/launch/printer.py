@@ -11,6 +11,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import itemgetter
 from typing import BinaryIO, Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
@@ -109,27 +111,22 @@ class Printer:
         rows = self._drawn
         if live is not None and (final or is_due or now >= self._draw_at):
             rows = self._rows(live)
-        if live is None or (rows == self._drawn and not any(self._is_live[is_error] for is_error, _ in final)):
-            for is_error, data in final:
-                self._write(is_error, data)
-            return
-        pending = _erase(self._drawn)
-        for is_error, data in final:
-            if is_error is live:
-                pending += data
-            else:
-                self._write(live, pending)
-                self._write(is_error, data)
-                pending = b""
-        self._write(live, pending + rows)
-        self._drawn, self._draw_at = rows, now + DRAW_SECONDS
+        disturbs = rows != self._drawn or any(self._is_live[is_error] for is_error, _ in final)
+        pieces = [(live, _erase(self._drawn)), *final, (live, rows)] if live is not None and disturbs else final
+        # One write for all that goes to the same stream, so that nothing flickers.
+        for is_error, group in groupby(pieces, key=itemgetter(0)):
+            self._write(is_error, b"".join(data for _, data in group))
+        if disturbs:
+            self._drawn, self._draw_at = rows, now + DRAW_SECONDS
 
     def _rows(self, live: bool) -> bytes:
         """All rows that change, cut to the size of the terminal."""
         shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
         if not shown:
             return b""
-        columns, lines = _size(self._streams[live])
+        from rich.console import Console
+
+        columns, lines = Console(file=self._streams[live]).size
         more = len(shown) - (lines - 1)
         if more > 0:
             shown = shown[: max(1, lines - 2)]
@@ -165,15 +162,7 @@ def _erase(drawn: bytes) -> bytes:
     return b"" if not drawn else b"\r" + b"\x1b[A" * drawn.count(b"\n") + b"\x1b[J"
 
 
-def _size(stream: TextIO) -> tuple[int, int]:
-    try:
-        columns, lines = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):
-        return 80, 24
-    return columns or 80, lines or 24  # a terminal that does not know its size reports 0
-
-
-def _fit(text: bytes, room: int) -> bytes:
+def _fit(text: bytes | bytearray, room: int) -> bytes:
     """Cut a row to `room` columns. Colours are kept if nothing is cut."""
     from rich.cells import cell_len, set_cell_size
 

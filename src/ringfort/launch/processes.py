@@ -79,7 +79,7 @@ class Child:
         """None while the process runs; negative for the signal that ended it."""
         return self.process.returncode
 
-    def keep(self, lines: Sequence[bytes]) -> None:
+    def keep(self, lines: Sequence[bytes | bytearray]) -> None:
         """Put the lines that are not empty into the tail."""
         recent = lines[-2 * (self.tail.maxlen or 0) :]
         self.tail.extend(line.decode(errors="replace").rstrip() for line in recent if line.strip())

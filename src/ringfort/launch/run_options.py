@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringfort.config import DEFAULT_PATIENCE, MAX_RUN_NAME, check_timeout, patience_of
+from ringfort.config import DEFAULT_PATIENCE, MAX_RUN_NAME, Settings, patience_of, positive, setting, whole
 from ringfort.errors import InvalidArgumentError
 
 TIMEOUT = 300.0
@@ -19,15 +19,21 @@ MAX_NODES = 256
 """Machines per run; the limit per epoch (cluster/core/peer_messages.py)."""
 
 
+def _name(value: str) -> str:
+    """For the name of a run."""
+    is_valid = value.isprintable() and 1 <= len(value) <= MAX_RUN_NAME
+    return "" if is_valid else f"must be 1 to {MAX_RUN_NAME} printable characters"
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Settings):
     """Which program to run, in how many ranks, and with which machines."""
 
     script: str
     """A file, or with `module` the name of a module."""
     arguments: Sequence[str] = ()
     module: bool = False
-    local: int = 1
+    local: int = setting(1, whole(1, MAX_LOCAL))
     """Ranks on this machine."""
     nodes: str = "1"
     """`MIN` or `MIN:MAX` machines."""
@@ -35,25 +41,16 @@ class RunOptions:
     interfaces: Sequence[str] = ()
     restart_without: Sequence[str] = ()
     """Machines, by name or peer id, that will not come back."""
-    timeout: float = TIMEOUT
-    name: str | None = None
+    timeout: float = setting(TIMEOUT, positive)
+    name: str | None = setting(None, _name)
     """The name of the run; by default that of the script."""
-    patience: float | None = None
+    patience: float | None = setting(None, positive)
     """Seconds without an answer after which a machine is lost; by default `RINGFORT_PATIENCE`, or 10."""
-    max_restarts: int = 0
+    max_restarts: int = setting(0, whole(0, MAX_RESTARTS))
     """How often the run is restarted after a failure."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.local <= MAX_LOCAL:
-            raise InvalidArgumentError("local", self.local, f"must be 1 to {MAX_LOCAL} ranks on this machine")
-        check_timeout(self.timeout)
-        if self.patience is not None:
-            check_timeout(self.patience, "patience")
-        if not 0 <= self.max_restarts <= MAX_RESTARTS:
-            raise InvalidArgumentError("max_restarts", self.max_restarts, f"must be 0 to {MAX_RESTARTS}")
-        if self.name is not None and (not self.name.isprintable() or not 1 <= len(self.name) <= MAX_RUN_NAME):
-            why = f"must be 1 to {MAX_RUN_NAME} printable characters"
-            raise InvalidArgumentError("name", self.name, why)
+        super().__post_init__()
         _ = self.node_range
         if not self.module and not Path(self.script).is_file():
             there = "is a folder" if Path(self.script).is_dir() else "file not found"

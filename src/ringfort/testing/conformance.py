@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ringfort.testing import (
-    compression_checks,
-    ending_checks,
-    message_checks,
-    mismatch_checks,
-    reduction_checks,
-    transfer_checks,
-    usage_checks,
-)
+from ringfort.testing import ending_checks, message_checks, mismatch_checks, result_checks, usage_checks
 from ringfort.testing.check import Check
 
 
@@ -29,9 +21,7 @@ def _checks_of(*modules: ModuleType) -> list[Check]:
 BACKEND_CHECKS: list[Check] = _checks_of(message_checks, ending_checks)
 """The rules of `Backend`."""
 
-COLLECTIVE_CHECKS: list[Check] = _checks_of(
-    reduction_checks, transfer_checks, usage_checks, mismatch_checks, compression_checks
-)
+COLLECTIVE_CHECKS: list[Check] = _checks_of(result_checks, usage_checks, mismatch_checks)
 """The rules of collectives, which work over any backend."""
 
 ALL_CHECKS: dict[str, Check] = {check.name: check for check in BACKEND_CHECKS + COLLECTIVE_CHECKS}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringfort.backends.base import Backend
 from ringfort.backends.group import Group, RingStep
 from ringfort.backends.sub import SubBackend
+from ringfort.config import whole
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Reducer
@@ -44,11 +45,9 @@ class Fault:
     peer: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "at"):
-            value = getattr(self, name)
-            least = 1 if name == "at" else 0
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InvalidArgumentError(name, value, f"must be a whole number of at least {least}")
+        for name, value, least in (("rank", self.rank, 0), ("at", self.at, 1)):
+            if why := whole(least)(value):
+                raise InvalidArgumentError(name, value, why)
         if (self.kind is FaultKind.CUT) != (self.peer is not None):
             raise InvalidArgumentError("peer", self.peer, "name the peer of a cut, and of no other fault")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -28,43 +28,33 @@ GroupFactory = Callable[[int, DistributedConfig], AbstractContextManager[Sequenc
 B = TypeVar("B", bound=Backend)
 
 
-@contextmanager
-def simulated_group(world_size: int, config: DistributedConfig) -> Generator[Sequence[Backend], None, None]:
+def simulated_group(world_size: int, config: DistributedConfig) -> AbstractContextManager[Sequence[Backend]]:
     """Ranks over memory."""
-    with closing_all(SimulatedBackend.create_group(world_size, config=config)) as backends:
-        yield backends
+    return closing_all(SimulatedBackend.create_group(world_size, config=config))
 
 
-@contextmanager
 def tcp_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
-) -> Generator[Sequence[TcpBackend], None, None]:
+) -> AbstractContextManager[Sequence[TcpBackend]]:
     """Ranks over TCP that meet at rank 0, which listens at `host`."""
     credentials = passing_credentials()
-    with (
-        reserved_addresses(1, host) as (master,),
-        _together(
-            world_size,
-            lambda rank: TcpBackend(rank, world_size, master, config=config, credentials=credentials),
-        ) as backends,
-    ):
-        yield backends
+    return _together(
+        world_size,
+        host,
+        lambda rank, nodes: TcpBackend(rank, world_size, nodes[0], config=config, credentials=credentials),
+    )
 
 
-@contextmanager
 def ring_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
-) -> Generator[Sequence[RingBackend], None, None]:
+) -> AbstractContextManager[Sequence[RingBackend]]:
     """Ranks over TCP that know each other's addresses."""
     credentials = passing_credentials()
-    with (
-        reserved_addresses(world_size, host) as nodes,
-        _together(
-            world_size,
-            lambda rank: RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials),
-        ) as backends,
-    ):
-        yield backends
+    return _together(
+        world_size,
+        host,
+        lambda rank, nodes: RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials),
+    )
 
 
 def sub_group_of(factory: GroupFactory) -> GroupFactory:
@@ -110,19 +100,15 @@ def reserved_addresses(number: int, host: str = "127.0.0.1") -> Generator[list[s
     there. Elsewhere the port was only free a moment ago.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    holders = [socket.socket(family, socket.SOCK_STREAM) for _ in range(number)]
-    try:
+    with ExitStack() as held:
+        holders = [held.enter_context(socket.socket(family, socket.SOCK_STREAM)) for _ in range(number)]
         for holder in holders:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((host, 0))
         addresses = [format_address(host, holder.getsockname()[1]) for holder in holders]
         if sys.platform != "linux":
-            for holder in holders:
-                holder.close()
+            held.close()
         yield addresses
-    finally:
-        for holder in holders:
-            holder.close()
 
 
 @contextmanager
@@ -135,8 +121,9 @@ def closing_all(backends: Sequence[B]) -> Generator[Sequence[B], None, None]:
 
 
 @contextmanager
-def _together(world_size: int, connect: Callable[[int], B]) -> Generator[Sequence[B], None, None]:
+def _together(world_size: int, host: str, connect: Callable[[int, list[str]], B]) -> Generator[Sequence[B], None, None]:
     """The backends of all ranks, which connect at the same time. If one fails, the others are closed."""
-    outcomes = run_ranks(range(world_size), connect)
-    with closing_all([outcome for outcome in outcomes if isinstance(outcome, Backend)]):
-        yield results(outcomes)
+    with reserved_addresses(world_size, host) as nodes:
+        outcomes = run_ranks(range(world_size), lambda rank: connect(rank, nodes))
+        with closing_all([outcome for outcome in outcomes if isinstance(outcome, Backend)]):
+            yield results(outcomes)

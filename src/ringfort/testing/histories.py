@@ -8,8 +8,9 @@ A seed determines the number of hosts, every fault and every delay: the same see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Final
@@ -219,23 +220,20 @@ class History:
 Fault = Callable[[SimulatedNetwork, Random], None]
 
 
-def _some(network: SimulatedNetwork, random: Random, *, alive: bool = True, frozen: bool = False) -> int | None:
-    hosts = [
-        host for host, peer in network.peers.items() if peer.alive == alive and (not alive or peer.frozen == frozen)
-    ]
-    return random.choice(hosts) if hosts else None
+def _on_some(do: Callable[..., object], *, alive: bool = True, frozen: bool = False, **draws: Sequence[float]) -> Fault:
+    """Do something to a host that is alive or frozen or neither, with arguments drawn from `draws`."""
 
-
-def _on_some(do: Callable[[SimulatedNetwork, int], object], *, alive: bool = True, frozen: bool = False) -> Fault:
     def fault(network: SimulatedNetwork, random: Random) -> None:
-        host = _some(network, random, alive=alive, frozen=frozen)
-        if host is not None:
-            do(network, host)
+        peers = network.peers.items()
+        hosts = [host for host, peer in peers if peer.alive == alive and (not alive or peer.frozen == frozen)]
+        if hosts:
+            host = random.choice(hosts)
+            do(network, host, **{name: random.choice(values) for name, values in draws.items()})
 
     return fault
 
 
-def _on_leader(do: Callable[[SimulatedNetwork, int], object]) -> Fault:
+def _on_leader(do: Callable[..., object]) -> Fault:
     def fault(network: SimulatedNetwork, random: Random) -> None:
         leaders = [p.host for p in network.alive if p.core.leader == p.id and not p.frozen]
         if leaders:
@@ -244,39 +242,38 @@ def _on_leader(do: Callable[[SimulatedNetwork, int], object]) -> Fault:
     return fault
 
 
-def _cut_one_way(network: SimulatedNetwork, random: Random) -> None:
-    source, target = random.sample(range(network.hosts), 2)
-    network.cut(source, target)
+def _on_two(do: Callable[[SimulatedNetwork, int, int], None]) -> Fault:
+    return lambda network, random: do(network, *random.sample(range(network.hosts), 2))
 
 
-def _cut_pair(network: SimulatedNetwork, random: Random) -> None:
-    one, other = random.sample(range(network.hosts), 2)
-    network.cut(one, other)
-    network.cut(other, one)
+def _some_hosts(network: SimulatedNetwork, random: Random) -> list[int]:
+    return random.sample(range(network.hosts), random.randint(1, network.hosts - 1))
 
 
 def _partition(network: SimulatedNetwork, random: Random) -> None:
-    network.partition(random.sample(range(network.hosts), random.randint(1, network.hosts - 1)))
+    network.partition(_some_hosts(network, random))
 
 
-def _reset(network: SimulatedNetwork, random: Random) -> None:
-    one, other = random.sample(range(network.hosts), 2)
-    network.reset(one, other)
+def _heal(network: SimulatedNetwork, _: Random) -> None:
+    network.heal()
+
+
+def _cut_both_ways(network: SimulatedNetwork, one: int, other: int) -> None:
+    network.cut(one, other)
+    network.cut(other, one)
 
 
 def _reject(network: SimulatedNetwork, random: Random) -> None:
     """Add a firewall that resets and blocks connections between one host and some others."""
     one = random.randrange(network.hosts)
-    others = random.sample(sorted(set(range(network.hosts)) - {one}), random.randint(1, network.hosts - 1))
-    for other in others:
+    for other in random.sample(sorted(set(range(network.hosts)) - {one}), random.randint(1, network.hosts - 1)):
         network.reset(one, other)
-        network.cut(one, other)
-        network.cut(other, one)
+        _cut_both_ways(network, one, other)
 
 
 def _restart_side(network: SimulatedNetwork, random: Random) -> None:
     """Cut some hosts off from the others, and restart their programs."""
-    side = random.sample(range(network.hosts), random.randint(1, network.hosts - 1))
+    side = _some_hosts(network, random)
     network.partition(side)
     network.run_until(network.now + random.choice((0.0, 3.0)))
     word = random.random() < 0.5
@@ -288,62 +285,40 @@ def _restart_side(network: SimulatedNetwork, random: Random) -> None:
         network.start(host)
 
 
-def _wipe(network: SimulatedNetwork, random: Random) -> None:
-    host = _some(network, random, alive=False)
-    if host is not None:
-        network.wipe(host)
-        network.start(host)
+def _wipe(network: SimulatedNetwork, host: int) -> None:
+    network.wipe(host)
+    network.start(host)
 
 
 def _clone(network: SimulatedNetwork, random: Random) -> None:
     """Start a host with a copy of another host's disk."""
-    host = _some(network, random, alive=False)
-    if host is not None:
+    ended = [host for host, peer in network.peers.items() if not peer.alive]
+    if ended:
+        host = random.choice(ended)
         network.start(host, copy_of=random.choice(sorted(set(range(network.hosts)) - {host})))
-
-
-def _kill_without_word(network: SimulatedNetwork, host: int) -> None:
-    network.kill(host, word=False)
-
-
-def _slow(network: SimulatedNetwork, random: Random) -> None:
-    network.slow(random.randrange(network.hosts), random.choice((0.05, 0.5, 2.0)))
-
-
-def _leap(network: SimulatedNetwork, random: Random) -> None:
-    host = _some(network, random)
-    if host is not None:
-        network.leap(host, random.choice((0.5, 3.0, 60.0)))
 
 
 FAULTS: Final[tuple[Fault, ...]] = (
     _on_some(SimulatedNetwork.kill),
     _on_some(SimulatedNetwork.kill, frozen=True),
     _on_leader(SimulatedNetwork.kill),
-    _on_some(_kill_without_word),
-    _on_leader(_kill_without_word),
+    _on_some(partial(SimulatedNetwork.kill, word=False)),
+    _on_leader(partial(SimulatedNetwork.kill, word=False)),
     _on_some(SimulatedNetwork.power_off),
     _on_some(SimulatedNetwork.leave),
-    _on_some(SimulatedNetwork.start, alive=False),
-    _on_some(SimulatedNetwork.start, alive=False),
-    _on_some(SimulatedNetwork.start, alive=False),
+    *3 * (_on_some(SimulatedNetwork.start, alive=False),),
     _on_some(SimulatedNetwork.freeze),
     _on_leader(SimulatedNetwork.freeze),
-    _on_some(SimulatedNetwork.thaw, frozen=True),
-    _on_some(SimulatedNetwork.thaw, frozen=True),
-    _reset,
-    _reset,
+    *2 * (_on_some(SimulatedNetwork.thaw, frozen=True),),
+    *2 * (_on_two(SimulatedNetwork.reset),),
     _reject,
     _restart_side,
-    _wipe,
+    _on_some(_wipe, alive=False),
     _clone,
-    _cut_one_way,
-    _cut_pair,
-    _partition,
-    _partition,
-    lambda network, random: network.heal(),
-    lambda network, random: network.heal(),
-    lambda network, random: network.heal(),
-    _slow,
-    _leap,
+    _on_two(SimulatedNetwork.cut),
+    _on_two(_cut_both_ways),
+    *2 * (_partition,),
+    *3 * (_heal,),
+    lambda network, random: network.slow(random.randrange(network.hosts), random.choice((0.05, 0.5, 2.0))),
+    _on_some(SimulatedNetwork.leap, seconds=(0.5, 3.0, 60.0)),
 )

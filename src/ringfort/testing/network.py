@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
@@ -22,11 +22,6 @@ from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
-
-_ANNOUNCE: Final = 1.0
-"""Seconds between two announcements of a peer."""
-_DIAL: Final = 0.25
-"""Seconds between two attempts to reach a peer."""
 
 Observer = Callable[["SimulatedPeer", Instruction], None]
 
@@ -155,8 +150,8 @@ class SimulatedNetwork:
         if copy_of is None:
             self._disks[key].append(peer)
         self._tick(peer, -1.0)
-        self._at(0.0, self._announce, peer)
-        self._at(0.0, self._dial, peer)
+        self._at(0.0, self._repeat, peer, self._announce, 0.5, 1.5)
+        self._at(0.0, self._repeat, peer, self._dial, 0.175, 0.325)
         return peer
 
     def wipe(self, host: int) -> None:
@@ -228,13 +223,7 @@ class SimulatedNetwork:
                 pipe.stalled.clear()
                 pipe.is_open = pipe.back.is_open = False
                 peer.links.pop(pipe.link)
-                self._at(self._delay(pipe.target.host), self._is_reset, peer, pipe.link)
-
-    def _is_reset(self, peer: SimulatedPeer, link: int) -> None:
-        if peer.frozen:
-            peer.backlog.append((self._is_reset, (peer, link)))
-        elif peer.alive:
-            self._do(peer, peer.core.closed(self._clock(peer), link))
+                self._at(self._delay(pipe.target.host), self._deliver, peer, self._close, peer, pipe.link)
 
     def partition(self, side: Iterable[int]) -> None:
         """Block all traffic between the hosts in `side` and the others."""
@@ -322,32 +311,35 @@ class SimulatedNetwork:
             pipe.stalled.append(message)
             return
         pipe.free_at = max(pipe.free_at, self.now + self._delay(pipe.source.host))
-        heapq.heappush(self._heap, (pipe.free_at, next(self._serial), self._arrive, (pipe, message)))
+        heapq.heappush(
+            self._heap, (pipe.free_at, next(self._serial), self._deliver, (pipe.target, self._arrive, pipe, message))
+        )
+
+    def _deliver(self, peer: SimulatedPeer, do: Callable[..., None], *arguments: Any) -> None:
+        """Have a living peer handle an event; a frozen one handles it after it thaws."""
+        if peer.frozen:
+            peer.backlog.append((do, arguments))
+        elif peer.alive:
+            do(*arguments)
 
     def _arrive(self, pipe: _Pipe, message: AnyMessage | None) -> None:
         peer = pipe.target
-        if not peer.alive or not pipe.is_open:
-            return
-        if peer.frozen:
-            peer.backlog.append((self._arrive, (pipe, message)))
-        elif message is None:
-            self._shut(pipe)
-            self._do(peer, peer.core.closed(self._clock(peer), pipe.link))
-        else:
+        if message is None and pipe.is_open:
+            pipe.is_open = False
+            peer.links.pop(pipe.link, None)
+            self._close(peer, pipe.link)
+        elif message is not None and pipe.is_open:
             self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
 
-    def _shut(self, pipe: _Pipe) -> None:
-        """Close the receiving end of `pipe`, and with it what it sends."""
-        pipe.is_open = False
-        pipe.target.links.pop(pipe.link, None)
+    def _close(self, peer: SimulatedPeer, link: int) -> None:
+        self._do(peer, peer.core.closed(self._clock(peer), link))
 
-    def _end(self, host: int, how: str) -> SimulatedPeer:
+    def _end(self, host: int, how: str) -> None:
         peer = self.peers[host]
         self.log(f"{peer.id} {how}")
         peer.alive = False
         peer.backlog.clear()
         self.ended.append(peer)
-        return peer
 
     # --- a peer's node ----------------------------------------------------------------------------------------------
 
@@ -356,11 +348,6 @@ class SimulatedNetwork:
 
     def _written(self, peer: SimulatedPeer, votes: Votes) -> None:
         """A write to the disk has ended, successfully or not."""
-        if not peer.alive:
-            return
-        if peer.frozen:
-            peer.backlog.append((self._written, (peer, votes)))
-            return
         _, why = self._disk_faults.get(peer.host, (0.0, ""))
         if not why:
             peer.votes = votes
@@ -382,7 +369,7 @@ class SimulatedNetwork:
                         pipe.back.is_open = False
                 case Persist(votes=votes):
                     delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
-                    self._at(delay, self._written, peer, votes) if delay else written.append(votes)
+                    self._at(delay, self._deliver, peer, self._written, peer, votes) if delay else written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -391,7 +378,7 @@ class SimulatedNetwork:
             if self._observer is not None:
                 self._observer(peer, instruction)
         for votes in written:
-            self._written(peer, votes)
+            self._deliver(peer, self._written, peer, votes)
         if instructions or peer.tick_at <= self.now:
             self._tick(peer, peer.tick_at)
 
@@ -410,15 +397,18 @@ class SimulatedNetwork:
             return
         self._do(peer, peer.core.tick(self._clock(peer)))
 
+    def _repeat(self, peer: SimulatedPeer, do: Callable[[SimulatedPeer], None], least: float, most: float) -> None:
+        """Have a peer do something every `least` to `most` seconds, unless it is frozen, until it ends."""
+        if peer.alive:
+            if not peer.frozen:
+                do(peer)
+            self._at(self.random.uniform(least, most), self._repeat, peer, do, least, most)
+
     def _announce(self, peer: SimulatedPeer) -> None:
-        if not peer.alive:
-            return
-        if not peer.frozen:
-            for other in self.alive:
-                for _ in range(1 + (self.random.random() < self._delays.double)):
-                    if other is not peer and self.random.random() >= self._delays.loss:
-                        self._at(self._delay(peer.host) * 10, self._hear, peer, other)
-        self._at(_ANNOUNCE * self.random.uniform(0.5, 1.5), self._announce, peer)
+        for other in self.alive:
+            for _ in range(1 + (self.random.random() < self._delays.double)):
+                if other is not peer and self.random.random() >= self._delays.loss:
+                    self._at(self._delay(peer.host) * 10, self._hear, peer, other)
 
     def _hear(self, source: SimulatedPeer, target: SimulatedPeer) -> None:
         if target.alive and (source.host, target.host) not in self._cuts:
@@ -426,17 +416,13 @@ class SimulatedNetwork:
 
     def _dial(self, peer: SimulatedPeer) -> None:
         """Dial all known peers without a link, and forget those that have ended."""
-        if not peer.alive:
-            return
-        if not peer.frozen:
-            linked = {pipe.target.id for pipe in peer.links.values()}
-            for about in sorted(peer.known - linked):
-                other = next((p for p in self.peers.values() if p.id == about and p.alive), None)
-                if other is None:
-                    peer.known.discard(about)
-                elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
-                    self._at(2 * self._delay(peer.host), self._open, peer, other)
-        self._at(_DIAL * self.random.uniform(0.7, 1.3), self._dial, peer)
+        linked = {pipe.target.id for pipe in peer.links.values()}
+        for about in sorted(peer.known - linked):
+            other = next((p for p in self.peers.values() if p.id == about and p.alive), None)
+            if other is None:
+                peer.known.discard(about)
+            elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
+                self._at(2 * self._delay(peer.host), self._open, peer, other)
 
     def _open(self, caller: SimulatedPeer, callee: SimulatedPeer) -> None:
         if not caller.alive or not callee.alive or caller.frozen or callee.frozen:

@@ -45,13 +45,8 @@ def make_tcp(rank: int, addresses: Sequence[str]) -> Backend:
     return TcpBackend(rank, len(addresses), addresses[0], config=DistributedConfig(timeout=CHECK_TIMEOUT))
 
 
-def make_ring(rank: int, addresses: Sequence[str]) -> Backend:
-    """A rank over TCP that knows the addresses of all."""
-    return RingBackend(DistributedConfig(nodes=addresses, rank=rank, timeout=CHECK_TIMEOUT))
-
-
 def make_ring_without_shared_memory(rank: int, addresses: Sequence[str]) -> Backend:
-    """The same without shared memory."""
+    """A rank over TCP that knows the addresses of all."""
     config = DistributedConfig(nodes=addresses, rank=rank, timeout=CHECK_TIMEOUT, shared_memory="off")
     return RingBackend(config)
 

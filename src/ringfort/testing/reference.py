@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce as left_reducer
 from hashlib import blake2b
 from typing import Any, cast
@@ -59,20 +59,15 @@ def reduced(parts: Sequence[Array], op: Op) -> Array:
     return np.asarray(left_reducer(UFUNCS[op], parts)).astype(dtype)
 
 
-def meaningful() -> Iterator[tuple[str, ReduceOp]]:
+def meaningful() -> list[tuple[str, ReduceOp]]:
     """All pairs of a dtype and an op that is defined for it."""
-    for dtype in DTYPES:
-        kind = np.dtype(dtype).kind
-        for op in ReduceOp:
-            is_bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-            is_scaled = op in (ReduceOp.MEAN, ReduceOp.PREMUL_SUM)
-            is_ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-            if (
-                not (is_bitwise and kind in "fc")
-                and not (is_ordered and kind == "c")
-                and not (is_scaled and kind == "b")
-            ):
-                yield dtype, op
+    bitwise = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
+    undefined = {
+        "b": {ReduceOp.MEAN, ReduceOp.PREMUL_SUM},
+        "f": bitwise,
+        "c": bitwise | {ReduceOp.MIN, ReduceOp.MAX},
+    }
+    return [(dtype, op) for dtype in DTYPES for op in ReduceOp if op not in undefined.get(np.dtype(dtype).kind, ())]
 
 
 def op_of(op: ReduceOp, rank: int) -> Op:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ringfort.bench.options import DTYPES, OPS, Case, Options, parse_connections, parse_ranks, parse_size, parse_sizes
@@ -63,7 +64,7 @@ def test_options_that_cannot_work_are_refused_by_name(keywords: dict[str, object
 
 def test_options_reach_a_rank_unchanged() -> None:
     options = Options(op="reduce", strategy="tree(3)", against=("gloo",), repeat=5, connections="auto")
-    assert Options.from_json(options.to_json()) == options
+    assert msgspec.json.decode(msgspec.json.encode(options), type=Options) == options
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -92,7 +92,7 @@ class FakeWorkers:
             raise WorkersFailedError(self.name, "rank 1 ended", ["Traceback", "bad"])
         if command["do"] == "burst":
             return [{"nanoseconds": [1000] * command["calls"]}, {"nanoseconds": [2000] * command["calls"]}]
-        return [{"seconds": 1.0}, {"seconds": 2.0}]
+        return [{"nanoseconds": [10**9]}, {"nanoseconds": [2 * 10**9]}]
 
 
 def schedule(*workers: FakeWorkers) -> Schedule:

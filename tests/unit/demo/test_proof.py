@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ringfort.demo.proof import Outcome, Training, relative_differences
-from ringfort.demo.screen import Show, curve_steps, size
+from ringfort.demo.screen import Show, curve_steps
 from ringfort.demo.settings import BATCH, RANKS, TOLERANCE, Settings
 from ringfort.errors import InvalidArgumentError
 
@@ -70,11 +70,6 @@ def test_the_curve_is_shown_from_its_first_step_to_its_last(steps: int) -> None:
     assert len(shown) == len(set(shown)) <= 6
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")])
-def test_bytes_are_written_for_people(count: int, text: str) -> None:
-    assert size(count) == text
-
-
 @pytest.mark.parametrize(("name", "value"), [("ranks", 0), ("ranks", 257), ("steps", 0), ("seed", -1)], ids=str)
 def test_settings_that_cannot_work_are_refused_by_name(name: str, value: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name}={value}"):
@@ -82,14 +77,9 @@ def test_settings_that_cannot_work_are_refused_by_name(name: str, value: int) ->
 
 
 def test_a_framework_that_is_not_known_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="one of: numpy, torch"):
+    with pytest.raises(InvalidArgumentError, match="numpy or torch"):
         Settings(framework="jax")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_shares_of_the_default_run_are_uneven() -> None:
     assert all(batch % RANKS for batch in BATCH.values())
-
-
-def test_settings_reach_a_rank_unchanged() -> None:
-    settings = Settings(ranks=2, steps=5, seed=9, framework="torch")
-    assert Settings.from_json(settings.to_json()) == settings
