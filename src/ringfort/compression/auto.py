@@ -28,8 +28,7 @@ from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, pr
 from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import Memory, run_steps
 from ringfort.compression import encoded, lowrank
-from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
-from ringfort.compression.noise import CHUNK
+from ringfort.compression.exchange import segment_of
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy, Method
@@ -94,9 +93,8 @@ class Table:
             size = 4 * sum(_factor_elements(shape, strategy.rank) for shape in shapes)
             return 4 * (n - 1) * a + whole * size * b + count * (speed.write + speed.read)
         codec = codec_of(strategy.values)
-        segment = min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // codec.nbytes(CHUNK)))
-        parts = -(-count // n)
-        turns = max(1, -(-parts // segment))
+        part = -(-count // n)
+        turns = max(1, -(-part // segment_of(codec)))
         work = count * (speed.write + (2 * n - 1) / n * speed.read)
         return 2 * (n - 1) * turns * a + whole * codec.nbytes(count) * b + work
 

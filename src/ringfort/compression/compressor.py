@@ -229,6 +229,11 @@ class Draft:
     step: int
 
     @property
+    def name(self) -> str:
+        """The names of all tensors."""
+        return ", ".join(piece.name for piece in self.pieces)
+
+    @property
     def keeps(self) -> bool:
         """Whether what is not sent is kept (error feedback)."""
         return self.compressor.error_feedback
