@@ -256,7 +256,7 @@ class _AllReduce:
         """The sums over all ranks of some small arrays, in one go and exact but for rounding."""
         packed = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)
         self.exchange.reduce(packed, packed, _RAW, keep_error=False, basis=basis)
-        edges = np.cumsum([array.size for array in arrays])[:-1] if arrays else []
+        edges = np.cumsum([array.size for array in arrays])[:-1]
         return [total.reshape(array.shape) for total, array in zip(np.split(packed, edges), arrays, strict=False)]
 
 
