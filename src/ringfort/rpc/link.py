@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -79,7 +78,6 @@ class Link:
         self._on_stuck = on_stuck
         self._pause = pause
         self._outbound = Outbound()
-        self._posted: deque[Outgoing | bytes] = deque()
         self._writing = threading.Lock()
 
     @property
@@ -94,13 +92,13 @@ class Link:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def post(self, item: Outgoing | bytes) -> None:
-        self._posted.append(item)
+        self._outbound.post(item)
         self._flush()
 
     def _flush(self) -> None:
         # By `with` and a look, not by trying the lock: an interrupt must not leave it taken (transport/locks.py). A
         # thread that is overtaken between the look and the `with` waits until the other has written.
-        while self._posted and not self.is_stuck and not self._writing.locked():
+        while self._outbound.is_active and not self.is_stuck and not self._writing.locked():
             with self._writing:
                 self._write_or_break()
 
@@ -122,11 +120,9 @@ class Link:
     def _write(self) -> None:
         outbound, stream = self._outbound, self._stream
         if not self.is_open:
-            self._drop()
+            outbound.drop()
             return
         while True:
-            if self._posted:
-                self._queue_posted()
             head, body = outbound.pieces()
             try:
                 if body:
@@ -142,22 +138,14 @@ class Link:
                 return
             except OSError as exc:
                 self.mark_broken(exc.strerror or str(exc))
-                self._drop()
+                outbound.drop()
                 self._on_stuck(self)
                 return
-
-    def _queue_posted(self) -> None:
-        while self._posted:
-            self._outbound.post(self._posted.popleft())
-
-    def _drop(self) -> None:
-        self._queue_posted()
-        self._outbound.drop()
 
     @property
     def is_flushed(self) -> bool:
         """Whether the kernel has everything."""
-        return not self._posted and not self._outbound.is_active
+        return not self._outbound.is_active
 
     # --- reading, by the thread that holds `reading` --------------------------------------------------------------
 
@@ -214,7 +202,7 @@ class Link:
         """Close the socket and drop what has not been sent."""
         self.is_closed = True
         with self._writing:
-            self._drop()
+            self._outbound.drop()
         self.hang_up()
         with self.reading, self._writing:
             self._stream.close()
