@@ -123,7 +123,7 @@ def choose(
     shapes: Sequence[tuple[int, ...]],
     call: bytes = BARRIER_CALL,
     timeout: float | None = None,
-) -> CompressionStrategy:
+) -> Choice:
     """Return the fastest strategy within the error that `asked` allows. All ranks call it at the same place among their
     collectives. The first call measures, which is a collective and takes half a second on a link of 100 Mbit/s that the
     cluster has not measured."""
@@ -133,23 +133,18 @@ def choose(
     if found is None:
         if len(known) >= _REMEMBERED:
             known.clear()
-        found = known[key] = explain(group, asked, shapes, call, timeout)
+        if group.shares_memory or len(set(group.hosts)) == 1:
+            what = "share memory" if group.shares_memory else "are on one host"
+            why = f"the ranks {what}, where uncompressed data is the fastest"
+            found = Choice(CompressionStrategy.NONE, why, {})
+        else:
+            found = _fastest(table_of(group, call, timeout), asked, shapes)
+        known[key] = found
         logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
-    return found.strategy
+    return found
 
 
-def explain(
-    group: Group,
-    asked: CompressionStrategy,
-    shapes: Sequence[tuple[int, ...]],
-    call: bytes = BARRIER_CALL,
-    timeout: float | None = None,
-) -> Choice:
-    """Choose as `choose` does, and say why."""
-    if group.shares_memory or len(set(group.hosts)) == 1:
-        what = "share memory" if group.shares_memory else "are on one host"
-        return Choice(CompressionStrategy.NONE, f"the ranks {what}, where uncompressed data is the fastest", {})
-    table = table_of(group, call, timeout)
+def _fastest(table: Table, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]]) -> Choice:
     predicted = {
         strategy: table.predict(strategy, shapes)
         for strategy in CANDIDATES

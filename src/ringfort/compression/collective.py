@@ -82,7 +82,7 @@ def all_reduce(
         if group.world_size == 1:
             chosen = CompressionStrategy.NONE
         elif strategy.method is Method.AUTO:
-            chosen = auto.choose(group, strategy, [piece.shape for piece in pieces], call, timeout)
+            chosen = auto.choose(group, strategy, [piece.shape for piece in pieces], call, timeout).strategy
         envelope = group.envelope(call, timeout)
         envelope = envelope._replace(deadline=begun + envelope.timeout)  # to measure first counts too
         if chosen.method is Method.NONE:
@@ -96,7 +96,7 @@ def all_reduce(
         factors = step.run()
         if not in_place:
             narrow(out, view)
-        draft.commit(factors)
+        compressor.commit(draft, factors)
         step.exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
         return view.finish()
 
@@ -300,7 +300,7 @@ def reduce_scatter(
         out = np.empty(place.flat.size, np.float32)
         exchange.reduce_part(out, codec_of(strategy.values), divisor)
         narrow(out, place)
-        draft.commit()
+        compressor.commit(draft, {})
         exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
         return place.finish()
 

@@ -11,10 +11,9 @@ from ringfort.config import RpcConfig, check_timeout
 from ringfort.errors import InvalidMessageError, RpcError, RpcNoConnectionError, RpcPeerLostError, RpcTimeoutError
 from ringfort.rpc import values
 from ringfort.rpc.calls import Calls, RpcFuture
-from ringfort.rpc.inbound import Head
 from ringfort.rpc.network import Network
 from ringfort.rpc.outbound import Outgoing
-from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
+from ringfort.rpc.protocol import Head, Kind, Message, Reference, pack_cancel
 from ringfort.rpc.references import References
 from ringfort.rpc.requests import FETCH, Failure, Request
 from ringfort.rpc.serving import Serving, current

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from ringfort.errors import DistributedError
-from ringfort.rpc.inbound import Event, Head, Inbound
 from ringfort.rpc.outbound import Outbound, Outgoing
-from ringfort.rpc.protocol import Message
+from ringfort.rpc.protocol import Event, Head, Inbound, Message
 from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 

@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from ringfort.rpc.inbound import Event, Head
 from ringfort.rpc.link import Link, LoopbackLink, PeerLink
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.poller import Poller
-from ringfort.rpc.protocol import pack_goodbye
+from ringfort.rpc.protocol import Event, Head, pack_goodbye
 from ringfort.rpc.setup import Formed
 from ringfort.transport import locks, tcp
 from ringfort.transport.forks import FORKED, keep_from_children

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from ringfort.rpc.calls import RpcFuture
-from ringfort.rpc.inbound import Event
 from ringfort.rpc.link import Link
+from ringfort.rpc.protocol import Event
 from ringfort.transport.locks import Thread, is_mine
 from ringfort.transport.spin import LONGEST, Spin
 from ringfort.transport.tcp import LONGEST_SLEEP

@@ -16,11 +16,10 @@ from ringfort.errors import InvalidMessageError, ProtocolError
 from ringfort.rpc import values
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.functions import Function
-from ringfort.rpc.inbound import Head
 from ringfort.rpc.link import PeerLink
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
-from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
+from ringfort.rpc.protocol import Head, Kind, Message, Reference, pack_cancel
 from ringfort.rpc.references import References
 from ringfort.rpc.requests import (
     FETCH,

@@ -12,11 +12,10 @@ import pytest
 
 from ringfort.errors import ProtocolError
 from ringfort.rpc.calls import RpcFuture
-from ringfort.rpc.inbound import Event
 from ringfort.rpc.link import Link
 from ringfort.rpc.outbound import Outbound, Outgoing
 from ringfort.rpc.poller import Poller
-from ringfort.rpc.protocol import FIRST, HEADER, SIZE, Kind, Message, pack_cancel
+from ringfort.rpc.protocol import FIRST, HEADER, SIZE, Event, Kind, Message, pack_cancel
 from tests.helpers.agents import PATIENCE, until
 
 
