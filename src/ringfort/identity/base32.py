@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache, reduce
-from operator import xor
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 VALUES = {letter: value for value, letter in enumerate(ALPHABET)} | {"o": 0, "i": 1, "l": 1}
@@ -18,7 +17,9 @@ CHECKSUM_SYMBOLS = 6
 
 _TARGET = 0x2BC830A3  # BIP 350
 _GENERATOR = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)  # BIP 173
-_FEEDBACK = [reduce(xor, (term for bit, term in enumerate(_GENERATOR) if top >> bit & 1), 0) for top in range(32)]
+_FEEDBACK = [
+    reduce(int.__xor__, (term for bit, term in enumerate(_GENERATOR) if top >> bit & 1), 0) for top in range(32)
+]
 
 
 def to_symbols(data: bytes) -> list[int]:
