@@ -4,7 +4,7 @@ agent.py       the public class; it connects the parts below
 client.py      makes calls; calls.py is the table of those that have not ended
 serving.py     runs functions for others; pool.py has the threads, functions.py checks the arguments
 references.py  values that stay with their owner
-network.py     moves bytes: link.py and poller.py, over protocol.py and outbound.py, which are pure
+network.py     moves bytes over link.py, and that over protocol.py and outbound.py, which are pure
 values.py, requests.py  what the bytes mean
 """
 
@@ -115,7 +115,7 @@ class RpcAgent:
         self._references = References(
             self.rank,
             network.post,
-            network.poller.soon,
+            network.soon,
             world_size=self.world_size,
             most=self.config.max_references,
         )
@@ -323,7 +323,7 @@ class RpcAgent:
                 return
             network.closed = CLOSED
             if not says_goodbye:
-                network.poller.stop()
+                network.stop()
             self._client.fail(None, reason)
             self._serving.close()
             self._references.close()

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ringfort.errors import DistributedError
 from ringfort.rpc.outbound import Outbound, Outgoing
@@ -20,23 +19,6 @@ _READS = 16
 """System calls to read with before another link gets its turn: 4 MiB at most."""
 _SMALL = 16 * 1024
 """Bytes up to which a read is not part of something large."""
-
-
-class PeerLink(Protocol):
-    """The link to an agent: a `Link` to another rank, or the `LoopbackLink`."""
-
-    peer: int
-    broken: str | None
-
-    @property
-    def is_open(self) -> bool: ...
-    def post(self, item: Outgoing | bytes) -> None:
-        """Send a message or a control frame, or begin to; return at once. On a closed link, only finish `item`."""
-        ...
-
-    def mark_broken(self, reason: str) -> None:
-        """Use the link no more."""
-        ...
 
 
 class Link:
@@ -91,6 +73,7 @@ class Link:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def post(self, item: Outgoing | bytes) -> None:
+        """Send a message or a control frame, or begin to; return at once. On a closed link, only finish `item`."""
         self._outbound.post(item)
         self._flush()
 
@@ -238,3 +221,7 @@ class LoopbackLink:
         item.finish()
         if is_admitted:
             self._handle(self, Message(kind, call, copies, references))
+
+
+PeerLink = Link | LoopbackLink
+"""The link to an agent, of another rank or of this one."""
