@@ -21,11 +21,10 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.steps import run_ring
-from ringfort.compression import packing
 from ringfort.compression.codec import ChunkCodec, Codec
 from ringfort.compression.compressor import Draft
+from ringfort.compression.encoded import SIZE, Head
 from ringfort.compression.noise import CHUNK, mix
-from ringfort.compression.packing import Head
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.errors import NonFiniteError
@@ -70,7 +69,7 @@ class Exchange:
         longest = parts[0][1] - parts[0][0]
         segment = min(segment_of(codec), max(longest, 1))
         total = np.empty(segment, np.float32)
-        rows = np.empty((n, packing.SIZE + codec.nbytes(segment)), np.uint8)
+        rows = np.empty((n, SIZE + codec.nbytes(segment)), np.uint8)
         head = self._head(0, basis=basis)
         for turn, offset in enumerate(range(0, max(longest, 1), segment)):
             spans = [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
@@ -78,7 +77,7 @@ class Exchange:
             added = total[: own.stop - own.start]
             added[...] = work[own]
             self._reduce(work, spans, added, codec, head, mix(seed, turn), keep_error=keep_error)
-            sizes = [packing.SIZE + codec.nbytes(b - a) for a, b in spans]
+            sizes = [SIZE + codec.nbytes(b - a) for a, b in spans]
             mine = rows[rank, : sizes[rank]]
             here = head._replace(elements=added.size)
             self._encode(added, mine, codec, here, mix(seed, turn, n), keep_error=keep_error)
@@ -111,7 +110,7 @@ class Exchange:
         """The draft of every rank as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
         rank, n, draft = self._group.rank, self._group.world_size, self._draft
         head = self._head(draft.work.size, rows=codec.k)
-        size = packing.SIZE + codec.nbytes(draft.work.size)
+        size = SIZE + codec.nbytes(draft.work.size)
         messages = np.empty((n, size), np.uint8)
         self._encode(draft.work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)
         self._round(messages, [size] * n)
@@ -123,7 +122,7 @@ class Exchange:
                 found[peer] = there.nonfinite
         if found:
             raise NonFiniteError(self._draft.name, found)
-        return [message[packing.SIZE :] for message in messages]
+        return [message[SIZE:] for message in messages]
 
     def report(self, metrics: DistributedMetrics | None, nbytes: int) -> None:
         """Count the collective, which would have sent `nbytes` without compression."""
@@ -156,13 +155,13 @@ class Exchange:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
         rank, n = self._group.rank, self._group.world_size
         most = max(b - a for a, b in spans)
-        outgoing, incoming = np.empty((2, packing.SIZE + codec.nbytes(most)), np.uint8)
+        outgoing, incoming = np.empty((2, SIZE + codec.nbytes(most)), np.uint8)
         found = {rank: head.nonfinite} if head.nonfinite else {}
         same = True
         for dst, src in algorithms.exchange_order(rank, n):
             start, stop = spans[dst]
-            message = outgoing[: packing.SIZE + codec.nbytes(stop - start)]
-            arriving = incoming[: packing.SIZE + codec.nbytes(added.size)]
+            message = outgoing[: SIZE + codec.nbytes(stop - start)]
+            arriving = incoming[: SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=stop - start)
             self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
             self._group.exchange(message, dst, arriving, src, self._envelope)
@@ -191,14 +190,14 @@ class Exchange:
         start = time.perf_counter()
         head.write(message)
         if head.nonfinite:
-            message[packing.SIZE :] = 0  # nobody reads it, and nobody should
+            message[SIZE:] = 0  # nobody reads it, and nobody should
         else:
-            codec.encode(values, message[packing.SIZE :], seed, keep_error=keep_error)
+            codec.encode(values, message[SIZE:], seed, keep_error=keep_error)
         self.codec_seconds += time.perf_counter() - start
 
     def _decode(self, message: Array, out: Array, codec: Codec, *, add: bool = False) -> None:
         start = time.perf_counter()
-        codec.decode(message[packing.SIZE :], out, add=add)
+        codec.decode(message[SIZE:], out, add=add)
         self.codec_seconds += time.perf_counter() - start
 
 

@@ -104,17 +104,9 @@ def pack_goodbye() -> bytes:
     return HEADER.pack(Kind.GOODBYE, 0, 0, 0, 0, 0, 0)
 
 
-def unpack_count(body: memoryview) -> Count:
-    """Read the body of a count frame. Raises `ProtocolError`."""
-    if len(body) != COUNT.size:
-        raise ProtocolError(f"a count frame has {len(body)} bytes, not {COUNT.size}")
-    owner, creator, number, user, delta = COUNT.unpack(body)
-    return Count(Reference(owner, creator, number), user, delta)
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-_SCRATCH = 64 * KIB
+_AT_ONCE = 64 * KIB
 """Bytes to read at once while no large buffer is being filled."""
 _MESSAGES = frozenset({Kind.REQUEST, Kind.RESPONSE, Kind.ERROR})
 _KINDS = {int(kind): kind for kind in Kind}
@@ -179,7 +171,8 @@ class Inbound:
         self.events: list[Event] = []
         """What has arrived; whoever takes it empties the list."""
         self._admit = admit
-        self._scratch = memoryview(bytearray(_SCRATCH))
+        # Room for the table of a message with very many buffers: it has at most CHUNK bytes, as any frame.
+        self._scratch = memoryview(bytearray(CHUNK + _AT_ONCE))
         self._start: int = 0  # of the bytes in the scratch that have not been parsed
         self._end: int = 0
         self._arriving: dict[tuple[bool, int], _Arriving] = {}
@@ -201,7 +194,7 @@ class Inbound:
             rest = bytes(self._scratch[self._start : self._end])
             self._scratch[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
-        return self._scratch[self._end :]
+        return self._scratch[self._end : self._end + _AT_ONCE]
 
     def took(self, count: int) -> None:
         """Report that `count` bytes were put where `want` said. Raises `ProtocolError` if they are invalid."""
@@ -249,7 +242,6 @@ class Inbound:
             if not 0 < buffers <= MAX_BUFFERS or references > MAX_REFERENCES or table > length:
                 raise ProtocolError(f"invalid message: {buffers} buffers and {references} references")
             if have < HEADER.size + table:
-                self._make_room(HEADER.size + table)
                 return False
             into = self._begin(kind, call, self._scratch[start : start + table], buffers)
             start += table
@@ -273,13 +265,6 @@ class Inbound:
                 self._start = start
                 return self._frame_left == 0
 
-    def _make_room(self, size: int) -> None:
-        """Make room for the table of a message with very many buffers. It has at most CHUNK bytes, as any frame."""
-        if size > len(self._scratch):
-            scratch = memoryview(bytearray(size + _SCRATCH))
-            scratch[: self._end] = self._scratch[: self._end]
-            self._scratch = scratch
-
     def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int) -> _Arriving:
         key = kind is Kind.REQUEST, call
         if key in self._arriving:
@@ -298,6 +283,9 @@ class Inbound:
             if not of_response:
                 self.events.append(Cancelled(call))
         elif kind is Kind.COUNT:
-            self.events.append(unpack_count(body))
+            if len(body) != COUNT.size:
+                raise ProtocolError(f"a count frame has {len(body)} bytes, not {COUNT.size}")
+            *reference, user, delta = COUNT.unpack(body)
+            self.events.append(Count(Reference(*reference), user, delta))
         else:
             self.events.append(kind)
