@@ -96,7 +96,7 @@ def all_reduce(
         factors = step.run()
         if not in_place:
             narrow(out, view)
-        compressor.commit(draft, factors)
+        compressor.keep(draft, factors)
         step.exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
         return view.finish()
 
@@ -300,7 +300,7 @@ def reduce_scatter(
         out = np.empty(place.flat.size, np.float32)
         exchange.reduce_part(out, codec_of(strategy.values), divisor)
         narrow(out, place)
-        compressor.commit(draft, {})
+        compressor.keep(draft, {})
         exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
         return place.finish()
 

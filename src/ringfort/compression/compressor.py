@@ -1,7 +1,7 @@
 """`GradientCompressor`: a strategy, and the error feedback of each tensor.
 
 What a step does not send is added to the next step's gradient (error feedback, Karimireddy et al. 2019,
-arXiv:1901.09847): it is delayed, never lost. A failed step changes nothing: only `commit` changes the state of a
+arXiv:1901.09847): it is delayed, never lost. A failed step changes nothing: only `keep` changes the state of a
 tensor, so a step that is repeated after a lost peer starts from the same state.
 """
 
@@ -120,7 +120,7 @@ class GradientCompressor:
             raise NonFiniteError(name, {0: draft.refused})
         factor = self.factor(draft.pieces[0], self.strategy.rank)
         data, factor = encoded.write(self.strategy, draft.work, view.shape, factor, draft.seed, draft.keeps)
-        self.commit(draft, {name: factor} if factor is not None else {})
+        self.keep(draft, {name: factor} if factor is not None else {})
         return data.tobytes()
 
     def decompress(self, data: bytes | bytearray | memoryview, count: int | None = None) -> Array:
@@ -203,7 +203,7 @@ class GradientCompressor:
                 return None
             return kept.factor if kept.factor.shape == (rank, shape[1]) else None
 
-    def commit(self, draft: Draft, factors: Mapping[str, Array]) -> None:
+    def keep(self, draft: Draft, factors: Mapping[str, Array]) -> None:
         """Store the new state: the step has succeeded, and `draft.work` is the residual."""
         if not draft.keeps and not factors:
             return

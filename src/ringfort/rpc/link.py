@@ -49,7 +49,6 @@ class Link:
         """Whether a caller reads."""
         self.broken: str | None = None
         """Why nothing can be sent any more."""
-        self.is_closed = False
         self.inbound = Inbound(partial(admit, self))
         self.is_stuck = False
         self._sock = sock
@@ -64,7 +63,7 @@ class Link:
     @property
     def is_open(self) -> bool:
         """Whether messages can still be sent."""
-        return self.broken is None and not self.is_closed
+        return self.broken is None
 
     def mark_broken(self, reason: str) -> None:
         """Use the link no more. The first reason counts."""
@@ -182,7 +181,7 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and drop what has not been sent."""
-        self.is_closed = True
+        self.mark_broken("this rank has closed it")
         with self._writing:
             self._outbound.drop()
         self.hang_up()
