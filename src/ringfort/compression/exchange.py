@@ -20,7 +20,7 @@ import numpy as np
 from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.steps import run_ring
+from ringfort.collectives.steps import PartMemory, run_ring
 from ringfort.compression.codec import ChunkCodec, Codec
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
@@ -183,7 +183,8 @@ class Exchange:
         """Each rank's row to every rank, round the ring."""
         group = self._group
         steps = algorithms.ring_all_gather(group.rank, group.world_size, group.ring)
-        run_ring(group, steps, _Rows(rows, sizes), self._envelope)  # pyright: ignore[reportArgumentType]
+        memory = PartMemory([row[:size] for row, size in zip(rows, sizes, strict=True)], (0, rows.shape[1]))
+        run_ring(group, steps, memory, self._envelope)
         self.sent += sum(sizes[step.out[0]] for step in steps if step.out is not None)
 
     def _encode(self, values: Array, message: Array, codec: Codec, head: Head, seed: int, *, keep_error: bool) -> None:
@@ -199,13 +200,3 @@ class Exchange:
         start = time.perf_counter()
         codec.decode(message[SIZE:], out, add=add)
         self.codec_seconds += time.perf_counter() - start
-
-
-class _Rows:
-    """Rows of different lengths, as `run_ring` asks for them."""
-
-    def __init__(self, rows: Array, sizes: list[int]) -> None:
-        self._rows, self._sizes = rows, sizes
-
-    def __getitem__(self, span: Span) -> memoryview:
-        return self._rows[span[0], : self._sizes[span[0]]].data
