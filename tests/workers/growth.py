@@ -19,7 +19,7 @@ import numpy as np
 
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.collectives import cost_model
-from ringfort.compression.auto import explain
+from ringfort.compression.auto import choose
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import AllReduceStrategy, CollectiveConfig, DistributedConfig, HealthConfig
@@ -64,7 +64,7 @@ class Grower(Worker):
     def price(self, size: int) -> None:
         group = self.backend.group
         model = cost_model.model_of(group)
-        choice = explain(group, CompressionStrategy.AUTO, [(size // 4,)])
+        choice = choose(group, CompressionStrategy.AUTO, [(size // 4,)])
         say(
             mbit=8e-6 / float(model.links.per_byte.max()),
             strategy=str(model.choose(AllReduceStrategy, size)),

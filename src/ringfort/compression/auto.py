@@ -28,8 +28,7 @@ from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, pr
 from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import Memory, run_steps
 from ringfort.compression import encoded, lowrank
-from ringfort.compression.exchange import MAX_SEGMENT, MESSAGE_BYTES
-from ringfort.compression.noise import CHUNK
+from ringfort.compression.exchange import segment_of
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy, Method
@@ -94,9 +93,8 @@ class Table:
             size = 4 * sum(_factor_elements(shape, strategy.rank) for shape in shapes)
             return 4 * (n - 1) * a + whole * size * b + count * (speed.write + speed.read)
         codec = codec_of(strategy.values)
-        segment = min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // codec.nbytes(CHUNK)))
-        parts = -(-count // n)
-        turns = max(1, -(-parts // segment))
+        part = -(-count // n)
+        turns = max(1, -(-part // segment_of(codec)))
         work = count * (speed.write + (2 * n - 1) / n * speed.read)
         return 2 * (n - 1) * turns * a + whole * codec.nbytes(count) * b + work
 
@@ -125,7 +123,7 @@ def choose(
     shapes: Sequence[tuple[int, ...]],
     call: bytes = BARRIER_CALL,
     timeout: float | None = None,
-) -> CompressionStrategy:
+) -> Choice:
     """Return the fastest strategy within the error that `asked` allows. All ranks call it at the same place among their
     collectives. The first call measures, which is a collective and takes half a second on a link of 100 Mbit/s that the
     cluster has not measured."""
@@ -135,23 +133,18 @@ def choose(
     if found is None:
         if len(known) >= _REMEMBERED:
             known.clear()
-        found = known[key] = explain(group, asked, shapes, call, timeout)
+        if group.shares_memory or len(set(group.hosts)) == 1:
+            what = "share memory" if group.shares_memory else "are on one host"
+            why = f"the ranks {what}, where uncompressed data is the fastest"
+            found = Choice(CompressionStrategy.NONE, why, {})
+        else:
+            found = _fastest(table_of(group, call, timeout), asked, shapes)
+        known[key] = found
         logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
-    return found.strategy
+    return found
 
 
-def explain(
-    group: Group,
-    asked: CompressionStrategy,
-    shapes: Sequence[tuple[int, ...]],
-    call: bytes = BARRIER_CALL,
-    timeout: float | None = None,
-) -> Choice:
-    """Choose as `choose` does, and say why."""
-    if group.shares_memory or len(set(group.hosts)) == 1:
-        what = "share memory" if group.shares_memory else "are on one host"
-        return Choice(CompressionStrategy.NONE, f"the ranks {what}, where uncompressed data is the fastest", {})
-    table = table_of(group, call, timeout)
+def _fastest(table: Table, asked: CompressionStrategy, shapes: Sequence[tuple[int, ...]]) -> Choice:
     predicted = {
         strategy: table.predict(strategy, shapes)
         for strategy in CANDIDATES

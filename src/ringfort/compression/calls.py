@@ -42,7 +42,7 @@ def describe(call: bytes) -> str:
     what, op, kind, method, number, values, keeps, count = _CALL.unpack(call)
     try:
         name = Compressed(what).name.lower()
-        share = 2.0 ** (-number / _OCTAVE)
+        share = float(f"{2.0 ** (-number / _OCTAVE):.3g}")  # as the person may have written it
         strategy = CompressionStrategy(
             Method(method),
             QuantizationType(values),
@@ -51,13 +51,7 @@ def describe(call: bytes) -> str:
             share if method == Method.AUTO.value else CompressionStrategy.AUTO.max_error,
         )
         words = [f"{by_code(kind).name}[{count}]", ReduceOp(op).name] if kind else []
-        words.append(f"compression={_rounded(strategy)}{'' if keeps else ' without error feedback'}")
+        words.append(f"compression={strategy}{'' if keeps else ' without error feedback'}")
     except (ValueError, InvalidArgumentError):
         return signature.describe(call)
     return f"{name}({', '.join(words)})"
-
-
-def _rounded(strategy: CompressionStrategy) -> str:
-    """Its name, with the share as the person may have written it."""
-    ratio, error = float(f"{strategy.ratio:.3g}"), float(f"{strategy.max_error:.3g}")
-    return str(CompressionStrategy(strategy.method, strategy.values, ratio, strategy.rank, error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -73,14 +73,7 @@ def all_reduce(
     if (pieces[-1].stop if pieces else 0) != view.flat.size:
         raise InvalidArgumentError("tensors", tensors, f"do not make up the {view.flat.size} elements of the array")
     strategy = compressor.strategy
-    call = calls.encode(
-        Compressed.ALL_REDUCE,
-        strategy,
-        kind=view.kind.code,
-        count=view.flat.size,
-        op=reduction.code_of(op),
-        keeps=compressor.error_feedback,
-    )
+    call = _call(Compressed.ALL_REDUCE, compressor, view, op)
     group.check_timeout(timeout)
 
     def run() -> Any:
@@ -89,7 +82,7 @@ def all_reduce(
         if group.world_size == 1:
             chosen = CompressionStrategy.NONE
         elif strategy.method is Method.AUTO:
-            chosen = auto.choose(group, strategy, [piece.shape for piece in pieces], call, timeout)
+            chosen = auto.choose(group, strategy, [piece.shape for piece in pieces], call, timeout).strategy
         envelope = group.envelope(call, timeout)
         envelope = envelope._replace(deadline=begun + envelope.timeout)  # to measure first counts too
         if chosen.method is Method.NONE:
@@ -97,7 +90,14 @@ def all_reduce(
         draft = compressor.draft(view, pieces, factor, group.rank)
         if not draft.keeps:  # nothing else tells one call from the next
             draft.seed = mix(draft.seed, envelope.operation)
-        _run(group, envelope, chosen, draft, view, divisor, metrics)
+        in_place = view.flat.dtype == np.float32
+        out = view.flat if in_place else np.empty(view.flat.size, np.float32)
+        step = _AllReduce(group, envelope, chosen, draft, out, divisor)
+        factors = step.run()
+        if not in_place:
+            narrow(out, view)
+        compressor.keep(draft, factors)
+        step.exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)
@@ -122,7 +122,9 @@ def _plain(
     refused = np.array([0 if draft is None else draft.refused])
     counts = all_gather(group, refused, timeout=timeout).run().reshape(-1).tolist()
     if any(counts):
-        raise NonFiniteError(_named(pieces), {rank: count for rank, count in enumerate(counts) if count})
+        raise NonFiniteError(
+            ", ".join(piece.name for piece in pieces), {rank: count for rank, count in enumerate(counts) if count}
+        )
     if draft is not None:
         narrow(draft.work, view)
         op = ReduceOp.premul_sum(1) if isinstance(op, PremulSum) else op  # the factor is in already
@@ -136,8 +138,9 @@ def _plain(
     return result
 
 
-def _named(pieces: Sequence[Piece]) -> str:
-    return ", ".join(piece.name for piece in pieces)
+def _call(what: Compressed, compressor: GradientCompressor, view: ArrayView, op: Op) -> bytes:
+    code, keeps = reduction.code_of(op), compressor.error_feedback
+    return calls.encode(what, compressor.strategy, kind=view.kind.code, count=view.flat.size, op=code, keeps=keeps)
 
 
 def _scales(op: Op, view: ArrayView, world_size: int) -> tuple[float, int]:
@@ -151,155 +154,110 @@ def _scales(op: Op, view: ArrayView, world_size: int) -> tuple[float, int]:
     return 1.0, world_size if op is ReduceOp.MEAN else 1
 
 
-class _Step(NamedTuple):
-    """What each way of compressing needs; it returns the factors that it wants to go on from, if it has any."""
+class _AllReduce:
+    """One compressed all-reduce: `out` becomes the sum of all ranks' drafts, divided by `divisor`."""
 
-    exchange: Exchange
-    strategy: CompressionStrategy
-    draft: Draft
-    out: Array
-    divisor: int
-    lot: int
-    """The same number at every rank, another one in every call."""
+    def __init__(
+        self, group: Group, envelope: Envelope, strategy: CompressionStrategy, draft: Draft, out: Array, divisor: int
+    ) -> None:
+        self.exchange = Exchange(group, envelope, strategy, draft)
+        self._strategy, self._draft, self._out, self._divisor = strategy, draft, out, divisor
+        self._lot = envelope.operation
+        """The same number at every rank, another one in every call."""
 
+    def run(self) -> dict[str, Array]:
+        """Return the factors that PowerSGD continues from."""
+        strategy, draft = self._strategy, self._draft
+        match strategy.method:
+            case Method.POWER_SGD:
+                return self._power_sgd()
+            case Method.TOP_K:
+                self._top_k()
+            case Method.RANDOM_K:
+                self._random_k()
+            case _:
+                codec = codec_of(strategy.values)
+                self.exchange.reduce(draft.work, self._out, codec, keep_error=draft.keeps, divisor=self._divisor)
+        return {}
 
-def _run(
-    group: Group,
-    envelope: Envelope,
-    strategy: CompressionStrategy,
-    draft: Draft,
-    view: ArrayView,
-    divisor: int,
-    metrics: DistributedMetrics | None,
-) -> None:
-    exchange = Exchange(group, envelope, _named(draft.pieces), draft.refused)
-    in_place = view.flat.dtype == np.float32
-    out = view.flat if in_place else np.empty(view.flat.size, np.float32)
-    way = {Method.TOP_K: _top_k, Method.RANDOM_K: _random_k, Method.POWER_SGD: _power_sgd}.get(
-        strategy.method, _quantized
-    )
-    factors = way(_Step(exchange, strategy, draft, out, divisor, envelope.operation))
-    if not in_place:
-        narrow(out, view)
-    if draft.keeps or factors:
-        draft.commit(factors)
-    if metrics is not None:
-        n = group.world_size
-        metrics.record_compression(
-            str(strategy),
-            nbytes=2 * (n - 1) * view.flat.nbytes // n,
-            sent=exchange.sent,
-            codec_seconds=exchange.codec_seconds,
-            residual=float(np.sqrt(np.dot(draft.work, draft.work))) if draft.keeps else 0.0,
-            nonfinite=draft.nonfinite,
-        )
+    def _top_k(self) -> None:
+        out = self._out
+        codec = TopK(self._strategy.kept(out.size), codec_of(self._strategy.values))
+        messages = self.exchange.gather(codec)
+        start = time.perf_counter()
+        out.fill(0)
+        for message in messages:  # in the order of the ranks, so that all add alike
+            codec.decode(message, out, add=True)
+        if self._divisor != 1:
+            out /= np.float32(self._divisor)
+        self.exchange.codec_seconds += time.perf_counter() - start
 
-
-def _quantized(step: _Step) -> dict[str, Array]:
-    exchange, strategy, draft, out, divisor, _ = step
-    codec = codec_of(strategy.values)
-    exchange.reduce(draft.work, out, codec, strategy, draft.seed, keep_error=draft.keeps, divisor=divisor)
-    return {}
-
-
-def _top_k(step: _Step) -> dict[str, Array]:
-    exchange, strategy, draft, out, divisor, _ = step
-    k = strategy.kept(out.size)
-    codec = TopK(k, codec_of(strategy.values))
-    messages = exchange.gather(
-        codec.nbytes(out.size), codec, strategy, draft.work, draft.seed, keep_error=draft.keeps, rows=k
-    )
-    start = time.perf_counter()
-    out.fill(0)
-    for message in messages:  # in the order of the ranks, so that all add alike
-        codec.decode(message, out, add=True)
-    if divisor != 1:
-        out /= np.float32(divisor)
-    exchange.codec_seconds += time.perf_counter() - start
-    return {}
-
-
-def _random_k(step: _Step) -> dict[str, Array]:
-    """All ranks draw the same places, by the number of the operation; so only values travel, and they can be added."""
-    exchange, strategy, draft, out, divisor, lot = step
-    places, lengths = drawn(out.size, strategy.kept(out.size), mix(lot))
-    values = draft.work[places]
-    if not draft.keeps:
-        values *= lengths.astype(np.float32)
-    added = np.empty_like(values)
-    codec = codec_of(strategy.values)
-    exchange.reduce(values, added, codec, strategy, draft.seed, keep_error=draft.keeps, divisor=divisor, basis=lot)
-    if draft.keeps:
-        draft.work[places] = values
-    out.fill(0)
-    out[places] = added
-    return {}
-
-
-def _power_sgd(step: _Step) -> dict[str, Array]:
-    """Two all-reduces of thin matrices, and in the first also the tensors that are no matrices."""
-    exchange, strategy, draft, out, divisor, _ = step
-    matrices: dict[str, tuple[Array, Array]] = {}
-    vectors: list[Piece] = []
-    for piece in draft.pieces:
-        shape = lowrank.matrix_shape(piece.shape, strategy.rank)
-        if shape is None:
-            vectors.append(piece)
-        else:
-            matrices[piece.name] = draft.work[piece.start : piece.stop].reshape(shape), out[piece.start : piece.stop]
-    firsts = {name: lowrank.first_factor(strategy.rank, m.shape[1], name) for name, (m, _) in matrices.items()}
-    known = {piece.name: draft.compressor.factor(piece, strategy.rank) for piece in draft.pieces}
-    factors = {name: first if (last := known[name]) is None else last for name, first in firsts.items()}
-    try:
-        thin, plain = _first_factors(exchange, strategy, matrices, vectors, factors, draft)
-    except BasisError:
-        # A rank that has come later, or has loaded another state: all begin anew.
-        thin, plain = _first_factors(exchange, strategy, matrices, vectors, firsts, draft)
-    p = {name: lowrank.orthonormal(factor) for name, factor in thin.items()}
-    q = {name: p[name] @ matrix for name, (matrix, _) in matrices.items()}
-    added = _add_up(exchange, strategy, list(q.values()), draft)
-    for (name, (matrix, result)), total in zip(matrices.items(), added, strict=True):
+    def _random_k(self) -> None:
+        """All ranks draw the same places, by the number of the operation; so only values travel, and are added."""
+        out, draft, codec = self._out, self._draft, codec_of(self._strategy.values)
+        places, lengths = drawn(out.size, self._strategy.kept(out.size), mix(self._lot))
+        values = draft.work[places]
+        if not draft.keeps:
+            values *= lengths.astype(np.float32)
+        added = np.empty_like(values)
+        self.exchange.reduce(values, added, codec, keep_error=draft.keeps, divisor=self._divisor, basis=self._lot)
         if draft.keeps:
-            lowrank.product(p[name], q[name], matrix, subtract=True)
-        lowrank.product(p[name], total, result.reshape(matrix.shape))
-    for piece, total in zip(vectors, plain, strict=True):
-        out[piece.start : piece.stop] = total
-        if draft.keeps:
-            draft.work[piece.start : piece.stop] = 0
-    if divisor != 1:
-        out /= np.float32(divisor)
-    return {name: lowrank.unit_rows(total) for name, total in zip(matrices, added, strict=True)}
+            draft.work[places] = values
+        out.fill(0)
+        out[places] = added
 
+    def _power_sgd(self) -> dict[str, Array]:
+        """Two all-reduces of thin matrices, and in the first also the tensors that are no matrices."""
+        draft, rank = self._draft, self._strategy.rank
+        matrices: dict[str, Array] = {}
+        results: dict[str, Array] = {}
+        vectors: list[Piece] = []
+        for piece in draft.pieces:
+            shape = lowrank.matrix_shape(piece.shape, rank)
+            if shape is None:
+                vectors.append(piece)
+            else:
+                matrices[piece.name] = draft.work[piece.start : piece.stop].reshape(shape)
+                results[piece.name] = self._out[piece.start : piece.stop].reshape(shape)
+        firsts = {name: lowrank.first_factor(rank, m.shape[1], name) for name, m in matrices.items()}
+        known = {piece.name: draft.compressor.factor(piece, rank) for piece in draft.pieces}
+        factors = {name: first if (last := known[name]) is None else last for name, first in firsts.items()}
+        plain = [draft.work[piece.start : piece.stop] for piece in vectors]
+        try:
+            added = self._first_factors(matrices, factors, plain)
+        except BasisError:
+            # A rank that has come later, or has loaded another state: all begin anew.
+            added = self._first_factors(matrices, firsts, plain)
+        p = {name: lowrank.orthonormal(factor) for name, factor in zip(matrices, added, strict=False)}
+        q = {name: p[name] @ matrix for name, matrix in matrices.items()}
+        sums = dict(zip(matrices, self._add_up(list(q.values())), strict=True))
+        for name, matrix in matrices.items():
+            if draft.keeps:
+                lowrank.product(p[name], q[name], matrix, subtract=True)
+            lowrank.product(p[name], sums[name], results[name])
+        for piece, total in zip(vectors, added[len(matrices) :], strict=True):
+            self._out[piece.start : piece.stop] = total
+            if draft.keeps:
+                draft.work[piece.start : piece.stop] = 0
+        if self._divisor != 1:
+            self._out /= np.float32(self._divisor)
+        return {name: lowrank.unit_rows(total) for name, total in sums.items()}
 
-def _first_factors(
-    exchange: Exchange,
-    strategy: CompressionStrategy,
-    matrices: dict[str, tuple[Array, Array]],
-    vectors: list[Piece],
-    factors: dict[str, Array],
-    draft: Draft,
-) -> tuple[dict[str, Array], list[Array]]:
-    thin = [factors[name] @ matrix.T for name, (matrix, _) in matrices.items()]
-    plain = [draft.work[piece.start : piece.stop] for piece in vectors]
-    basis = 0
-    for factor in factors.values():
-        basis = crc32(factor.tobytes(), basis)
-    added = _add_up(exchange, strategy, [*thin, *plain], draft, basis)
-    return dict(zip(matrices, added[: len(thin)], strict=True)), added[len(thin) :]
+    def _first_factors(
+        self, matrices: dict[str, Array], factors: dict[str, Array], plain: Sequence[Array]
+    ) -> list[Array]:
+        """The sums of the matrices times their factors, and of the `plain` arrays."""
+        basis = 0
+        for factor in factors.values():
+            basis = crc32(factor.tobytes(), basis)
+        return self._add_up([*(factors[name] @ matrix.T for name, matrix in matrices.items()), *plain], basis)
 
-
-def _add_up(
-    exchange: Exchange, strategy: CompressionStrategy, arrays: Sequence[Array], draft: Draft, basis: int = 0
-) -> list[Array]:
-    """The sums over all ranks of some small arrays, in one go and exact but for rounding."""
-    packed = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)
-    exchange.reduce(packed, packed, _RAW, strategy, draft.seed, keep_error=False, basis=basis)
-    sums: list[Array] = []
-    start = 0
-    for array in arrays:
-        sums.append(packed[start : start + array.size].reshape(array.shape))
-        start += array.size
-    return sums
+    def _add_up(self, arrays: Sequence[Array], basis: int = 0) -> list[Array]:
+        """The sums over all ranks of some small arrays, in one go and exact but for rounding."""
+        packed = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)
+        self.exchange.reduce(packed, packed, _RAW, keep_error=False, basis=basis)
+        edges = np.cumsum([array.size for array in arrays])[:-1]
+        return [total.reshape(array.shape) for total, array in zip(np.split(packed, edges), arrays, strict=False)]
 
 
 def reduce_scatter(
@@ -332,33 +290,18 @@ def reduce_scatter(
         raise InvalidArgumentError("x", f"array of {view.flat.size} elements", why)
     factor, divisor = _scales(op, view, n)
     pieces = Piece.row([(name or "", view.shape)])
-    code = reduction.code_of(op)
-    call = calls.encode(
-        Compressed.REDUCE_SCATTER, strategy, kind=view.kind.code, count=view.flat.size, op=code,
-        keeps=compressor.error_feedback,
-    )  # fmt: skip
+    call = _call(Compressed.REDUCE_SCATTER, compressor, view, op)
     group.check_timeout(timeout)
 
     def run() -> Any:
         envelope = group.envelope(call, timeout)
         draft = compressor.draft(view, pieces, factor, group.rank)
-        if n == 1 and draft.refused:
-            raise NonFiniteError(name or "", {0: draft.refused})
-        exchange = Exchange(group, envelope, name or "", draft.refused)
+        exchange = Exchange(group, envelope, strategy, draft)
         out = np.empty(place.flat.size, np.float32)
-        codec = codec_of(strategy.values)
-        exchange.reduce_part(draft.work, out, codec, strategy, draft.seed, keep_error=draft.keeps, divisor=divisor)
+        exchange.reduce_part(out, codec_of(strategy.values), divisor)
         narrow(out, place)
-        draft.commit()
-        if metrics is not None:
-            metrics.record_compression(
-                str(strategy),
-                nbytes=(n - 1) * view.flat.nbytes // n,
-                sent=exchange.sent,
-                codec_seconds=exchange.codec_seconds,
-                residual=float(np.sqrt(np.dot(draft.work, draft.work))) if draft.keeps else 0.0,
-                nonfinite=draft.nonfinite,
-            )
+        compressor.keep(draft, {})
+        exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
         return place.finish()
 
     return Operation("reduce_scatter", view.flat.nbytes, run)

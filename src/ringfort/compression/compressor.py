@@ -1,7 +1,7 @@
 """`GradientCompressor`: a strategy, and the error feedback of each tensor.
 
 What a step does not send is added to the next step's gradient (error feedback, Karimireddy et al. 2019,
-arXiv:1901.09847): it is delayed, never lost. A failed step changes nothing: only `Draft.commit` changes the state of a
+arXiv:1901.09847): it is delayed, never lost. A failed step changes nothing: only `keep` changes the state of a
 tensor, so a step that is repeated after a lost peer starts from the same state.
 """
 
@@ -120,7 +120,7 @@ class GradientCompressor:
             raise NonFiniteError(name, {0: draft.refused})
         factor = self.factor(draft.pieces[0], self.strategy.rank)
         data, factor = encoded.write(self.strategy, draft.work, view.shape, factor, draft.seed, draft.keeps)
-        draft.commit({name: factor} if factor is not None else {})
+        self.keep(draft, {name: factor} if factor is not None else {})
         return data.tobytes()
 
     def decompress(self, data: bytes | bytearray | memoryview, count: int | None = None) -> Array:
@@ -204,7 +204,9 @@ class GradientCompressor:
             return kept.factor if kept.factor.shape == (rank, shape[1]) else None
 
     def keep(self, draft: Draft, factors: Mapping[str, Array]) -> None:
-        """Store the state after a step. Called by `Draft.commit`."""
+        """Store the new state: the step has succeeded, and `draft.work` is the residual."""
+        if not draft.keeps and not factors:
+            return
         nothing = np.empty(0, np.float32)
         with self._lock:
             for piece in draft.pieces:
@@ -229,6 +231,11 @@ class Draft:
     step: int
 
     @property
+    def name(self) -> str:
+        """The names of all tensors."""
+        return ", ".join(piece.name for piece in self.pieces)
+
+    @property
     def keeps(self) -> bool:
         """Whether what is not sent is kept (error feedback)."""
         return self.compressor.error_feedback
@@ -237,11 +244,6 @@ class Draft:
     def refused(self) -> int:
         """How many elements were infinite or NaN, if that is an error."""
         return self.nonfinite if self.compressor.on_nonfinite == "raise" else 0
-
-    def commit(self, factors: Mapping[str, Array] | None = None) -> None:
-        """Store the new state: the step has succeeded, and `work` is the residual."""
-        if self.keeps or factors:
-            self.compressor.keep(self, factors or {})
 
 
 def check_floats(view: ArrayView, name: str) -> None:

@@ -1,24 +1,81 @@
-"""Encode one array as one message with its header, and decode it. Pure."""
+"""Encode one array as one message, and decode it. The header of 40 bytes has the codec, the number of elements, and
+whether they are valid. Pure."""
 
 from __future__ import annotations
 
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ringfort.compression import lowrank, packing
+from ringfort.compression import lowrank
 from ringfort.compression.codec import Codec
 from ringfort.compression.lowrank import LowRank
-from ringfort.compression.packing import Head
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import RandomK, TopK
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.errors import InvalidArgumentError, ProtocolError
 from ringfort.transport.reducer import Array
 
+VERSION: Final = 1
+_HEAD: Final = Struct("<BBBBIQQQQ")
+SIZE: Final = _HEAD.size
+MAX_COUNT: Final = 1 << 48
+"""Elements. More than any machine's memory; what a header claims never sizes an allocation alone."""
 MOST_PER_BYTE: Final = 65536
 """Elements per byte that are accepted if the caller does not say how many there should be. Top-k has at most 16384;
 random-k has more if it sends a few of a million. What a message claims must not size an allocation alone."""
+
+
+class Head(NamedTuple):
+    """The header of a compressed message."""
+
+    method: Method
+    values: QuantizationType
+    elements: int
+    """Elements of the decoded array."""
+    rank: int = 0
+    """POWER_SGD: the rank of the approximation."""
+    rows: int = 0
+    """POWER_SGD: rows of the matrix. TOP_K and RANDOM_K: elements that are sent."""
+    nonfinite: int = 0
+    """Elements that were infinite or NaN. If there are any, the rest of the message has no meaning."""
+    basis: int = 0
+    """In a collective: a digest of the state that all ranks must share for their messages to be added."""
+
+    @classmethod
+    def of(
+        cls, strategy: CompressionStrategy, elements: int, *, rows: int = 0, nonfinite: int = 0, basis: int = 0
+    ) -> Head:
+        """The header of a message that `strategy` encodes."""
+        return cls(strategy.method, strategy.values, elements, strategy.rank, rows, nonfinite, basis)
+
+    def write(self, into: Array) -> None:
+        """Write the header to the beginning of `into`."""
+        method, values, elements, rank, *rest = self
+        _HEAD.pack_into(into.data, 0, VERSION, method.value, values.value, 0, rank, elements, *rest)
+
+    @classmethod
+    def read(cls, data: Array) -> Head:
+        """Read the header at the beginning of `data`. Raises `ProtocolError`."""
+        if data.size < SIZE:
+            raise ProtocolError(f"a compressed message of {data.size} bytes is shorter than its header of {SIZE}")
+        version, method, values, reserved, rank, count, rows, nonfinite, basis = _HEAD.unpack_from(data.data)
+        if version != VERSION:
+            raise ProtocolError(
+                f"compressed data has version {version}, this is version {VERSION}; update the older side"
+            )
+        if reserved or count > MAX_COUNT or rows > count:
+            raise ProtocolError(f"invalid header of a compressed message: {count} elements, {rows} rows")
+        try:
+            return cls(Method(method), QuantizationType(values), count, rank, rows, nonfinite, basis)
+        except ValueError as exc:
+            raise ProtocolError(f"unknown kind of compressed data: {exc}") from exc
+
+    def check(self, expected: Head, peer: int) -> None:
+        """Raise `ProtocolError` unless `peer` sent the `expected` header, apart from `nonfinite` and `basis`."""
+        if self[:5] != expected[:5]:
+            raise ProtocolError(f"rank {peer} sent {self}, but {expected} was expected", peer=peer)
 
 
 def write(
@@ -40,9 +97,9 @@ def write(
             low, rows = LowRank(*dims, first), dims[0]
     head = Head.of(strategy, flat.size, rows=rows)
     codec = low or _codec(head)
-    data = np.empty(packing.SIZE + codec.nbytes(flat.size), np.uint8)
+    data = np.empty(SIZE + codec.nbytes(flat.size), np.uint8)
     head.write(data)
-    codec.encode(flat, data[packing.SIZE :], seed, keep_error=keep_error)
+    codec.encode(flat, data[SIZE:], seed, keep_error=keep_error)
     return data, None if low is None else low.factor
 
 
@@ -56,7 +113,7 @@ def read(data: Array, count: int | None = None) -> Array:
         raise ProtocolError(f"{data.size} bytes claim to be {head.elements} elements; pass count= to accept them")
     if head.nonfinite:
         raise ProtocolError(f"the message says that {head.nonfinite} of its elements were infinite or NaN")
-    codec, body = _codec(head), data[packing.SIZE :]
+    codec, body = _codec(head), data[SIZE:]
     codec.check_size(body, head.elements)
     out = np.empty(head.elements, np.float32)
     codec.decode(body, out)

@@ -20,13 +20,15 @@ import numpy as np
 from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.steps import run_ring
-from ringfort.compression import packing
+from ringfort.collectives.steps import PartMemory, run_ring
 from ringfort.compression.codec import ChunkCodec, Codec
+from ringfort.compression.compressor import Draft
+from ringfort.compression.encoded import SIZE, Head
 from ringfort.compression.noise import CHUNK, mix
-from ringfort.compression.packing import Head
+from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.errors import NonFiniteError
+from ringfort.telemetry.metrics import DistributedMetrics
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
@@ -36,6 +38,11 @@ MAX_SEGMENT: Final = 32 * CHUNK
 """Elements of a part that are under way at once: scratch of 4 MiB, whatever the array."""
 
 
+def segment_of(codec: ChunkCodec) -> int:
+    """How many elements of a part are under way at once with `codec`."""
+    return min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // codec.nbytes(CHUNK)))
+
+
 class BasisError(Exception):
     """The ranks' messages cannot be added: what they rest on differs. Every rank raises it."""
 
@@ -43,49 +50,37 @@ class BasisError(Exception):
 class Exchange:
     """One collective under way: its messages, and what they cost."""
 
-    def __init__(self, group: Group, envelope: Envelope, name: str, nonfinite: int) -> None:
-        self._group, self._envelope = group, envelope
-        self._name, self._nonfinite = name, nonfinite
+    def __init__(self, group: Group, envelope: Envelope, strategy: CompressionStrategy, draft: Draft) -> None:
+        self._group, self._envelope, self._strategy, self._draft = group, envelope, strategy, draft
         self.sent = 0
         """Bytes that left this rank."""
         self.codec_seconds = 0.0
 
     def reduce(
-        self,
-        work: Array,
-        out: Array,
-        codec: ChunkCodec,
-        strategy: CompressionStrategy,
-        seed: int,
-        *,
-        keep_error: bool,
-        divisor: int = 1,
-        basis: int = 0,
+        self, work: Array, out: Array, codec: ChunkCodec, *, keep_error: bool, divisor: int = 1, basis: int = 0
     ) -> None:
         """`out` becomes the sum of all ranks' `work`, divided by `divisor`. With `keep_error`, `work` becomes what is
         missing in the sum for this rank to make up; else the two may be the same memory.
 
         Raises `NonFiniteError` and `BasisError` at every rank, if at any.
         """
-        rank, n = self._group.rank, self._group.world_size
+        rank, n, seed = self._group.rank, self._group.world_size, self._draft.seed
         parts = algorithms.split(work.size, n)
         longest = parts[0][1] - parts[0][0]
-        per_chunk = codec.nbytes(CHUNK)
-        segment = min(MAX_SEGMENT, CHUNK * max(1, MESSAGE_BYTES // per_chunk), max(longest, 1))
+        segment = min(segment_of(codec), max(longest, 1))
         total = np.empty(segment, np.float32)
-        rows = np.empty((n, packing.SIZE + codec.nbytes(segment)), np.uint8)
+        rows = np.empty((n, SIZE + codec.nbytes(segment)), np.uint8)
+        head = self._head(0, basis=basis)
         for turn, offset in enumerate(range(0, max(longest, 1), segment)):
             spans = [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
             own = slice(*spans[rank])
             added = total[: own.stop - own.start]
             added[...] = work[own]
-            head = Head.of(strategy, 0, nonfinite=self._nonfinite, basis=basis)
             self._reduce(work, spans, added, codec, head, mix(seed, turn), keep_error=keep_error)
-            sizes = [packing.SIZE + codec.nbytes(b - a) for a, b in spans]
+            sizes = [SIZE + codec.nbytes(b - a) for a, b in spans]
             mine = rows[rank, : sizes[rank]]
-            self._encode(
-                added, mine, codec, head._replace(elements=added.size), mix(seed, turn, n), keep_error=keep_error
-            )
+            here = head._replace(elements=added.size)
+            self._encode(added, mine, codec, here, mix(seed, turn, n), keep_error=keep_error)
             if keep_error:
                 work[own] = added
             self._round(rows, sizes)
@@ -96,39 +91,28 @@ class Exchange:
                 if divisor != 1:
                     out[start:stop] /= np.float32(divisor)
 
-    def reduce_part(
-        self,
-        work: Array,
-        out: Array,
-        codec: ChunkCodec,
-        strategy: CompressionStrategy,
-        seed: int,
-        *,
-        keep_error: bool,
-        divisor: int = 1,
-    ) -> None:
-        """`work` has a part for each rank; `out` becomes the sum of this rank's parts. With `keep_error`, `work`
-        becomes what the owners have not got; zero in this rank's own part, of which nothing is lost."""
-        rank, n = self._group.rank, self._group.world_size
-        size = work.size // n
+    def reduce_part(self, out: Array, codec: ChunkCodec, divisor: int) -> None:
+        """The draft has a part for each rank; `out` becomes the sum of this rank's parts, divided by `divisor`. With
+        error feedback, the draft becomes what the owners have not got; zero in this rank's own part, of which nothing
+        is lost."""
+        rank, n, draft = self._group.rank, self._group.world_size, self._draft
+        size = draft.work.size // n
         spans = [(part * size, (part + 1) * size) for part in range(n)]
         own = slice(*spans[rank])
-        out[...] = work[own]
-        head = Head.of(strategy, 0, nonfinite=self._nonfinite)
-        self._reduce(work, spans, out, codec, head, seed, keep_error=keep_error)
-        if keep_error:
-            work[own] = 0
+        out[...] = draft.work[own]
+        self._reduce(draft.work, spans, out, codec, self._head(0), draft.seed, keep_error=draft.keeps)
+        if draft.keeps:
+            draft.work[own] = 0
         if divisor != 1:
             out /= np.float32(divisor)
 
-    def gather(self, message_bytes: int, codec: Codec, strategy: CompressionStrategy, work: Array, seed: int,
-               *, keep_error: bool, rows: int) -> list[Array]:  # fmt: skip
-        """Every rank's `work` as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
-        rank, n = self._group.rank, self._group.world_size
-        head = Head.of(strategy, work.size, rows=rows, nonfinite=self._nonfinite)
-        size = packing.SIZE + message_bytes
+    def gather(self, codec: TopK) -> list[Array]:
+        """The draft of every rank as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
+        rank, n, draft = self._group.rank, self._group.world_size, self._draft
+        head = self._head(draft.work.size, rows=codec.k)
+        size = SIZE + codec.nbytes(draft.work.size)
         messages = np.empty((n, size), np.uint8)
-        self._encode(work, messages[rank], codec, head, seed, keep_error=keep_error)
+        self._encode(draft.work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)
         self._round(messages, [size] * n)
         found: dict[int, int] = {}
         for peer in range(n):
@@ -137,8 +121,25 @@ class Exchange:
             if there.nonfinite:
                 found[peer] = there.nonfinite
         if found:
-            raise NonFiniteError(self._name, found)
-        return [message[packing.SIZE :] for message in messages]
+            raise NonFiniteError(self._draft.name, found)
+        return [message[SIZE:] for message in messages]
+
+    def report(self, metrics: DistributedMetrics | None, nbytes: int) -> None:
+        """Count the collective, which would have sent `nbytes` without compression."""
+        draft = self._draft
+        if metrics is not None:
+            residual = float(np.sqrt(np.dot(draft.work, draft.work))) if draft.keeps else 0.0
+            metrics.record_compression(
+                str(self._strategy),
+                nbytes=nbytes,
+                sent=self.sent,
+                codec_seconds=self.codec_seconds,
+                residual=residual,
+                nonfinite=draft.nonfinite,
+            )
+
+    def _head(self, elements: int, *, rows: int = 0, basis: int = 0) -> Head:
+        return Head.of(self._strategy, elements, rows=rows, nonfinite=self._draft.refused, basis=basis)
 
     def _reduce(
         self,
@@ -154,13 +155,13 @@ class Exchange:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
         rank, n = self._group.rank, self._group.world_size
         most = max(b - a for a, b in spans)
-        outgoing, incoming = np.empty((2, packing.SIZE + codec.nbytes(most)), np.uint8)
-        found = {rank: self._nonfinite} if self._nonfinite else {}
+        outgoing, incoming = np.empty((2, SIZE + codec.nbytes(most)), np.uint8)
+        found = {rank: head.nonfinite} if head.nonfinite else {}
         same = True
         for dst, src in algorithms.exchange_order(rank, n):
             start, stop = spans[dst]
-            message = outgoing[: packing.SIZE + codec.nbytes(stop - start)]
-            arriving = incoming[: packing.SIZE + codec.nbytes(added.size)]
+            message = outgoing[: SIZE + codec.nbytes(stop - start)]
+            arriving = incoming[: SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=stop - start)
             self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
             self._group.exchange(message, dst, arriving, src, self._envelope)
@@ -174,7 +175,7 @@ class Exchange:
                 self._decode(arriving, added, codec, add=True)
         # All ranks hear of all others in each of these rounds, so all stop here, at the first.
         if found:
-            raise NonFiniteError(self._name, found)
+            raise NonFiniteError(self._draft.name, found)
         if not same:
             raise BasisError
 
@@ -182,29 +183,20 @@ class Exchange:
         """Each rank's row to every rank, round the ring."""
         group = self._group
         steps = algorithms.ring_all_gather(group.rank, group.world_size, group.ring)
-        run_ring(group, steps, _Rows(rows, sizes), self._envelope)  # pyright: ignore[reportArgumentType]
+        memory = PartMemory([row[:size] for row, size in zip(rows, sizes, strict=True)], (0, rows.shape[1]))
+        run_ring(group, steps, memory, self._envelope)
         self.sent += sum(sizes[step.out[0]] for step in steps if step.out is not None)
 
     def _encode(self, values: Array, message: Array, codec: Codec, head: Head, seed: int, *, keep_error: bool) -> None:
         start = time.perf_counter()
         head.write(message)
         if head.nonfinite:
-            message[packing.SIZE :] = 0  # nobody reads it, and nobody should
+            message[SIZE:] = 0  # nobody reads it, and nobody should
         else:
-            codec.encode(values, message[packing.SIZE :], seed, keep_error=keep_error)
+            codec.encode(values, message[SIZE:], seed, keep_error=keep_error)
         self.codec_seconds += time.perf_counter() - start
 
     def _decode(self, message: Array, out: Array, codec: Codec, *, add: bool = False) -> None:
         start = time.perf_counter()
-        codec.decode(message[packing.SIZE :], out, add=add)
+        codec.decode(message[SIZE:], out, add=add)
         self.codec_seconds += time.perf_counter() - start
-
-
-class _Rows:
-    """Rows of different lengths, as `run_ring` asks for them."""
-
-    def __init__(self, rows: Array, sizes: list[int]) -> None:
-        self._rows, self._sizes = rows, sizes
-
-    def __getitem__(self, span: Span) -> memoryview:
-        return self._rows[span[0], : self._sizes[span[0]]].data

@@ -8,7 +8,7 @@ wrong symbol is not only noticed but located: no other valid code is as near.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, reduce
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 VALUES = {letter: value for value, letter in enumerate(ALPHABET)} | {"o": 0, "i": 1, "l": 1}
@@ -17,6 +17,9 @@ CHECKSUM_SYMBOLS = 6
 
 _TARGET = 0x2BC830A3  # BIP 350
 _GENERATOR = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)  # BIP 173
+_FEEDBACK = [
+    reduce(int.__xor__, (term for bit, term in enumerate(_GENERATOR) if top >> bit & 1), 0) for top in range(32)
+]
 
 
 def to_symbols(data: bytes) -> list[int]:
@@ -72,13 +75,8 @@ def effect(places_from_end: int) -> tuple[int, ...]:
     """The residue that each error (the exclusive or of the wrong and the right symbol) at one place causes."""
     if places_from_end == 0:
         return tuple(range(32))
-    return tuple(_times_x(value) for value in effect(places_from_end - 1))
+    return tuple(map(_times_x, effect(places_from_end - 1)))
 
 
 def _times_x(value: int) -> int:
-    top = value >> 25
-    value = (value & 0x1FFFFFF) << BITS
-    for index, term in enumerate(_GENERATOR):
-        if top >> index & 1:
-            value ^= term
-    return value
+    return (value & 0x1FFFFFF) << BITS ^ _FEEDBACK[value >> 25]

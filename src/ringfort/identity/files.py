@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import pwd
-import secrets
 import shlex
 import stat
+import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from ringfort.errors import IdentityError
@@ -110,8 +110,8 @@ def check_folder(folder: Path) -> None:
 @contextmanager
 def _written(path: Path, data: bytes) -> Generator[Path, None, None]:
     """A temporary file beside `path` with `data` in it, flushed to the disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")  # with mode 0600
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -119,8 +119,7 @@ def _written(path: Path, data: bytes) -> Generator[Path, None, None]:
             os.fsync(handle)  # a name must not outlive its content when the power fails
         yield temporary
     finally:
-        with suppress(FileNotFoundError):  # `replace` has moved it
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)  # `replace` has moved it
 
 
 def _keep_name(path: Path) -> None:

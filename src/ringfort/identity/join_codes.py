@@ -12,17 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringfort.errors import InvalidArgumentError, InvalidKeyError, JoinCodeError
-from ringfort.identity import typos
-from ringfort.identity.base32 import (
-    CHECKSUM_SYMBOLS,
-    VALUES,
-    checksum,
-    from_symbols,
-    grouped,
-    residue,
-    to_symbols,
-    to_text,
-)
+from ringfort.identity import base32, typos
 
 SECRET_BYTES: Final = 32
 
@@ -44,8 +34,9 @@ def encode(name: str, secret: bytes) -> str:
     check_name(name)
     if len(secret) != SECRET_BYTES:
         raise InvalidKeyError("secret", f"must have {SECRET_BYTES} bytes, not {len(secret)}")
-    symbols = [typos.VERSION, len(name) - 1, *to_symbols(secret)]
-    return f"{typos.PREFIX}-{name}-{grouped(to_text([*symbols, *checksum(name, symbols)]), typos.GROUP)}"
+    symbols = [typos.VERSION, len(name) - 1, *base32.to_symbols(secret)]
+    text = base32.to_text([*symbols, *base32.checksum(name, symbols)])
+    return f"{typos.PREFIX}-{name}-{base32.grouped(text, typos.GROUP)}"
 
 
 def decode(text: str, *, source: str = "join code") -> tuple[str, bytes]:
@@ -55,8 +46,8 @@ def decode(text: str, *, source: str = "join code") -> tuple[str, bytes]:
     if rest is None:
         raise JoinCodeError(f"a join code begins with {typos.PREFIX}-", name=source)
     name, letters = typos.split(rest)
-    symbols = [VALUES[letter] for letter in letters if letter in VALUES]
-    if len(symbols) != typos.SYMBOLS or not typos.NAME.match(name) or residue(name, symbols):
+    symbols = [base32.VALUES[letter] for letter in letters if letter in base32.VALUES]
+    if len(symbols) != typos.SYMBOLS or not typos.NAME.match(name) or base32.residue(name, symbols):
         why, group = typos.explain(rest)
         raise JoinCodeError(why, name=source, group=group)
     if symbols[:2] != [typos.VERSION, len(name) - 1]:
@@ -64,6 +55,6 @@ def decode(text: str, *, source: str = "join code") -> tuple[str, bytes]:
             "it was made by another version of ringfort; install the same version on both machines", name=source
         )
     try:
-        return name, from_symbols(symbols[2:-CHECKSUM_SYMBOLS])
+        return name, base32.from_symbols(symbols[2 : -base32.CHECKSUM_SYMBOLS])
     except ValueError:
         raise JoinCodeError("it was not made by ringfort", name=source) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from string import ascii_lowercase, digits
 from typing import NamedTuple
 
@@ -54,7 +53,7 @@ def explain(rest: str) -> Fault:
     """Return the most likely fault of a code whose checksum is wrong."""
     name, letters = split(rest)
     # Faults that the checksum confirms come before those that can only be counted.
-    for look in (_slip_in_letters, _slip_in_name, _wrong_length, _strange_letter, _missing_groups, _strange_letters):
+    for look in (_slip_in_letters, _slip_in_name, _wrong_length, _missing_groups, _strange_letters):
         faults = list(look(rest, name, letters))
         if len(faults) == 1:
             return faults[0]
@@ -65,29 +64,27 @@ def explain(rest: str) -> Fault:
 
 def _slip_in_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
     """One letter is wrong, or two neighbours are swapped, in a code of the right length."""
-    wrong = _residue(name, letters)
-    if wrong is None:
-        return
-    symbols = [VALUES[letter] for letter in letters]
-    for place, symbol in enumerate(symbols):
-        changes = effect(SYMBOLS - 1 - place)
-        if wrong in changes:
-            yield _did_you_mean(letters, _put(letters, place, ALPHABET[symbol ^ changes.index(wrong)]), place)
-    for place, (first, second) in enumerate(pairwise(symbols)):
-        change = first ^ second
-        if change and effect(SYMBOLS - 1 - place)[change] ^ effect(SYMBOLS - 2 - place)[change] == wrong:
-            yield _swapped(letters, place)
+    for place in range(len(letters)):
+        typed, group = _group(letters, place)
+        right = _solve(name, letters[:place], letters[place + 1 :])
+        if right is not None:
+            yield Fault(f"group {group}, {typed!r}: did you mean {_group(right, place)[0]!r}?", group)
+        swapped = _swap(letters, place)
+        if swapped != letters and _residue(name, swapped) == 0:
+            if (place + 1) % GROUP:
+                right = _group(swapped, place)[0]
+                yield Fault(f"group {group}, {typed!r}: two are swapped; did you mean {right!r}?", group)
+            else:
+                where = f"the last letter of group {group} and the first of group {group + 1}"
+                yield Fault(f"{where}, {letters[place]!r} and {letters[place + 1]!r}, are swapped", group)
 
 
 def _slip_in_name(rest: str, name: str, letters: str) -> Iterator[Fault]:
     """One letter of the name is wrong, missing or extra, or two neighbours are swapped."""
-    places = range(len(name))
-    candidates = {
-        *(_put(name, place, letter) for place in places for letter in _NAME_LETTERS),
-        *(_insert(name, place, letter) for place in range(len(name) + 1) for letter in _NAME_LETTERS),
-        *(_put(name, place, "") for place in places),
-        *(_swap(name, place) for place in places[:-1]),
-    }
+    candidates = {_swap(name, place) for place in range(len(name))}
+    for place in range(len(name) + 1):
+        candidates |= {name[:place] + letter + name[place:] for letter in _NAME_LETTERS}
+        candidates |= {name[:place] + letter + name[place + 1 :] for letter in ("", *_NAME_LETTERS)}
     # The code contains the length of its name; without it, a hundred times as many would have to be tried.
     length = VALUES.get(letters[1], -1) + 1 if len(letters) == SYMBOLS else 0
     for candidate in sorted(candidates):
@@ -99,28 +96,18 @@ def _wrong_length(rest: str, name: str, letters: str) -> Iterator[Fault]:
     """One letter is missing or extra, or one group is extra. The first match: in a run of equal letters all match."""
     name, letters = split(rest, SYMBOLS - 1)
     for place in range(SYMBOLS):
-        changes = effect(SYMBOLS - 1 - place)
-        wrong = _residue(name, _insert(letters, place, ALPHABET[0]))
-        if wrong in changes:
-            right = _insert(letters, place, ALPHABET[changes.index(wrong)])
-            group = _group_of(place)
-            yield Fault(f"group {group}: a letter is missing; did you mean {_group(right, group)!r}?", group)
+        right = _solve(name, letters[:place], letters[place:])
+        if right is not None:
+            meant, group = _group(right, place)
+            yield Fault(f"group {group}: a letter is missing; did you mean {meant!r}?", group)
             return
     for extra, what in ((1, "a letter"), (GROUP, "a whole group")):
         name, letters = split(rest, SYMBOLS + extra)
         for place in range(0, len(letters), extra):
             if _residue(name, letters[:place] + letters[place + extra :]) == 0:
-                group = _group_of(place)
+                group = place // GROUP + 1
                 yield Fault(f"group {group}: remove {what}: {letters[place : place + extra]!r}", group)
                 return
-
-
-def _strange_letter(rest: str, name: str, letters: str) -> Iterator[Fault]:
-    """One letter that no code contains; the checksum tells the right one."""
-    strange = _strange(letters)
-    if len(strange) == 1:
-        rights = (_put(letters, strange[0], letter) for letter in ALPHABET)
-        yield from (_did_you_mean(letters, right, strange[0]) for right in rights if _residue(name, right) == 0)
 
 
 def _missing_groups(rest: str, name: str, letters: str) -> Iterator[Fault]:
@@ -138,16 +125,12 @@ def _missing_groups(rest: str, name: str, letters: str) -> Iterator[Fault]:
 
 def _strange_letters(rest: str, name: str, letters: str) -> Iterator[Fault]:
     """Letters that no code contains."""
-    strange = _strange(letters)
+    strange = [place for place, letter in enumerate(letters) if letter not in VALUES]
     if strange:
-        groups = sorted({_group_of(place) for place in strange})
+        groups = sorted({place // GROUP + 1 for place in strange})
         found = " ".join(sorted({ascii(letters[place]) for place in strange}))
         where = f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
         yield Fault(f"{where}: {found}: a code has only digits and letters, but no u", groups[0])
-
-
-def _strange(letters: str) -> list[int]:
-    return [place for place, letter in enumerate(letters) if letter not in VALUES]
 
 
 def _residue(name: str, letters: str) -> int | None:
@@ -157,38 +140,18 @@ def _residue(name: str, letters: str) -> int | None:
     return residue(name, [VALUES[letter] for letter in letters])
 
 
-def _did_you_mean(typed: str, right: str, place: int) -> Fault:
-    group = _group_of(place)
-    return Fault(f"group {group}, {_group(typed, group)!r}: did you mean {_group(right, group)!r}?", group)
+def _solve(name: str, before: str, after: str) -> str | None:
+    """The code with the one letter between `before` and `after` that the checksum asks for; None if there is none."""
+    wrong, effects = _residue(name, f"{before}{ALPHABET[0]}{after}"), effect(len(after))
+    return f"{before}{ALPHABET[effects.index(wrong)]}{after}" if wrong in effects else None
 
 
-def _swapped(letters: str, place: int) -> Fault:
-    group = _group_of(place)
-    if _group_of(place + 1) == group:
-        right = _group(_swap(letters, place), group)
-        return Fault(f"group {group}, {_group(letters, group)!r}: two are swapped; did you mean {right!r}?", group)
-    return Fault(
-        f"the last letter of group {group} and the first of group {group + 1}, "
-        f"{letters[place]!r} and {letters[place + 1]!r}, are swapped",
-        group,
-    )
-
-
-def _group_of(place: int) -> int:
-    return place // GROUP + 1
-
-
-def _group(letters: str, group: int) -> str:
-    return letters[(group - 1) * GROUP : group * GROUP]
-
-
-def _put(text: str, place: int, letter: str) -> str:
-    return text[:place] + letter + text[place + 1 :]
-
-
-def _insert(text: str, place: int, letter: str) -> str:
-    return text[:place] + letter + text[place:]
+def _group(letters: str, place: int) -> tuple[str, int]:
+    """The group that has this place, and its number."""
+    start = place - place % GROUP
+    return letters[start : start + GROUP], start // GROUP + 1
 
 
 def _swap(text: str, place: int) -> str:
-    return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
+    """`text` with the letter at `place` and the next one swapped."""
+    return text[:place] + text[place : place + 2][::-1] + text[place + 2 :]

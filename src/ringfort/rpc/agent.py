@@ -4,7 +4,7 @@ agent.py       the public class; it connects the parts below
 client.py      makes calls; calls.py is the table of those that have not ended
 serving.py     runs functions for others; pool.py has the threads, functions.py checks the arguments
 references.py  values that stay with their owner
-network.py     moves bytes: link.py and poller.py, over inbound.py, outbound.py and protocol.py, which are pure
+network.py     moves bytes over link.py, and that over protocol.py and outbound.py, which are pure
 values.py, requests.py  what the bytes mean
 """
 
@@ -21,11 +21,10 @@ from ringfort.rpc import setup
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.client import Client
 from ringfort.rpc.functions import Function
-from ringfort.rpc.inbound import Cancelled, Event, Head
 from ringfort.rpc.link import PeerLink
 from ringfort.rpc.mapping import MapProgress, run_map
 from ringfort.rpc.network import CLOSED, Network
-from ringfort.rpc.protocol import Count, Kind, Message
+from ringfort.rpc.protocol import Cancelled, Count, Event, Head, Kind, Message
 from ringfort.rpc.references import References, RRef
 from ringfort.rpc.serving import ServedCall, Serving, current
 
@@ -116,7 +115,7 @@ class RpcAgent:
         self._references = References(
             self.rank,
             network.post,
-            network.poller.soon,
+            network.soon,
             world_size=self.world_size,
             most=self.config.max_references,
         )
@@ -324,7 +323,7 @@ class RpcAgent:
                 return
             network.closed = CLOSED
             if not says_goodbye:
-                network.poller.stop()
+                network.stop()
             self._client.fail(None, reason)
             self._serving.close()
             self._references.close()

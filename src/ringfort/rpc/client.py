@@ -11,10 +11,9 @@ from ringfort.config import RpcConfig, check_timeout
 from ringfort.errors import InvalidMessageError, RpcError, RpcNoConnectionError, RpcPeerLostError, RpcTimeoutError
 from ringfort.rpc import values
 from ringfort.rpc.calls import Calls, RpcFuture
-from ringfort.rpc.inbound import Head
 from ringfort.rpc.network import Network
 from ringfort.rpc.outbound import Outgoing
-from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
+from ringfort.rpc.protocol import Head, Kind, Message, Reference, pack_cancel
 from ringfort.rpc.references import References
 from ringfort.rpc.requests import FETCH, Failure, Request
 from ringfort.rpc.serving import Serving, current
@@ -90,7 +89,7 @@ class Client:
             served.children.add(future)
             future.add_done_callback(lambda done: served.children.discard(cast("RpcFuture", done)))
         link.post(outgoing)
-        self._network.poller.wake_by(future.deadline)
+        self._network.wake_by(future.deadline)
         if not link.is_open or self._network.closed is not None:  # it was lost before the call was in the table
             self.lost(peer)
         return future
@@ -98,10 +97,10 @@ class Client:
     def wait(self, future: RpcFuture) -> Any:
         """Return the result of a call, when there is one."""
         try:
-            if self._network.poller.is_here:
+            if self._network.is_here:
                 raise RpcError("a callback of a future cannot wait for a call: the agent would stop; use rpc_async")
             if not self._serving.help_until(future) and future.peer != self._rank:
-                self._network.poller.lead(self._network.links[future.peer], future)
+                self._network.lead(self._network.links[future.peer], future)
             while not future.is_done_within(_WATCH):
                 if time.monotonic() > future.deadline + _MOST_LATE:
                     raise RpcError("the agent has stopped ending calls whose time is over", peer=future.peer)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ringfort.errors import DistributedError
-from ringfort.rpc.inbound import Event, Head, Inbound
 from ringfort.rpc.outbound import Outbound, Outgoing
-from ringfort.rpc.protocol import Message
+from ringfort.rpc.protocol import Event, Head, Inbound, Message
 from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 
@@ -22,23 +19,6 @@ _READS = 16
 """System calls to read with before another link gets its turn: 4 MiB at most."""
 _SMALL = 16 * 1024
 """Bytes up to which a read is not part of something large."""
-
-
-class PeerLink(Protocol):
-    """The link to an agent: a `Link` to another rank, or the `LoopbackLink`."""
-
-    peer: int
-    broken: str | None
-
-    @property
-    def is_open(self) -> bool: ...
-    def post(self, item: Outgoing | bytes) -> None:
-        """Send a message or a control frame, or begin to; return at once. On a closed link, only finish `item`."""
-        ...
-
-    def mark_broken(self, reason: str) -> None:
-        """Use the link no more."""
-        ...
 
 
 class Link:
@@ -69,7 +49,6 @@ class Link:
         """Whether a caller reads."""
         self.broken: str | None = None
         """Why nothing can be sent any more."""
-        self.is_closed = False
         self.inbound = Inbound(partial(admit, self))
         self.is_stuck = False
         self._sock = sock
@@ -79,13 +58,12 @@ class Link:
         self._on_stuck = on_stuck
         self._pause = pause
         self._outbound = Outbound()
-        self._posted: deque[Outgoing | bytes] = deque()
         self._writing = threading.Lock()
 
     @property
     def is_open(self) -> bool:
         """Whether messages can still be sent."""
-        return self.broken is None and not self.is_closed
+        return self.broken is None
 
     def mark_broken(self, reason: str) -> None:
         """Use the link no more. The first reason counts."""
@@ -94,13 +72,14 @@ class Link:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def post(self, item: Outgoing | bytes) -> None:
-        self._posted.append(item)
+        """Send a message or a control frame, or begin to; return at once. On a closed link, only finish `item`."""
+        self._outbound.post(item)
         self._flush()
 
     def _flush(self) -> None:
         # By `with` and a look, not by trying the lock: an interrupt must not leave it taken (transport/locks.py). A
         # thread that is overtaken between the look and the `with` waits until the other has written.
-        while self._posted and not self.is_stuck and not self._writing.locked():
+        while self._outbound.is_active and not self.is_stuck and not self._writing.locked():
             with self._writing:
                 self._write_or_break()
 
@@ -122,11 +101,9 @@ class Link:
     def _write(self) -> None:
         outbound, stream = self._outbound, self._stream
         if not self.is_open:
-            self._drop()
+            outbound.drop()
             return
         while True:
-            if self._posted:
-                self._queue_posted()
             head, body = outbound.pieces()
             try:
                 if body:
@@ -142,22 +119,14 @@ class Link:
                 return
             except OSError as exc:
                 self.mark_broken(exc.strerror or str(exc))
-                self._drop()
+                outbound.drop()
                 self._on_stuck(self)
                 return
-
-    def _queue_posted(self) -> None:
-        while self._posted:
-            self._outbound.post(self._posted.popleft())
-
-    def _drop(self) -> None:
-        self._queue_posted()
-        self._outbound.drop()
 
     @property
     def is_flushed(self) -> bool:
         """Whether the kernel has everything."""
-        return not self._posted and not self._outbound.is_active
+        return not self._outbound.is_active
 
     # --- reading, by the thread that holds `reading` --------------------------------------------------------------
 
@@ -212,9 +181,9 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and drop what has not been sent."""
-        self.is_closed = True
+        self.mark_broken("this rank has closed it")
         with self._writing:
-            self._drop()
+            self._outbound.drop()
         self.hang_up()
         with self.reading, self._writing:
             self._stream.close()
@@ -251,3 +220,7 @@ class LoopbackLink:
         item.finish()
         if is_admitted:
             self._handle(self, Message(kind, call, copies, references))
+
+
+PeerLink = Link | LoopbackLink
+"""The link to an agent, of another rank or of this one."""

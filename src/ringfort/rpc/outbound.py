@@ -83,7 +83,7 @@ class Outbound:
         self._head = self._body = _NOTHING
 
     def post(self, item: Outgoing | bytes) -> None:
-        """Queue a message; or a control frame, which goes before all messages."""
+        """Queue a message; or a control frame, which goes before all messages. From any thread."""
         if isinstance(item, bytes):
             self._control.append(item)
         else:
@@ -141,10 +141,11 @@ class Outbound:
 
     def drop(self) -> None:
         """Give everything up: nothing more can be written."""
-        for message in (*self._fresh, *self._going, *((self._of,) if self._of else ())):
-            message.finish()
-        self._fresh.clear()
-        self._going.clear()
+        for messages in (self._fresh, self._going):
+            while messages:  # other threads may post meanwhile
+                messages.popleft().finish()
+        if self._of is not None:
+            self._of.finish()
         self._control.clear()
         self._of = None
         self._head = self._body = _NOTHING

@@ -13,25 +13,14 @@ from typing import Any
 
 from ringfort.config import RpcConfig
 from ringfort.errors import InvalidMessageError, ProtocolError
-from ringfort.rpc import values
+from ringfort.rpc import requests, values
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.functions import Function
-from ringfort.rpc.inbound import Head
 from ringfort.rpc.link import PeerLink
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.pool import Pool
-from ringfort.rpc.protocol import Kind, Message, Reference, pack_cancel
+from ringfort.rpc.protocol import Head, Kind, Message, Reference, pack_cancel
 from ringfort.rpc.references import References
-from ringfort.rpc.requests import (
-    FETCH,
-    Failure,
-    ReceivedRequest,
-    invalid,
-    not_found,
-    overloaded,
-    raised,
-    read_request,
-)
 from ringfort.transport.locks import Thread
 
 current: ContextVar[ServedCall | None] = ContextVar("ringfort_rpc_call", default=None)
@@ -51,7 +40,7 @@ class ServedCall:
         self.references = references
         self.message: Message | None = None
         """The request, from when it is complete until the function runs."""
-        self.request: ReceivedRequest | None = None
+        self.request: requests.ReceivedRequest | None = None
         self.depth = 0
         self.deadline = float("inf")
         self.keep: Reference | None = None
@@ -116,15 +105,17 @@ class Serving:
         config, calls, held = self._config, self._calls[link.peer], self._held[link.peer]
         if head.call in calls:
             raise ProtocolError(f"call {head.call} begins twice")
-        refusal: Failure | None = None
+        refusal: requests.Failure | None = None
         if head.size > config.max_message_bytes:
-            refusal = invalid(f"a request of {head.size} bytes, where max_message_bytes is {config.max_message_bytes}")
+            refusal = requests.invalid(
+                f"a request of {head.size} bytes, where max_message_bytes is {config.max_message_bytes}"
+            )
         elif held + head.size > config.max_held_bytes:
-            refusal = overloaded(
+            refusal = requests.overloaded(
                 f"it holds {held} bytes of calls from this rank, and max_held_bytes is {config.max_held_bytes}"
             )
         elif len(calls) >= 2 * config.max_in_flight:  # twice, because the caller knows already that some have ended
-            refusal = overloaded(
+            refusal = requests.overloaded(
                 f"it works on {len(calls)} calls from this rank, and max_in_flight is {config.max_in_flight}"
             )
         if refusal is not None:
@@ -143,9 +134,9 @@ class Serving:
             return
         call.message = message
         try:
-            request = call.request = read_request(message.buffers[0])
+            request = call.request = requests.read_request(message.buffers[0])
         except InvalidMessageError as exc:
-            self._end(call, invalid(exc))
+            self._end(call, requests.invalid(exc))
             return
         call.depth = request.depth
         call.deadline = time.monotonic() + request.timeout
@@ -153,13 +144,13 @@ class Serving:
             call.keep = Reference(self._references.rank, peer, request.keep)
             if self._references.is_full_for(peer):
                 why = f"it keeps values for {self._references.most} references of this rank, which is max_references"
-                self._end(call, overloaded(why))
+                self._end(call, requests.overloaded(why))
                 return
-        if request.name == FETCH:
+        if request.name == requests.FETCH:
             self._fetch(call, message, request)
         elif not self.pool.submit(call):
             why = f"{self.pool.queued} requests wait for {self._config.workers} workers, which is max_queued"
-            self._end(call, overloaded(why))
+            self._end(call, requests.overloaded(why))
 
     def cancel(self, peer: int, number: int) -> None:
         """The caller has given up."""
@@ -194,12 +185,12 @@ class Serving:
         try:
             function = self.functions.get(request.name)
             if function is None:
-                self._end(call, not_found(request.name, sorted(self.functions)))
+                self._end(call, requests.not_found(request.name, sorted(self.functions)))
                 return
             try:
                 args, kwargs = function.bind(*self._arguments(call, message, request))
             except InvalidMessageError as exc:
-                self._end(call, invalid(exc))
+                self._end(call, requests.invalid(exc))
                 return
             finally:
                 del message, request
@@ -209,14 +200,16 @@ class Serving:
             try:
                 result = function.check_result(function.fn(*args, **kwargs))
             except BaseException as exc:  # whatever it is: the caller is told, the worker goes on
-                result = raised(exc)
+                result = requests.raised(exc)
             del args, kwargs
             self._end(call, result)
         finally:
             current.reset(token)
 
     @staticmethod
-    def _arguments(call: ServedCall, message: Message, request: ReceivedRequest) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(
+        call: ServedCall, message: Message, request: requests.ReceivedRequest
+    ) -> tuple[list[Any], dict[str, Any]]:
         references, call.references = call.references, []
         args = values.decode(message.buffers, references, request.args, list[Any])
         return args, values.decode(message.buffers, references, request.kwargs, dict[str, Any])
@@ -240,7 +233,7 @@ class Serving:
                     raise asyncio.CancelledError
                 result = function.check_result(await coroutine)
             except BaseException as exc:
-                result = raised(exc)
+                result = requests.raised(exc)
             finally:
                 current.reset(token)
             self._end(call, result)
@@ -256,7 +249,7 @@ class Serving:
                 self._tasks = loop
             return self._tasks
 
-    def _fetch(self, call: ServedCall, message: Message, request: ReceivedRequest) -> None:
+    def _fetch(self, call: ServedCall, message: Message, request: requests.ReceivedRequest) -> None:
         """Answer with the value of a reference when there is one. No worker waits for it."""
         call.is_running, call.message = True, None
         try:
@@ -264,7 +257,7 @@ class Serving:
             if not isinstance(creator, int) or not isinstance(number, int):
                 raise InvalidMessageError("a reference is two numbers")
         except ValueError as exc:  # an `InvalidMessageError` is one
-            self._end(call, invalid(exc))
+            self._end(call, requests.invalid(exc))
             return
         reference = Reference(self._references.rank, creator, number)
         outcome = self._references.outcome(reference, call.peer)
@@ -277,11 +270,11 @@ class Serving:
         """Keep what is to be kept, and answer if somebody waits. `result` is a value or a `Failure`."""
         if call.keep is not None:
             self._references.fulfil(call.keep, result)
-            result = result if isinstance(result, Failure) else None
+            result = result if isinstance(result, requests.Failure) else None
         if self._calls[call.peer].get(call.number) is not call or call.is_cancelled or not call.link.is_open:
             self._forget(call)
             return
-        kind = Kind.ERROR if isinstance(result, Failure) else Kind.RESPONSE
+        kind = Kind.ERROR if isinstance(result, requests.Failure) else Kind.RESPONSE
         try:
             encoded = values.Encoded(result, self._references.name_of)
             if encoded.size > self._config.max_message_bytes:
@@ -289,7 +282,7 @@ class Serving:
                     f"the result has {encoded.size} bytes, where max_message_bytes is {self._config.max_message_bytes}"
                 )
         except InvalidMessageError as exc:
-            kind, encoded = Kind.ERROR, values.Encoded(invalid(exc))
+            kind, encoded = Kind.ERROR, values.Encoded(requests.invalid(exc))
         names = encoded.references
         self._references.give(names, call.peer)
         with self._lock:  # the request is gone by now, whatever becomes of the response

@@ -23,6 +23,7 @@ from ringfort.torch.names import dist
 from ringfort.transport.finalisers import weakly
 
 if TYPE_CHECKING:
+    from ringfort.cluster.backend import AutoDiscoveryBackend
     from ringfort.cluster.node import ClusterNode
 
 _REQUEST: Final = "torch.store.ask"
@@ -41,6 +42,8 @@ class ClusterStore(dist.Store):
 
     def __init__(self, node: ClusterNode, owner: str, label: str = "") -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]  # torch's
+        self.backend: AutoDiscoveryBackend | None = None
+        """The links of the processes that met with `init_method="ringfort://"`, until a process group takes them."""
         self._node = node
         self._owner = owner
         self._request_topic, self._answer_topic = _REQUEST + label, _ANSWER + label

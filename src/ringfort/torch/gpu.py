@@ -11,11 +11,9 @@ from weakref import proxy
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.context import DistributedContext
 from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
-from ringfort.torch.cuda import issue
+from ringfort.torch.cuda import CudaEngine
 from ringfort.torch.names import torch
 from ringfort.torch.operations import Call, all_reduce, broadcast, by_engine
-from ringfort.torch.staging import Stage
-from ringfort.torch.streams import CudaDevice
 
 
 def gpu_all_reduce(
@@ -61,11 +59,8 @@ def _issue(ctx: DistributedContext, call: Call, timeout: float | None, async_op:
     operation = by_engine(ctx.group, call, timeout)
     if operation is not None:
         return ctx.issue(operation, async_op)
-    stages: dict[Any, Stage] = ctx.stages
-    if call.device not in stages:
-        stages[call.device] = Stage(proxy(ctx), CudaDevice(call.device))  # a proxy: the context must not hold itself
-    stage, seconds = stages[call.device], ctx.config.timeout if timeout is None else timeout
-    if async_op:
-        return issue(stage, call, seconds)
-    stage.run(call, seconds)
-    return call.results[0]
+    if not ctx.stages:
+        ctx.stages["cuda"] = CudaEngine(proxy(ctx))  # a proxy: the context must not hold itself
+    seconds = ctx.config.timeout if timeout is None else timeout
+    work = ctx.stages["cuda"].issue([call], seconds, is_async=async_op)
+    return work if async_op else call.results[0]

@@ -20,22 +20,7 @@ JOIN_TIMEOUT: Final = 30.0
 """Seconds to look for peers by default. Torch's own half hour is too long for a person who has forgotten to start the
 other machine."""
 _QUERY: Final = ("world_size", "rank", "min_peers", "timeout")
-
-
-class MeetingStore(ClusterStore):
-    """The store of the processes that met, with their links: the default process group takes them over."""
-
-    def __init__(self, backend: AutoDiscoveryBackend, owner: str, label: str) -> None:
-        super().__init__(backend.node, owner, label)
-        self._backend: AutoDiscoveryBackend | None = backend
-
-    def take_backend(self) -> AutoDiscoveryBackend | None:
-        """Return the links, at the first call."""
-        backend, self._backend = self._backend, None
-        return backend
-
-
-_stores: Final[WeakKeys[AutoDiscoveryBackend, MeetingStore]] = WeakKeys()
+_stores: Final[WeakKeys[AutoDiscoveryBackend, ClusterStore]] = WeakKeys()
 """Torch keeps only the C++ half of a store; without a reference here, the Python half would be collected. A store lives
 as long as its links, which it holds itself until a process group takes them."""
 
@@ -64,11 +49,11 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
     try:
         backend.join_group(others, seconds)
         assert backend.epoch is not None
-        store = MeetingStore(backend, backend.epoch.peers[0], f"/{backend.epoch.key}")
+        store = ClusterStore(backend.node, backend.epoch.peers[0], f"/{backend.epoch.key}")
     except BaseException:
         backend.close()
         raise
-    _stores[backend] = store
+    _stores[backend], store.backend = store, backend
     yield store, backend.rank, backend.world_size
 
 
@@ -85,7 +70,10 @@ def links_of(store: Any) -> AutoDiscoveryBackend | None:
     """Return the links that were made with `store`, which torch has wrapped; None if there are none, or in use."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    return store.take_backend() if isinstance(store, MeetingStore) else None
+    if not isinstance(store, ClusterStore):
+        return None
+    backend, store.backend = store.backend, None
+    return backend
 
 
 def group_seconds(timeout: timedelta | None) -> float:

@@ -365,15 +365,10 @@ class RingfortProcessGroup(dist.ProcessGroup):
     def _next(self) -> DistributedContext:
         """Return where the next collective runs. Those of callbacks are not counted: each rank issues them at another
         time."""
-        context = self._current
+        context = current(self.context)
         if context is self.context:
             self._sequence += 1
         return context
-
-    @property
-    def _current(self) -> DistributedContext:
-        """Where collectives that are issued now run."""
-        return current(self.context)
 
     def _keep(self, work: RingfortWork) -> RingfortWork:
         if self._coalesced is not None:

@@ -106,34 +106,29 @@ class Transfer:
 
 
 class _Buffer:
-    """Pinned memory for one chunk at a time."""
+    """Pinned memory that one chunk of a transfer at a time passes through: copied down, exchanged, copied up."""
 
     def __init__(self, device: Any, size: int) -> None:
-        self.memory = device.pinned(size)
-        self.free: Any = None
+        self._device, self._memory = device, device.pinned(size)
+        self._free: Any = None
         """The event of the last copy from it to the device."""
 
-
-class _Chunk:
-    """A span of a transfer that passes through a buffer: copied down, exchanged, copied up."""
-
-    def __init__(self, stage: Stage, transfer: Transfer, buffer: _Buffer, span: Span, down: Any) -> None:
-        """Begin to copy to the host in the stream `down`, once the buffer is free."""
-        self._device, self._transfer, self._buffer = stage.device, transfer, buffer
+    def copy_down(self, transfer: Transfer, span: Span, down: Any) -> None:
+        """Begin to copy a chunk to the host in the stream `down`, once the buffer is free."""
         self._elements = slice(None) if transfer.call.kind.has_any_sizes else slice(*span)
-        self.parts = [buffer.memory[start:stop].view(transfer.dtype) for start, stop in transfer.layout(span)]
-        if buffer.free is not None:
-            down.wait_event(buffer.free)
+        self.parts = [self._memory[start:stop].view(transfer.dtype) for start, stop in transfer.layout(span)]
+        if self._free is not None:
+            down.wait_event(self._free)
         for flat, part in transfer.reads:
             self._device.copy(down, self.parts[part], flat[self._elements])
         self.copied = self._device.record(down)
         """The event after which the chunk is in host memory."""
 
-    def copy_up(self, up: Any) -> None:
-        """Begin to copy to the device in the stream `up`."""
-        for flat, part in self._transfer.writes:
+    def copy_up(self, transfer: Transfer, up: Any) -> None:
+        """Begin to copy the chunk to the device in the stream `up`."""
+        for flat, part in transfer.writes:
             self._device.copy(up, flat[self._elements], self.parts[part])
-        self._buffer.free = self._device.record(up)
+        self._free = self._device.record(up)
 
 
 class StagedCall:
@@ -196,12 +191,13 @@ class StagedCall:
             operation = self._transfer.operation(chunk.parts, left)
             chunk.copied.synchronize()
             operation.run()
-            chunk.copy_up(self._streams[1])
+            chunk.copy_up(self._transfer, self._streams[1])
 
-    def _start(self, index: int) -> _Chunk:
+    def _start(self, index: int) -> _Buffer:
         span = self._spans[index]
         buffer = self._stage.buffer(index, max(stop for _, stop in self._transfer.layout(span)))
-        return _Chunk(self._stage, self._transfer, buffer, span, self._streams[0])
+        buffer.copy_down(self._transfer, span, self._streams[0])
+        return buffer
 
 
 class Stage:

@@ -84,15 +84,8 @@ def split(tensor: Any, count: int, name: str, sizes: Sequence[int] = ()) -> list
 
 _KIND: Final[Any] = dist.ReduceOp.RedOpType
 _OPS: Final[dict[Any, ReduceOp]] = {
-    _KIND.SUM: ReduceOp.SUM,
-    _KIND.AVG: ReduceOp.MEAN,
-    _KIND.PRODUCT: ReduceOp.PRODUCT,
-    _KIND.MIN: ReduceOp.MIN,
-    _KIND.MAX: ReduceOp.MAX,
-    _KIND.BAND: ReduceOp.BAND,
-    _KIND.BOR: ReduceOp.BOR,
-    _KIND.BXOR: ReduceOp.BXOR,
-}
+    getattr(_KIND, op.name): op for op in ReduceOp if op not in (ReduceOp.MEAN, ReduceOp.PREMUL_SUM)
+} | {_KIND.AVG: ReduceOp.MEAN}
 
 
 def to_op(op: Any) -> Op:

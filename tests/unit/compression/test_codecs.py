@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ringfort.compression import encoded, packing
+from ringfort.compression import encoded
 from ringfort.compression.noise import CHUNK
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import BLOCK, drawn, largest
@@ -69,7 +69,7 @@ def test_what_arrives_is_within_the_bound(kind: QuantizationType, numbers: list[
 def test_every_length_is_within_the_bound_and_of_the_size_it_says(kind: QuantizationType, count: int) -> None:
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
     data, _ = encoded.write(CompressionStrategy.quantize(kind), x.copy(), (count,), None, 3, False)
-    assert data.size == packing.SIZE + codec_of(kind).nbytes(count)
+    assert data.size == encoded.SIZE + codec_of(kind).nbytes(count)
     assert (np.abs(encoded.read(data) - x) <= bound(kind, x)).all()
 
 
@@ -187,14 +187,14 @@ def test_a_message_with_a_changed_byte_is_read_or_refused(name: str, data: st.Da
         got = encoded.read(message)
     except ProtocolError:
         return
-    assert got.size == x.size or place < packing.SIZE
+    assert got.size == x.size or place < encoded.SIZE
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_cut_short_or_too_long_is_refused(name: str) -> None:
     x = np.ones((40, 30), np.float32)
     message, _ = encoded.write(parse(name), x.reshape(-1).copy(), x.shape, None, 0, False)
-    for wrong in (message[:-1], message[: packing.SIZE], message[: packing.SIZE - 1], np.append(message, message[:1])):
+    for wrong in (message[:-1], message[: encoded.SIZE], message[: encoded.SIZE - 1], np.append(message, message[:1])):
         with pytest.raises(ProtocolError):
             encoded.read(wrong)
 
@@ -202,7 +202,7 @@ def test_a_message_cut_short_or_too_long_is_refused(name: str) -> None:
 def test_a_place_outside_the_array_is_refused() -> None:
     x = np.arange(100, dtype=np.float32)
     message, _ = encoded.write(parse("topk(0.02)"), x, (100,), None, 0, False)
-    places = message[packing.SIZE + 4 : packing.SIZE + 8].view(np.uint16)
+    places = message[encoded.SIZE + 4 : encoded.SIZE + 8].view(np.uint16)
     np.testing.assert_array_equal(places, [98, 99])
     places[1] = BLOCK - 1
     with pytest.raises(ProtocolError, match="index 65535 is out of range for 100"):

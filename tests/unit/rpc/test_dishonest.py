@@ -12,7 +12,6 @@ from ringfort.config import RpcConfig
 from ringfort.errors import InvalidMessageError, RpcOverloadedError, RpcPeerLostError
 from ringfort.rpc import values
 from ringfort.rpc.agent import RpcAgent, RpcFuture
-from ringfort.rpc.inbound import Head
 from ringfort.rpc.outbound import Outgoing
 from ringfort.rpc.protocol import (
     FIRST,
@@ -20,6 +19,7 @@ from ringfort.rpc.protocol import (
     REFERENCE,
     SIZE,
     Count,
+    Head,
     Kind,
     Message,
     Reference,

@@ -12,11 +12,11 @@ import pytest
 
 from ringfort.errors import ProtocolError
 from ringfort.rpc.calls import RpcFuture
-from ringfort.rpc.inbound import Event
-from ringfort.rpc.link import Link
+from ringfort.rpc.link import Link, PeerLink
+from ringfort.rpc.network import Network
 from ringfort.rpc.outbound import Outbound, Outgoing
-from ringfort.rpc.poller import Poller
-from ringfort.rpc.protocol import FIRST, HEADER, SIZE, Kind, Message, pack_cancel
+from ringfort.rpc.protocol import FIRST, HEADER, SIZE, Event, Kind, Message, pack_cancel
+from ringfort.rpc.setup import Formed
 from tests.helpers.agents import PATIENCE, until
 
 
@@ -147,7 +147,7 @@ def test_messages_that_are_stuck_are_done_with_when_the_link_is_closed(scene: Sc
 
 
 class Watched(Scene):
-    """A link with a poller, and what it tells."""
+    """A link in a network, and what it tells."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,27 +155,36 @@ class Watched(Scene):
         self.ended: list[str] = []
         self.has_ended = threading.Event()
         self.future = RpcFuture(1, 1, "a call", 10 * PATIENCE, lambda _: True)
-        self.poller = Poller("test", self._handle, self._lost, lambda _: None, lambda: False)
+        self.network = Network(
+            0,
+            Formed({}, [], [], 10 * PATIENCE),
+            admit=lambda link, head: True,
+            on_event=self._handle,
+            on_lost=self._lost,
+            expire=lambda now: now + PATIENCE,
+            is_running=lambda: False,
+        )
+        self.network.links[1] = self.link
 
-    def _handle(self, link: Link, event: Event) -> None:
+    def _handle(self, link: PeerLink, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, Message) and event.call == 1:
             self.future.set_result(None)
 
-    def _lost(self, link: Link, why: str) -> None:
-        self.ended.append(why)
+    def _lost(self, peer: int) -> None:
+        self.ended.append(self.network.lost[peer])
         self.has_ended.set()
 
 
 @contextmanager
 def watched() -> Iterator[Watched]:
     made = Watched()
-    made.poller.start([made.link])
+    made.network.start()
     try:
         yield made
     finally:
         made.link.hang_up()  # whoever still reads ends
-        made.poller.stop()
+        made.network.stop()
         made.close()
 
 
@@ -183,7 +192,7 @@ def test_who_leads_leaves_nothing_unread_that_nobody_would_be_told_of() -> None:
     with watched() as scene, scene.link.reading:  # so that the thread cannot read it
         scene.stream.script.extend(frames(*map(answer, range(1, 100))))
         scene.far.send(b"!")
-        scene.poller.lead(scene.link, scene.future)
+        scene.network.lead(scene.link, scene.future)
         assert [event.call for event in scene.events if isinstance(event, Message)] == list(range(1, 100))
 
 
@@ -192,18 +201,18 @@ def test_when_a_caller_that_leads_finds_nonsense_the_link_ends() -> None:
         with scene.link.reading:
             scene.stream.script.append(ProtocolError("nonsense"))
             scene.far.send(b"!")
-            scene.poller.lead(scene.link, scene.future)
+            scene.network.lead(scene.link, scene.future)
         assert scene.has_ended.wait(PATIENCE)
         assert scene.ended == ["nonsense"]
 
 
 def test_a_caller_that_leads_is_woken_when_another_finds_the_link_broken() -> None:
     with watched() as scene:
-        leader = threading.Thread(target=scene.poller.lead, args=(scene.link, scene.future))
+        leader = threading.Thread(target=scene.network.lead, args=(scene.link, scene.future))
         leader.start()
         until(lambda: scene.link.is_led, "nobody leads")
         scene.link.broken = "it could not be written to"
-        scene.poller.stuck(scene.link)
+        scene.network.stuck(scene.link)
         leader.join(PATIENCE)
         assert not leader.is_alive()
         assert scene.has_ended.wait(PATIENCE)
@@ -214,7 +223,7 @@ def test_what_came_before_a_link_broke_still_counts() -> None:
         with scene.link.reading:  # the thread has something to read, and cannot
             scene.far.send(frames(answer(1))[0])
             scene.link.broken = "it could not be written to"
-            scene.poller.stuck(scene.link)
-            until(lambda: not scene.poller._actions, "the thread has not looked")
+            scene.network.stuck(scene.link)
+            until(lambda: not scene.network._actions, "the thread has not looked")
         assert scene.has_ended.wait(PATIENCE)
         assert [event.call for event in scene.events if isinstance(event, Message)] == [1]

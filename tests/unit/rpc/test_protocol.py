@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import DistributedError, ProtocolError
-from ringfort.rpc.inbound import Cancelled, Event, Head, Inbound
 from ringfort.rpc.outbound import Outbound, Outgoing
 from ringfort.rpc.protocol import (
     CHUNK,
     HEADER,
     MAX_BUFFERS,
+    Cancelled,
     Count,
+    Event,
+    Head,
+    Inbound,
     Kind,
     Message,
     Reference,

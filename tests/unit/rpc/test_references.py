@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import example, given, strategies as st
 
-from ringfort.rpc.inbound import Inbound
-from ringfort.rpc.protocol import Count, Reference
+from ringfort.rpc.protocol import Count, Inbound, Reference
 from ringfort.rpc.references import SLACK, References, RRef
 from ringfort.rpc.requests import Failure
 

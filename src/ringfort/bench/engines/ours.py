@@ -76,7 +76,7 @@ class RingfortEngine(Engine):
         chosen = SHARED_MEMORY if group.shares_memory else str(model.choose(kind, case.nbytes, case.dtype))
         compression: dict[str, Any] = {}
         if case.op == "all_reduce" and case.dtype == "float32":
-            choice = auto.explain(group, CompressionStrategy.AUTO, [(case.count,)])
+            choice = auto.choose(group, CompressionStrategy.AUTO, [(case.count,)])
             compression["compression"] = f"auto takes {choice.strategy}: {choice.why}"
             compression["compressed"] = {str(one): seconds * 1e6 for one, seconds in choice.predicted.items()}
         connections = parallel.count_for(group, case.nbytes)
