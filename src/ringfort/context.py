@@ -125,7 +125,7 @@ class DistributedContext:
         if compression is not None:
             if strategy is not None:
                 raise InvalidArgumentError(
-                    "strategy", strategy, "compression has a way of its own; pass one of the two"
+                    "strategy", strategy, "cannot be combined with compression; pass one of the two"
                 )
             pieces = None if name is None else [(name, tuple(np.shape(x)))]
             return self.all_reduce_compressed(x, op, compression, pieces, timeout=timeout, async_op=async_op)

@@ -568,7 +568,7 @@ def test_sizes_are_bounded_on_both_sides_and_for_all_together() -> None:
         server.register("make", lambda n: np.zeros(n, np.uint8))
         with pytest.raises(InvalidMessageError, match="max_message_bytes"):
             caller.rpc_sync(1, "size", bytes(100_100))
-        with pytest.raises(InvalidMessageError, match=r"refused by rank 1: the result has .* max_message_bytes"):
+        with pytest.raises(InvalidMessageError, match=r"Refused by rank 1: The result has .* max_message_bytes"):
             caller.rpc_sync(1, "make", 100_100)
         first = caller.rpc_async(1, "size", np.zeros(90_000, np.uint8))
         until(lambda: server.stats().held_bytes > 90_000, "it has not come")

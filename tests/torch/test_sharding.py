@@ -52,16 +52,16 @@ def test_hosts_are_found_where_the_default_group_is_anothers(zygote: Zygote) -> 
 def test_what_cannot_be_is_refused_in_words(zygote: Zygote) -> None:
     for said in zygote.run("torch.sharding_scenarios.refused", 3, **LOOPBACK):
         expected = [
-            "there is no process group yet",
-            "must divide the number of ranks on every host (that of rank 0 has 2, that of rank 2 has 1); 1 does",
+            "no process group found",
+            "must divide the number of ranks on every host (rank 0's host has 2, rank 2's host has 1); 1 does",
             "intra_node_size=2: must divide",
-            "choose one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD",
-            "only HYBRID_SHARD has one, not FULL_SHARD",
+            "use one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD",
+            "only HYBRID_SHARD has this setting, not FULL_SHARD",
             "has no module of these classes",
-            "has no parameters to shard",
+            "must have parameters to shard",
             "must be a torch.nn.Module",
             "prefetch=-1",
-            "is given by the strategy",
+            "the strategy sets this option",
             "must be a whole number of at least 1",
         ]
         assert len(said) == len(expected)

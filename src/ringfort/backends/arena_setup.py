@@ -79,7 +79,7 @@ def _create(size: int) -> Segment | None:
     try:
         return Segment.create(size)
     except TransportError as exc:
-        _log.debug("memory is not shared: %s", exc)
+        _log.debug("Shared memory is not used: %s", exc)
         return None
 
 
@@ -91,5 +91,5 @@ def _open(offer: bytearray, size: int) -> Segment | None:
     try:
         return Segment.open(msgspec.msgpack.decode(said[:length], type=Offer), size)
     except (msgspec.MsgspecError, TransportError) as exc:
-        _log.debug("memory is not shared: %s", exc)
+        _log.debug("Shared memory is not used: %s", exc)
         return None

@@ -89,7 +89,7 @@ def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int,
     if not ring:
         return rank, (rank - 1) % world_size, (rank + 1) % world_size
     if sorted(ring) != list(range(world_size)):
-        raise InvalidArgumentError("ring", ring, f"must name each of {world_size} ranks once")
+        raise InvalidArgumentError("ring", ring, f"must contain each of the {world_size} ranks once")
     place = ring.index(rank)
     return place, ring[place - 1], ring[(place + 1) % world_size]
 
@@ -349,7 +349,7 @@ def _check_tree(world_size: int, root: int, arity: int) -> None:
     if not 0 <= root < world_size:
         raise InvalidRankError(root, world_size, name="root")
     if arity < 1:
-        raise InvalidArgumentError("arity", arity, "a node has at least 1 child")
+        raise InvalidArgumentError("arity", arity, "must be at least 1")
 
 
 def _check_count(count: int) -> None:

@@ -76,13 +76,13 @@ def as_view(x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
     if library in ("jax", "jaxlib", "mlx"):
         return _immutable_view(x, name, library)
     if _is_scalar(x):
-        raise UnsupportedArrayError(name, type(x).__name__, "is a NumPy scalar, which has no memory; pass np.array(x)")
+        raise UnsupportedArrayError(name, type(x).__name__, "a NumPy scalar has no memory of its own; pass np.array(x)")
     if hasattr(x, "__dlpack__"):
         return _dlpack_view(x, name, writable=writable)
     try:
         memory = memoryview(x)
     except TypeError:
-        raise UnsupportedArrayError(name, x, "is no array; pass a NumPy array, a tensor or a buffer") from None
+        raise UnsupportedArrayError(name, x, "not an array; pass a NumPy array, a tensor or a buffer") from None
     view = _numpy_view(np.asarray(memory), name, writable=writable)
     finish = view.finish
     return ArrayView(view.flat, view.kind, view.shape, finish=lambda: (finish(), x)[1])
@@ -103,7 +103,7 @@ def plain_view(flat: Array, kind: ElementType, shape: tuple[int, ...]) -> ArrayV
 def _numpy_view(x: Array, name: str, *, writable: bool) -> ArrayView:
     kind = element_type(x.dtype, name=f"{name}.dtype")
     if writable and not x.flags.writeable:
-        raise UnsupportedArrayError(name, f"array of shape {x.shape}", "is read-only; pass a copy: x.copy()")
+        raise UnsupportedArrayError(name, f"array of shape {x.shape}", "read-only; pass a copy: x.copy()")
     bits = x if x.dtype == kind.storage else x.view(kind.storage)
     if x.flags.c_contiguous:
         return ArrayView(bits.reshape(-1), kind, x.shape, finish=lambda: x, wrap=_wrapper_like(x))
@@ -136,7 +136,7 @@ def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
         array = np.from_dlpack(x)
     except (TypeError, BufferError, RuntimeError, ValueError) as exc:
         raise UnsupportedArrayError(
-            name, type(x).__name__, f"cannot be seen by the CPU through DLPack ({exc})"
+            name, type(x).__name__, f"not accessible to the CPU through DLPack ({exc})"
         ) from exc
     return _numpy_view(array, name, writable=writable)
 

@@ -121,7 +121,7 @@ class CostModel:
         if nbytes < 0:
             raise InvalidArgumentError("nbytes", nbytes, "must not be negative")
         if strategy.shape is Shape.AUTO:
-            raise InvalidArgumentError("strategy", str(strategy), "has no cost of its own")
+            raise InvalidArgumentError("strategy", str(strategy), "AUTO has no cost of its own; pass another strategy")
         if self._n == 1:
             return 0.0
         return self.links.start * self.links.crowd + self._moving(strategy, nbytes, self.links.reducer_of(element))

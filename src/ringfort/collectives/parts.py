@@ -87,7 +87,7 @@ def check_rows(view: ArrayView, count: int, name: str = "x") -> None:
     """Raise unless the array's first axis has one row for each rank."""
     if not view.shape or view.shape[0] != count:
         raise InvalidArgumentError(
-            name, f"array of shape {view.shape}", f"its first axis must have one part for each of {count} ranks"
+            name, f"array of shape {view.shape}", f"the first axis must have one part for each of {count} ranks"
         )
 
 
@@ -95,9 +95,9 @@ def check_who_passes(name: str, given: object, group: Group, root: int, *, is_op
     """Raise unless the root, and only the root, passes arrays; the root may leave them out if that `is_optional`."""
     is_root = group.rank == root
     if (given is None) == is_root and not (is_optional and given is None):
-        why = "the root passes one array per rank" if is_root else "only the root passes arrays; pass None"
+        why = "the root must pass one array per rank" if is_root else "only the root passes arrays; pass None"
         what = "None" if given is None else f"a {type(given).__name__}"
-        raise InvalidArgumentError(name, what, f"rank {group.rank}: {why}")
+        raise InvalidArgumentError(name, what, f"invalid at rank {group.rank}: {why}")
 
 
 def _check_alike(name: str, kind: ElementType, size: int, like: ArrayView | None) -> None:

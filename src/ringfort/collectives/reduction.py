@@ -79,7 +79,7 @@ def _find(dtype: np.dtype[Any]) -> ElementType | str:
         return _BFLOAT16
     found = _BY_LAYOUT.get((dtype.kind, dtype.itemsize))
     if found is None:
-        return f"elements must be one of: {', '.join(_BY_NAME)}"
+        return f"unsupported element type; use one of: {', '.join(_BY_NAME)}"
     if dtype.str.startswith(">"):
         return "elements must be little-endian; pass x.astype(x.dtype.newbyteorder('<'))"
     return found
@@ -89,7 +89,7 @@ def element_type_named(name: str) -> ElementType:
     """The element type called `name`. Raises `UnsupportedArrayError` if there is none."""
     found = _BY_NAME.get(name)
     if found is None:
-        raise UnsupportedArrayError("dtype", name, f"elements must be one of: {', '.join(_BY_NAME)}")
+        raise UnsupportedArrayError("dtype", name, f"unsupported element type; use one of: {', '.join(_BY_NAME)}")
     return found
 
 
@@ -97,7 +97,7 @@ def by_code(code: int) -> ElementType:
     """The element type with the wire's `code`. Raises `InvalidArgumentError` if there is none."""
     found = _BY_CODE.get(code)
     if found is None:
-        raise InvalidArgumentError("code", code, f"the codes of element types are 1 to {len(ELEMENT_TYPES)}")
+        raise InvalidArgumentError("code", code, f"must be the code of an element type, 1 to {len(ELEMENT_TYPES)}")
     return found
 
 
@@ -147,18 +147,18 @@ def _reduction(op: object) -> ReduceOp:
     if not isinstance(op, ReduceOp):
         raise InvalidArgumentError("op", op, "must be a ReduceOp, such as ReduceOp.SUM")
     if op is ReduceOp.PREMUL_SUM:
-        raise InvalidArgumentError("op", op, "has no factor; use ReduceOp.premul_sum(factor)")
+        raise InvalidArgumentError("op", op, "missing its factor; use ReduceOp.premul_sum(factor)")
     return op
 
 
 def _check_meaning(op: ReduceOp, kind: ElementType) -> None:
     why = ""
     if op in _BITWISE and kind.kind in "fc":
-        why = "bitwise ops are for bool and integers"
+        why = "bitwise reductions need bools or integers"
     elif op in _ORDERED and kind.kind == "c":
         why = "complex numbers have no order"
     elif op in _SCALED and kind.kind == "b":
-        why = "a bool cannot be scaled"
+        why = "bools cannot be scaled"
     if why:
         raise UnsupportedOpError(op.name, kind.name, why)
 
@@ -171,12 +171,12 @@ def _factor(op: PremulSum, kind: ElementType) -> int | float:
     try:
         number = int(factor) if kind.kind in "iu" and factor == int(factor) else float(factor)
     except (OverflowError, ValueError) as exc:  # a whole number beyond all floats; the whole part of inf or nan
-        raise InvalidArgumentError("factor", factor, f"elements of {kind.name} cannot be multiplied by it") from exc
+        raise InvalidArgumentError("factor", factor, f"too large for elements of {kind.name}") from exc
     if kind.kind in "iu":
         limits = np.iinfo(kind.storage)
         # An exact product, or none: a fraction would have to be rounded on every rank before the sum.
         if isinstance(number, float) or not limits.min <= number <= limits.max:
-            why = f"elements of {kind.name} need a whole factor from {limits.min} to {limits.max}"
+            why = f"must be a whole number from {limits.min} to {limits.max} for elements of {kind.name}"
             raise InvalidArgumentError("factor", factor, why)
     return number
 

@@ -51,7 +51,7 @@ class Work:
             if self._future.is_done_within(_WATCH if timeout is None else timeout):
                 return self._future.result()
             if timeout is not None:
-                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="it goes on")
+                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="the operation continues")
 
     def result(self) -> Any:
         """`wait()`, by the name that futures have."""

@@ -73,7 +73,7 @@ class Calls:
             in_flight = self._in_flight[peer]
             if in_flight >= self._max_in_flight:
                 raise RpcOverloadedError(
-                    f"{in_flight} calls to rank {peer} have not ended, which is max_in_flight; wait for some of them",
+                    f"Too many calls to rank {peer} in flight (max_in_flight={in_flight}); wait until some have ended",
                     peer=peer,
                 )
             self._in_flight[peer] += 1

@@ -149,12 +149,12 @@ class Inbound:
             return False
         code, flags, buffers, references, zero, length, call = HEADER.unpack_from(self._scratch, self._start)
         if code not in _KINDS or zero or length > CHUNK + HEADER.size:
-            raise ProtocolError(f"invalid frame header: kind {code}, {length} bytes")
+            raise ProtocolError(f"Invalid frame header: kind {code}, {length} bytes")
         kind = _KINDS[code]
         start = self._start + HEADER.size
         if kind not in _MESSAGES:
             if length > COUNT.size:
-                raise ProtocolError(f"a frame of kind {kind.name} claims {length} bytes")
+                raise ProtocolError(f"Invalid frame header: kind {kind.name}, {length} bytes")
             if have < HEADER.size + length:
                 return False
             self._start = start + length
@@ -163,7 +163,7 @@ class Inbound:
         if flags & FIRST:
             table = buffers * SIZE.size + references * REFERENCE.size
             if not 0 < buffers <= MAX_BUFFERS or references > MAX_REFERENCES or table > length:
-                raise ProtocolError(f"invalid message: {buffers} buffers and {references} references")
+                raise ProtocolError(f"Invalid message: {buffers} buffers and {references} references")
             if have < HEADER.size + table:
                 self._make_room(HEADER.size + table)
                 return False
@@ -173,9 +173,9 @@ class Inbound:
         else:
             into = self._arriving.get((kind is Kind.REQUEST, call))
             if into is None or into.head.kind is not kind or not length:
-                raise ProtocolError(f"a frame continues call {call}, which has not begun, or is empty")
+                raise ProtocolError(f"Invalid frame: it is empty, or continues call {call}, which has not begun")
         if length > into.left:
-            raise ProtocolError(f"a frame has {length} bytes, but its message has only {into.left} left")
+            raise ProtocolError(f"Invalid frame: it has {length} bytes, but its message has only {into.left} left")
         self._into, self._frame_left = into, length
         while True:
             count = min(self._frame_left, self._end - start)
@@ -199,7 +199,7 @@ class Inbound:
     def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int) -> _Arriving:
         key = kind is Kind.REQUEST, call
         if key in self._arriving:
-            raise ProtocolError(f"call {call} begins twice")
+            raise ProtocolError(f"Invalid frame: call {call} begins twice")
         edge = buffers * SIZE.size
         sizes: list[int] = [size for (size,) in SIZE.iter_unpack(table[:edge])]
         references = tuple(Reference(*one) for one in REFERENCE.iter_unpack(table[edge:]))

@@ -101,6 +101,6 @@ def pack_goodbye() -> bytes:
 def unpack_count(body: memoryview) -> Count:
     """Read the body of a count frame. Raises `ProtocolError`."""
     if len(body) != COUNT.size:
-        raise ProtocolError(f"a count frame has {len(body)} bytes, not {COUNT.size}")
+        raise ProtocolError(f"Invalid count frame: {len(body)} bytes, not {COUNT.size}")
     owner, creator, number, user, delta = COUNT.unpack(body)
     return Count(Reference(owner, creator, number), user, delta)

@@ -76,7 +76,7 @@ class RRef:
     def local_value(self, timeout: float | None = None) -> Any:
         """Return the value itself, at its owner. Raises `InvalidArgumentError` elsewhere; otherwise as `to_here`."""
         if not self.is_owner:
-            raise InvalidArgumentError("rref", self, f"its value is on rank {self.owner}; to_here() returns a copy")
+            raise InvalidArgumentError("rref", self, f"the value is on rank {self.owner}; to_here() returns a copy")
         return self.to_here(timeout)
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError
+from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError, sentence
 from ringfort.transport import abort_reasons
 from ringfort.transport.abort_reasons import Aborted, AbortReason
 from ringfort.transport.fast_path import FastPath, is_small
@@ -225,7 +225,7 @@ class Engine:
 
     def drop(self) -> None:
         """Close all links without a goodbye, as a process that dies does. For fault injection."""
-        self._as_leader(lambda: self.table.drop(lambda: ChannelClosedError("this rank was killed on purpose")))
+        self._as_leader(lambda: self.table.drop(lambda: ChannelClosedError("This rank was killed on purpose")))
 
     def lose(self, peer: int, reason: str) -> None:
         """Take `peer` for lost, as somebody who watches it has found: end what waits for it, and every collective that
@@ -252,7 +252,7 @@ class Engine:
         self._lead = threading.RLock()
         self._is_led = self._is_interrupted = False
         self._arrivals.clear()
-        self.table.abandon(lambda: ChannelClosedError(FORKED))
+        self.table.abandon(lambda: ChannelClosedError(sentence(FORKED)))
 
     # --- leading and following ------------------------------------------------------------------------------------
 
@@ -270,10 +270,10 @@ class Engine:
                     return False
                 late = late + 1 if self.now() > job.deadline else 0
                 if late > _MOST_LATE:
-                    raise ChannelClosedError("the thread that moves this process's messages has stopped doing so")
+                    raise ChannelClosedError("The thread that moves the messages of this process has stopped")
         except BaseException:  # Ctrl-C while asleep: the caller takes its memory back, the others continue
             if not is_mine(self._lead):
-                self._as_leader(lambda: job.fail(lambda: ChannelClosedError("the call was interrupted")))
+                self._as_leader(lambda: job.fail(lambda: ChannelClosedError("The call was interrupted")))
             raise
         job.turn = None
         return True
@@ -312,7 +312,7 @@ class Engine:
                 elif time.monotonic() > until:
                     # The leader is stuck: its links end here, so that at least the peers continue.
                     self.table.drop(
-                        lambda: ChannelClosedError("the thread that moved this process's messages is stuck")
+                        lambda: ChannelClosedError("The thread that moves the messages of this process is stuck")
                     )
                     return
         except BaseException:

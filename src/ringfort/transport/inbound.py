@@ -185,12 +185,12 @@ class Inbound:
     def _place(self, header: Header) -> Sink:
         """The sink for the payload behind `header`."""
         if header.epoch != self._epoch:
-            raise ProtocolError(f"a frame of epoch {header.epoch} in epoch {self._epoch}", peer=self.peer)
+            raise ProtocolError(f"Invalid frame: epoch {header.epoch}, not {self._epoch}", peer=self.peer)
         key = self._key = (header.comm_id, header.tag)
         sink = self._open.get(key)
         if sink is not None:
             if header.total != sink.total or not 0 < header.length <= sink.total - sink.seen:
-                raise ProtocolError(f"a frame of {header.length} bytes does not continue its message", peer=self.peer)
+                raise ProtocolError(f"Invalid frame: {header.length} bytes do not continue a message", peer=self.peer)
             return sink
         self.messages += 1
         self.bytes += header.total

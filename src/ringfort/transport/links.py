@@ -30,7 +30,7 @@ from ringfort.transport.stream import Poller, Stream
 _LINGER = 0.3
 """Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
 _WITHOUT_GOODBYE = "its process died or closed the connection without a goodbye"
-_WITHOUT_CLOSING = "its program ended, or dropped the group, while it was still needed"
+_WITHOUT_CLOSING = "its program ended or dropped the group while this group still needed it"
 _MOST_WAITS = 1024
 """Communicators for which a link remembers where its peer waits; torch's callbacks make many that end soon."""
 
@@ -273,7 +273,7 @@ class LinkTable:
         """Reading or writing `link` raised `exc`: ends the link."""
         if isinstance(exc, (ProtocolError, TamperedError)):
             kind, peer = TamperedError if isinstance(exc, TamperedError) else ProtocolError, link.peer
-            why = exc.why if isinstance(exc, TamperedError) else f"rank {peer}: {exc}"
+            why = exc.why if isinstance(exc, TamperedError) else f"Invalid data from rank {peer}: {exc}"
             self.lose(link, lambda: kind(why, peer=peer), str(exc))
         elif isinstance(exc, EOFError):
             self._ended(link, _WITHOUT_GOODBYE)
@@ -365,7 +365,7 @@ class LinkTable:
 
     def close(self, *, has_ended: bool = False, linger: float = _LINGER) -> None:
         """Says goodbye and closes all links, within `linger` seconds."""
-        error: MakeError = partial(ChannelClosedError, "this rank's backend is closed")
+        error: MakeError = partial(ChannelClosedError, "This rank has closed its backend")
         if not self.is_closed:
             self.is_closed = True
             self.fail_all(error)

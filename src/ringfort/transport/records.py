@@ -102,16 +102,16 @@ class Opener(_Half):
         (length,) = LENGTH.unpack_from(head, at)
         least = self.overhead - LENGTH.size
         if not least <= length <= least + MAX_PLAIN:
-            raise TamperedError(f"a record claims {length} bytes; they have {least} to {least + MAX_PLAIN}")
+            raise TamperedError(f"a record claims {length} bytes; the limits are {least} and {least + MAX_PLAIN}")
         return length
 
     def open(self, record: memoryview | bytes, into: memoryview) -> None:
         """Opens a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
         if len(record) != len(into) + self.overhead:
-            raise TamperedError(f"a record of {len(record)} bytes does not hold the {len(into)} that it claims")
+            raise TamperedError(f"a record of {len(record)} bytes does not contain the {len(into)} that it claims")
         count = self._next_count()  # first: it may replace the cipher
         try:
             self._cipher.open(count, record, LENGTH.size, into)
         except InvalidTag as exc:
             into[:] = bytes(len(into))  # the cipher has written there what is not authenticated
-            raise TamperedError("a record was changed, left out, repeated or moved on its way") from exc
+            raise TamperedError("a record was changed, dropped, repeated or reordered on its way") from exc

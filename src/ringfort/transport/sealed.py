@@ -103,7 +103,7 @@ class SealedStream(SocketEnd):
         self._in_at = end
         self._look()
         if not count:
-            raise TamperedError("a record without content")  # nobody sends one; zero would mean the end
+            raise TamperedError("a record is empty")  # nobody sends one; zero would mean the end
         return count
 
     def _look(self) -> None:

@@ -70,7 +70,7 @@ class Segment:
             with suppress(OSError):
                 os.close(fd)
             _remove(folder)
-            raise TransportError(f"cannot allocate {size} bytes of shared memory: {exc}") from exc
+            raise TransportError(f"Cannot allocate {size} bytes of shared memory: {exc}") from exc
         segment._map[:TOKEN_BYTES] = token
         return segment
 
@@ -80,7 +80,7 @@ class Segment:
         another one: this process may see other files under the same name."""
         try:
             if _HAS_MEMFD and not _PLACE.fullmatch(offer.path):  # opening a device can have effects of its own
-                raise OSError(errno.EINVAL, "it is something else")
+                raise OSError(errno.EINVAL, "not a shared-memory file")
             fd = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
             try:
                 _check(fd, offer, size + PAGE)
@@ -90,11 +90,11 @@ class Segment:
                 raise
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-            raise TransportError(f"the shared memory of another process cannot be opened: {why}") from exc
+            raise TransportError(f"Cannot open the shared memory of another process: {why}") from exc
         segment.settle()
         if not secrets.compare_digest(segment._map[:TOKEN_BYTES], offer.token):
             segment.close()
-            raise TransportError("the shared memory of another process is not the one it speaks of")
+            raise TransportError("The shared memory of another process is not the one that it offered")
         return segment
 
     def settle(self) -> None:
@@ -123,8 +123,8 @@ def _remove(folder: Path | None) -> None:
 def _check(fd: int, offer: Offer, size: int) -> None:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size != offer.size or offer.size != size:
-        raise OSError(errno.EINVAL, "it is something else")
+        raise OSError(errno.EINVAL, "not the file that was offered")
     if found.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, "it belongs to another user")
+        raise OSError(errno.EPERM, "the file belongs to another user")
     if _HAS_MEMFD and not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _NO_SHRINK:
-        raise OSError(errno.EINVAL, "it could be taken away")
+        raise OSError(errno.EINVAL, "the file could be truncated")

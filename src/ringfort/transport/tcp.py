@@ -29,7 +29,7 @@ LOOKS = 8
 """How often a silent machine is looked at within the patience."""
 _HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
-PEER_ENDED = "the connection that there was has ended"
+PEER_ENDED = "its first connection has ended"
 """Why no further connection is made."""
 _READABLE = select.POLLIN | select.POLLERR | select.POLLHUP | _HANG_UP
 """An error or a hang-up shows when it is read: that is where it gets its name."""
@@ -49,7 +49,7 @@ def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket
     except (OSError, UnicodeError) as exc:  # a name that cannot be written in DNS is a UnicodeError
         why = exc.strerror if isinstance(exc, OSError) else str(exc)
         raise TransportError(
-            f"host {host!r} is not known ({why}): check the spelling, or use its address", peer=host
+            f"Unknown host {host!r} ({why}); check the spelling, or use its address", peer=host
         ) from exc
     return [(family, address) for family, _, _, _, address in found]
 
@@ -114,7 +114,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except OSError as exc:
         sock.close()
-        raise TransportError(f"cannot listen on {format_address(host, port)}: {_in_words(exc)}") from exc
+        raise TransportError(f"Cannot listen on {format_address(host, port)}: {_in_words(exc)}") from exc
     return sock
 
 
@@ -135,7 +135,7 @@ def adopt_listener(fd: int) -> socket.socket:
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except OSError as exc:
-        raise TransportError(f"file descriptor {fd} is no socket to listen on: {_in_words(exc)}") from exc
+        raise TransportError(f"File descriptor {fd} is not a listening socket: {_in_words(exc)}") from exc
     return sock
 
 
@@ -144,9 +144,9 @@ def _in_words(exc: OSError) -> str:
         case errno.EADDRINUSE:
             return "the port is in use; stop the other program or choose another port"
         case errno.EACCES:
-            return "permission denied; ports below 1024 need root, choose one above"
+            return "permission denied; choose a port above 1023 (those below need root)"
         case errno.EADDRNOTAVAIL:
-            return "this machine has no such address; see `ip address` or `ifconfig` for those it has"
+            return "this machine does not have this address; `ip address` or `ifconfig` lists its addresses"
         case _:
             return exc.strerror or str(exc)
 

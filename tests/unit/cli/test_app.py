@@ -188,7 +188,7 @@ def test_what_ringfort_raises_becomes_a_line_and_exit_code_1(capsys: pytest.Capt
     with pytest.raises(typer.Exit) as caught, errors_as_lines():
         raise PeerLostError(2, "its process died")
     assert caught.value.exit_code == 1
-    assert capsys.readouterr().err == "error: lost rank 2: its process died\n"
+    assert capsys.readouterr().err == "error: Lost rank 2: its process died. Its own log says why.\n"
 
 
 def test_ctrl_c_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:

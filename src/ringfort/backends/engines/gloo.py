@@ -127,8 +127,8 @@ class GlooNative(TorchNative):
 @cache
 def _say_once() -> None:
     _log.warning(
-        "Gloo does not encrypt: whoever is on the network can read and change what the ranks say. "
-        "TcpBackend and `ringfort.join()` do"
+        "Gloo does not encrypt: anyone on the network can read and change what the ranks send. "
+        "TcpBackend and `ringfort.join()` encrypt."
     )
 
 

@@ -144,7 +144,7 @@ class Native(ABC):
             if time.monotonic() < until:
                 os.sched_yield()
             elif link is None:
-                raise OperationTimeoutError(f"a collective of {self.name}", envelope.timeout)
+                raise OperationTimeoutError(f"waiting for a collective of {self.name}", envelope.timeout)
             else:
                 pause = time.monotonic() + _PAUSE if self.eager else float("inf")
                 self._group.engine.watch(lambda: wait.is_over() or time.monotonic() > pause, link.peer, envelope)  # noqa: B023

@@ -26,8 +26,8 @@ from ringfort.transport.messages import Envelope
 _log = logging.getLogger(__name__)
 
 _HOW = (
-    "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); without one, TcpBackend and "
-    "HybridBackend move tensors of the CPU"
+    "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); for tensors on the CPU, use "
+    "TcpBackend or HybridBackend"
 )
 _PATH_BYTES = 256
 """Room for the place where the ranks of a group meet, which the first tells the others."""
@@ -147,6 +147,6 @@ def has_cuda() -> bool:
 @cache
 def _say_once() -> None:
     _log.warning(
-        "NCCL does not encrypt: whoever is on the network between the hosts can read and change what its ranks send. "
-        "HybridBackend keeps NCCL inside each host"
+        "NCCL does not encrypt: anyone on the network between the hosts can read and change what the ranks send. "
+        "HybridBackend keeps NCCL inside each host."
     )
