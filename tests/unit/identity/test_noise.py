@@ -331,7 +331,7 @@ def test_messages_out_of_order_are_refused() -> None:
         responder.read(bytes(MESSAGE_2_BYTES))
     with pytest.raises(HandshakeError, match="Message 1 must be written by this side"):
         initiator.read(bytes(MESSAGE_2_BYTES))
-    with pytest.raises(HandshakeError, match="message 1 must be written by the other side"):
+    with pytest.raises(HandshakeError, match="Message 1 must be written by the other side"):
         side(initiator=False).write()
 
 

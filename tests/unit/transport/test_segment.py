@@ -98,7 +98,11 @@ def test_another_token_another_size_or_another_file_is_refused(kind: str, tmp_pa
             SIZE,
             "not the one" if kind == "file" else "Cannot open the shared memory of another process",
         ),
-        (Offer(str(pipe), size, token), SIZE, "something else"),
+        (
+            Offer(str(pipe), size, token),
+            SIZE,
+            "not a shared-memory file" if kind == "memory" else "not the file that was offered",
+        ),
         (Offer(str(tmp_path), size, token), SIZE, "Cannot open the shared memory of another process"),
         (Offer(str(tmp_path / "missing"), size, token), SIZE, "Cannot open the shared memory of another process"),
         (Offer("a\0b", size, token), SIZE, "Cannot open the shared memory of another process"),
