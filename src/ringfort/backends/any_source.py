@@ -7,10 +7,10 @@ from ringfort.errors import ChannelClosedError, InvalidArgumentError, OperationT
 
 
 def wait_for_any(group: Group, tag: int, timeout: float | None = None) -> int:
-    """Return the rank of a peer whose message with `tag` is here, or has begun to come. It is still to be received.
+    """Return the rank of a peer whose message with `tag` has arrived or begins to arrive. The caller still receives it.
 
-    Peers that leave or are lost are done without as long as there are others. Raises `OperationTimeoutError`, what
-    became of the last peer, and `InvalidArgumentError` where nobody could send.
+    Peers that leave or are lost are ignored as long as there are others. Raises `OperationTimeoutError`, the error of
+    the last peer if all are gone, and `InvalidArgumentError` if there is no other rank.
     """
     if group.world_size == 1:
         raise InvalidArgumentError("group", group, "has no other rank that could send")

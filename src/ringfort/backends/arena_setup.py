@@ -84,7 +84,7 @@ def _create(size: int) -> Segment | None:
 
 
 def _open(offer: bytearray, size: int) -> Segment | None:
-    """The segment that rank 0 offers, or None if it offers none or this process cannot have it."""
+    """Return the segment that rank 0 offers, or None if it offers none or this process cannot have it."""
     length, said = _OFFER.unpack(offer)
     if not length:
         return None

@@ -197,7 +197,7 @@ class Group:
         return found
 
     def _count_twin(self, members: tuple[int, ...]) -> int:
-        """How many sub-groups of exactly these members there were before: keeps twins apart."""
+        """Return how many sub-groups of exactly these members there were before, which tells them apart."""
         with self._lock:
             twins = self._twins.get(members, 0)
             self._twins[members] = twins + 1
@@ -222,7 +222,7 @@ class Group:
             self.fast_plans.clear()
 
     def forget(self) -> None:
-        """Let go of shared memory and plans, here and in all sub-groups. Calls under way keep theirs to their end."""
+        """Release shared memory and plans, here and in all sub-groups. Calls in progress keep theirs until they end."""
         for group in self._life.groups.alive():
             group.fast_plans.clear()
             group._parts.clear()
@@ -449,7 +449,7 @@ class Traffic(NamedTuple):
 
 
 def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
-    """The memory of `data` as flat bytes, not copied."""
+    """Return the memory of `data` as flat bytes, not copied."""
     try:
         view = memoryview(cast("Any", data))
         if writable and view.readonly:
@@ -467,6 +467,6 @@ def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
 
 
 def _comm_id(parent: int, members: tuple[int, ...], twin: int | str) -> int:
-    """64 bits that the members agree on without a word. Never 0, which is the outermost group."""
+    """Return 64 bits that the members agree on without communicating. Never 0, which is the outermost group."""
     text = repr((parent, members, twin)).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1

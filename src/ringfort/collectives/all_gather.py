@@ -96,5 +96,5 @@ def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: flo
 
 
 def _room(group: Group, view: ArrayView) -> Parts:
-    """A new array with a part for each rank."""
+    """Return a new array with a part for each rank."""
     return Parts.of(view.new((group.world_size, *view.shape)), group.world_size)

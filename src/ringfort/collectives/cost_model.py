@@ -78,7 +78,7 @@ class CostModel:
         self._chosen: dict[tuple[type[Strategy], int, str], Strategy] = {}
 
     def choose(self, kind: type[S], nbytes: int, element: str = "float32") -> S:
-        """The cheapest strategy of `kind`. Never AUTO."""
+        """Return the cheapest strategy of `kind`. Never AUTO."""
         found = self._chosen.get((kind, nbytes, element))
         if found is None:
             if len(self._chosen) >= _REMEMBERED:
@@ -254,7 +254,7 @@ class CostModel:
 
 
 def tree_depth(world_size: int, arity: int) -> int:
-    """The levels below the root of a tree of `world_size` nodes, filled level by level."""
+    """Return the levels below the root of a tree of `world_size` nodes, filled level by level."""
     depth, width, held = 0, 1, 1
     while held < world_size:
         width *= arity

@@ -151,7 +151,7 @@ class Means:
             self.narrow(half, wide, block)
 
     def widen(self, half: Half, block: Array) -> Array:
-        """The same numbers as float32."""
+        """Return the same numbers as float32."""
         if half is FLOAT16:
             return block.astype(np.float32)
         bits = block.astype(np.uint32)

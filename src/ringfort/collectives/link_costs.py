@@ -92,7 +92,7 @@ class LinkCosts:
         return cls(np.full(shape, latency), np.full(shape, 1 / bandwidth), overhead=0.6 * latency)
 
     def with_known(self, latency: float | None, bandwidth: float | None) -> LinkCosts:
-        """The same, but for what a person has said."""
+        """Return the same, but for what a person has said."""
         costs = self
         if latency is not None:
             costs = replace(costs, latency=np.full_like(self.latency, latency), overhead=0.6 * latency)
@@ -162,7 +162,7 @@ def shared_per_byte(speeds: Array, hosts: tuple[int, ...], distance: int) -> Arr
 
 
 def probe_envelope(envelope: Envelope) -> Envelope:
-    """The envelope of the probes that the collective of `envelope` makes."""
+    """Return the envelope of the probes that the collective of `envelope` makes."""
     text = b"measuring" + envelope.comm_id.to_bytes(8, "little")
     return envelope._replace(comm_id=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
 
@@ -222,7 +222,7 @@ def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
 
 
 def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
-    """The costs, from a row of figures for each rank. Pure, so the same everywhere."""
+    """Return the costs, from a row of figures for each rank. Pure, so the same everywhere."""
     n = len(table)
     away = distances(hosts)
     latency, per_byte = np.zeros((n, n)), np.zeros((n, n))

@@ -29,7 +29,7 @@ _HEAD = Struct("<BB")
 
 
 def encode(value: Any, limit: int) -> bytes:
-    """`value` as bytes. Raises `InvalidArgumentError` for what has no place in msgpack, `ObjectTooLargeError`."""
+    """Return `value` as bytes. Raises `InvalidArgumentError` if msgpack cannot encode it, and `ObjectTooLargeError`."""
     try:
         data = msgspec.msgpack.encode(value, enc_hook=_encode_array)
     except UnsupportedArrayError:
@@ -43,7 +43,7 @@ def encode(value: Any, limit: int) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value. Raises `ProtocolError` for bytes that are none."""
+    """Return the value. Raises `ProtocolError` for malformed bytes."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_decode_array)
     except DistributedError:
@@ -76,7 +76,7 @@ def _decode_array(code: int, data: memoryview) -> Any:
 
 
 def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
-    """Returns the root's object at every rank; what the others pass is ignored."""
+    """Return the root's object at every rank; the objects of the others are ignored."""
     group.check_root(root)
     limit = group.config.max_object_bytes
     data = encode(obj, limit) if group.rank == root else b""
@@ -98,7 +98,7 @@ def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: f
 
 
 def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -> Operation:
-    """A list with every rank's object."""
+    """Return a list with every rank's object."""
     rank, n = group.rank, group.world_size
     limit = group.config.max_object_bytes
     data = encode(obj, limit)

@@ -24,7 +24,7 @@ class Parts:
 
     @classmethod
     def of(cls, whole: ArrayView, count: int) -> Parts:
-        """The rows of one array."""
+        """Return the rows of one array."""
         is_here = whole.device is None  # else only an engine that takes the whole works on it
         return cls([whole], [whole.part(index) for index in range(count)] if is_here else [], whole)
 
@@ -44,7 +44,7 @@ class Parts:
         return sum(view.nbytes for view in self._views)
 
     def finish(self) -> Any:
-        """The caller's array, or the list of them, with what was written."""
+        """Return the caller's array, or the list of them, with what was written."""
         finished = [view.finish() for view in self._views]
         return finished[0] if self.whole is not None else finished
 

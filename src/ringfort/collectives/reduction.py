@@ -66,7 +66,7 @@ _HALVES: Final = {half.name: half for half in (float16.FLOAT16, float16.BFLOAT16
 
 
 def element_type(dtype: np.dtype[Any], *, name: str = "dtype") -> ElementType:
-    """The element type of arrays of `dtype`. Raises `UnsupportedArrayError` about the argument `name`."""
+    """Return the element type of arrays of `dtype`. Raises `UnsupportedArrayError` about the argument `name`."""
     found = _find(dtype)
     if isinstance(found, str):
         raise UnsupportedArrayError(name, dtype, found)
@@ -86,7 +86,7 @@ def _find(dtype: np.dtype[Any]) -> ElementType | str:
 
 
 def element_type_named(name: str) -> ElementType:
-    """The element type called `name`. Raises `UnsupportedArrayError` if there is none."""
+    """Return the element type called `name`. Raises `UnsupportedArrayError` if there is none."""
     found = _BY_NAME.get(name)
     if found is None:
         raise UnsupportedArrayError("dtype", name, f"unsupported element type; use one of: {', '.join(_BY_NAME)}")
@@ -94,7 +94,7 @@ def element_type_named(name: str) -> ElementType:
 
 
 def by_code(code: int) -> ElementType:
-    """The element type with the wire's `code`. Raises `InvalidArgumentError` if there is none."""
+    """Return the element type with the wire's `code`. Raises `InvalidArgumentError` if there is none."""
     found = _BY_CODE.get(code)
     if found is None:
         raise InvalidArgumentError("code", code, f"must be the code of an element type, 1 to {len(ELEMENT_TYPES)}")
@@ -121,17 +121,17 @@ _SCALED: Final = frozenset({ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
 
 
 def code_of(op: Op) -> int:
-    """The wire's code of `op`; the factor of a PREMUL_SUM is not part of it, because ranks may differ in that."""
+    """Return the wire's code of `op`. It does not include the factor of a PREMUL_SUM, which may differ by rank."""
     return _reduction(op).value
 
 
 def describe(op: Op) -> str:
-    """The name of `op`, for messages that compare what ranks called."""
+    """Return the name of `op`, for messages that compare what ranks called."""
     return _reduction(op).name
 
 
 def summed(op: Op) -> str:
-    """The name of the op that `op` is without its scaling: what engines are asked for."""
+    """Return the name of the op that `op` is without its scaling: what engines are asked for."""
     name = describe(op)
     return ReduceOp.SUM.name if name in (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name) else name
 
@@ -164,7 +164,7 @@ def _check_meaning(op: ReduceOp, kind: ElementType) -> None:
 
 
 def _factor(op: PremulSum, kind: ElementType) -> int | float:
-    """The factor as a number that elements of `kind` can be multiplied by."""
+    """Return the factor as a number that elements of `kind` can be multiplied by."""
     factor: object = op.factor
     if isinstance(factor, bool) or not isinstance(factor, Real):  # NumPy's numbers are Real too
         raise InvalidArgumentError("factor", factor, "must be a real number")
@@ -208,7 +208,7 @@ def _reduce(op: ReduceOp, kind: ElementType) -> Reducer:
 
 
 def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
-    """The reduce of the last step: for MEAN it also `scale_after`s each span, while that is in the cache."""
+    """Return the reduce of the last step: for MEAN it also `scale_after`s each span, while that is in the cache."""
     plain = reducer(op, kind)
     if op is not ReduceOp.MEAN:
         return plain
@@ -221,7 +221,7 @@ def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
 
 
 def opening_reducer(op: Op, kind: ElementType) -> Reducer:
-    """The reduce of a span that was not touched before: for PREMUL_SUM it first `scale_before`s it, as above."""
+    """Return the reduce of a span that was not touched before: for PREMUL_SUM it first `scale_before`s it, as above."""
     plain = reducer(op, kind)
     if not isinstance(op, PremulSum):
         return plain

@@ -82,7 +82,7 @@ class Calls:
         return call
 
     def get(self, number: int, peer: int) -> RpcFuture | None:
-        """The call to `peer` with this number, if it has not ended."""
+        """Return the call to `peer` with this number, if it has not ended."""
         call = self._calls.get(number)
         return call if call is not None and call.peer == peer else None
 

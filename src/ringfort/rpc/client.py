@@ -56,7 +56,7 @@ class Client:
         self.calls = Calls(config.max_in_flight, self._tell_cancelled)
 
     def seconds(self, timeout: float | None) -> float:
-        """The timeout of a call that is given `timeout`."""
+        """Return the timeout of a call that is given `timeout`."""
         if timeout is None:
             return self._timeout
         check_timeout(timeout)

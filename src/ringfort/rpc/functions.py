@@ -73,7 +73,7 @@ class Function:
 
 
 def _whole(kind: Any, parameter: inspect.Parameter) -> Any:
-    """The type of the whole parameter: an annotation of `*args` or `**kwargs` is that of one item."""
+    """Return the type of the whole parameter: an annotation of `*args` or `**kwargs` is that of one item."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         return tuple[kind, ...]
     return dict[str, kind] if parameter.kind is inspect.Parameter.VAR_KEYWORD else kind

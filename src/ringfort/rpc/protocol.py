@@ -83,18 +83,18 @@ COUNT = Struct("<IIQIi")
 
 
 def pack_count(count: Count) -> bytes:
-    """The control frame for `count`."""
+    """Return the control frame for `count`."""
     body = COUNT.pack(*count.reference, count.user, count.delta)
     return HEADER.pack(Kind.COUNT, 0, 0, 0, 0, len(body), 0) + body
 
 
 def pack_cancel(call: int, *, of_response: bool = False) -> bytes:
-    """The control frame that gives a call up, or says that no more of its response comes."""
+    """Return the control frame that gives a call up, or says that no more of its response comes."""
     return HEADER.pack(Kind.CANCEL, OF_RESPONSE if of_response else 0, 0, 0, 0, 0, call)
 
 
 def pack_goodbye() -> bytes:
-    """The last frame of an agent that closes."""
+    """Return the last frame of an agent that closes."""
     return HEADER.pack(Kind.GOODBYE, 0, 0, 0, 0, 0, 0)
 
 

@@ -144,7 +144,7 @@ class References:
     # --- holding --------------------------------------------------------------------------------------------------
 
     def new(self, owner: int) -> RRef:
-        """A reference to a value that `owner` is about to be asked to make."""
+        """Return a reference to a value that `owner` is about to be asked to make."""
         name = Reference(owner, self.rank, next(self._numbers))
         self._tell(Count(name, self.rank, 1))
         return RRef(self, name)
@@ -183,7 +183,7 @@ class References:
         return bool(self._holds)
 
     def name_of(self, value: object) -> Reference | None:
-        """The name of an `RRef` that is to be sent; None for another object. Raises `InvalidMessageError`."""
+        """Return the name of an `RRef` that is to be sent; None for another object. Raises `InvalidMessageError`."""
         if not isinstance(value, RRef):
             return None
         if value._references is not self:  # pyright: ignore[reportPrivateUsage]

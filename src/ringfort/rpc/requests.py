@@ -62,7 +62,7 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
     known: list[str] = []
 
     def to_error(self, peer: int) -> RpcError:
-        """The exception that the caller gets."""
+        """Return the exception that the caller gets."""
         if self.code == "function":
             return FunctionNotFoundError(self.message, self.known, peer=peer)
         if self.code == "message":
@@ -82,22 +82,22 @@ class _RemoteTraceback(Exception):  # noqa: N818  # only shown as the cause of a
 
 
 def invalid(why: object) -> Failure:
-    """The answer to a request that cannot be read, or whose result cannot be sent."""
+    """Return the answer to a request that cannot be read, or whose result cannot be sent."""
     return Failure("message", message=str(why)[:_LONGEST])
 
 
 def overloaded(why: str) -> Failure:
-    """The answer to a request that there is no room for."""
+    """Return the answer to a request that there is no room for."""
     return Failure("overloaded", message=f"{why}; the function was not run, call again later")
 
 
 def not_found(name: str, known: list[str]) -> Failure:
-    """The answer to a request for a function that is not registered."""
+    """Return the answer to a request for a function that is not registered."""
     return Failure("function", message=name, known=known)
 
 
 def raised(exc: BaseException) -> Failure:
-    """The answer if the function raised."""
+    """Return the answer if the function raised."""
     text = "".join(traceback.format_exception(exc))[-_LONGEST:]
     kind = type(exc)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -86,7 +86,7 @@ def _own_credentials(context: DistributedContext) -> Credentials | None:
 
 
 def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
-    """The addresses of this rank that `peer` can reach."""
+    """Return the addresses of this rank that `peer` can reach."""
     ways, hosts = context.group.routes, context.group.hosts
     if ways is not None:
         return [ways.hosts[peer][0]]

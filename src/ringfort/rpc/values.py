@@ -111,7 +111,7 @@ def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
 
 
 def _memory(code: int, rest: memoryview, buffers: Buffers) -> memoryview | bytes | bytearray:
-    """The elements of an array; `rest` is what follows its shape."""
+    """Return the elements of an array; `rest` is what follows its shape."""
     if code == SMALL:
         return bytearray(rest)
     if code != LARGE:

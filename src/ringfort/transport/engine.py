@@ -257,7 +257,7 @@ class Engine:
     # --- leading and following ------------------------------------------------------------------------------------
 
     def _follow(self, job: Job) -> bool:
-        """Has the leader do `job`. Returns True if the leader has handed over before it was done: then this thread
+        """Have the leader do `job`. Returns True if the leader has handed over before it was done: then this thread
         leads."""
         job.turn = Signal()
         self._arrivals.append(job)
@@ -279,7 +279,7 @@ class Engine:
         return True
 
     def _release(self) -> None:
-        """Stops leading; a follower that is not done takes over. The order matters: a follower first queues itself,
+        """Stop leading; a follower that is not done takes over. The order matters: a follower first queues itself,
         then tries the lock; the leader first frees the lock, then looks. So one of the two always sees the other."""
         while True:
             successor = None
@@ -299,7 +299,7 @@ class Engine:
                 return
 
     def _as_leader(self, action: Callable[[], None]) -> None:
-        """Runs `action` as the leader, in this thread or in the leader's, before this returns; raises what it raises.
+        """Run `action` as the leader, in this thread or in the leader's, before this returns; raise what it raises.
         Where this interrupts a call of the same thread that leads, that call runs `action` when it continues, after
         this has returned."""
         request = _Request(action)
@@ -322,7 +322,7 @@ class Engine:
             raise request.error
 
     def _soon(self, action: Callable[[], None]) -> None:
-        """Runs `action` as the leader: here if nobody leads, else in the leader's thread, a moment later. A leader that
+        """Run `action` as the leader: here if nobody leads, else in the leader's thread, a moment later. A leader that
         is just stopping sees it too: see `_release`."""
         self._arrivals.append(action)
         try:
@@ -337,7 +337,7 @@ class Engine:
     # --- interrupts -----------------------------------------------------------------------------------------------
 
     def _unwind(self) -> None:
-        """Ends what an exception found under way. Called by each call that can lead, on its way out."""
+        """End what an exception found under way. Called by each call that can lead, on its way out."""
         if is_mine(self._lead) and (self._is_interrupted or not self._is_led):
             self._recover()
 

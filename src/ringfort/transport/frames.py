@@ -73,12 +73,12 @@ class Header(NamedTuple):
 
 
 def pack(kind: int, **fields: Any) -> bytes:
-    """The bytes of a header; `fields` are those of `Header`."""
+    """Return the bytes of a header; `fields` are those of `Header`."""
     return HEADER.pack(*Header(kind, **fields))
 
 
 def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
-    """The header at `offset`. Raises `ProtocolError` for anything a well-behaved peer never sends."""
+    """Return the header at `offset`. Raises `ProtocolError` for anything a well-behaved peer never sends."""
     header = Header._make(HEADER.unpack_from(buffer, offset))
     if header.kind == DATA:
         if header.length > MAX_FRAGMENT or header.length > header.total or header.total > MAX_MESSAGE:

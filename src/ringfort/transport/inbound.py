@@ -183,7 +183,7 @@ class Inbound:
     # --- matching -------------------------------------------------------------------------------------------------
 
     def _place(self, header: Header) -> Sink:
-        """The sink for the payload behind `header`."""
+        """Return the sink for the payload behind `header`."""
         if header.epoch != self._epoch:
             raise ProtocolError(f"Invalid frame: epoch {header.epoch}, not {self._epoch}", peer=self.peer)
         key = self._key = (header.comm_id, header.tag)

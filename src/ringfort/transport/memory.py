@@ -25,7 +25,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, condition: threading.Condition, deadline: float) -> None:
-        """Sleeps on `condition`, which is held, until it is notified or `now()` reaches `deadline`."""
+        """Sleep on `condition`, which is held, until it is notified or `now()` reaches `deadline`."""
         ...
 
 
@@ -51,7 +51,7 @@ class Pipe:
         self._wake_writer = wake_writer
 
     def write(self, *buffers: memoryview) -> int:
-        """Takes what fits. Raises as a socket does."""
+        """Take what fits. Raises as a socket does."""
         with self._lock:
             if self._is_ended:
                 raise BrokenPipeError("the other end is closed")
@@ -68,7 +68,7 @@ class Pipe:
         return room - left
 
     def read(self, buffer: memoryview) -> int:
-        """Gives what is there. Raises as a socket does."""
+        """Give what is there. Raises as a socket does."""
         with self._lock:
             if self._is_cut or (not self._pieces and not self._is_ended):
                 raise BlockingIOError

@@ -83,7 +83,7 @@ class Scratch:
         self._views: dict[np.dtype[Any], Array] = {}
 
     def typed(self, dtype: np.dtype[Any]) -> Array:
-        """The scratch as an array of `dtype`."""
+        """Return the scratch as an array of `dtype`."""
         view = self._views.get(dtype)
         if view is None:
             view = self._views[dtype] = self._raw[: self._raw.size // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -143,7 +143,7 @@ class Sink:
         self.seen += count
 
     def absorb(self, data: memoryview, scratch: Scratch) -> None:
-        """Takes bytes that were read together with a header."""
+        """Take bytes that were read together with a header."""
         while data:
             space = self.space(len(data), scratch)
             count = min(len(space), len(data))
@@ -212,7 +212,7 @@ class Receive(Sink):
             self.reducer.apply(self.array, np.frombuffer(data, self.reducer.dtype))
 
     def restart(self) -> None:
-        """Forgets a message that its sender cancelled. Only without a reduction: that cannot be undone."""
+        """Forget a message that its sender cancelled. Only without a reduction: that cannot be undone."""
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:

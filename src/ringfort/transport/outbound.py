@@ -138,7 +138,7 @@ class Outbound:
             self._head, self._body = memoryview(head), body
 
     def _choose(self) -> Send | None:
-        """The message whose frame is next: the first in turn that need not wait for its clear-to-send."""
+        """Return the message whose frame is next: the first in turn that need not wait for its clear-to-send."""
         for queue in self._queues.values():
             if not _waits(queue[0]):
                 return queue[0]
@@ -180,11 +180,11 @@ class Outbound:
             self.control(pack(CANCEL, epoch=self._epoch, comm_id=send.key[0], tag=send.key[1]))
 
     def control(self, frame: bytes) -> None:
-        """Queues a control frame; it goes out before any further DATA frame."""
+        """Queue a control frame; it goes out before any further DATA frame."""
         self._control.append(frame)
 
     def reply_clear(self, key: Key, serial: int) -> None:
-        """Tells the other side that its message is being received."""
+        """Tell the other side that its message is being received."""
         self.owes_clear = True
         self.control(pack(CLEAR_TO_SEND, epoch=self._epoch, comm_id=key[0], tag=key[1], operation=serial))
 

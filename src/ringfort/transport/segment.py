@@ -39,7 +39,7 @@ class Segment:
     """Shared memory. `memory` is what all who have opened it see."""
 
     def __init__(self, fd: int, offer: Offer, folder: Path | None = None) -> None:
-        """Takes over `fd`, through which others may open memory that has no name."""
+        """Take over `fd`, through which others may open memory that has no name."""
         self._map = mmap.mmap(fd, offer.size)
         self._fd = fd
         self.offer = offer
@@ -48,7 +48,7 @@ class Segment:
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """A new segment with `size` bytes of zeros. Raises `TransportError` where there is no room for it."""
+        """Return a new segment with `size` bytes of zeros. Raises `TransportError` if there is not enough memory."""
         size += PAGE
         token = secrets.token_bytes(TOKEN_BYTES)
         folder: Path | None = None
@@ -76,8 +76,8 @@ class Segment:
 
     @classmethod
     def open(cls, offer: Offer, size: int) -> Segment:
-        """The segment that another process made for `size` bytes. Raises `TransportError` if it cannot be had or is
-        another one: this process may see other files under the same name."""
+        """Return the segment of `size` bytes that another process made. Raises `TransportError` if it cannot be opened
+        or is another one: this process may see other files under the same name."""
         try:
             if _HAS_MEMFD and not _PLACE.fullmatch(offer.path):  # opening a device can have effects of its own
                 raise OSError(errno.EINVAL, "not a shared-memory file")
@@ -98,7 +98,8 @@ class Segment:
         return segment
 
     def settle(self) -> None:
-        """Everybody has opened it: removes its name, so that it ends with the last process that uses it."""
+        """Remove the name of the segment, once everybody has opened it, so that it ends with the last process that uses
+        it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -106,7 +107,7 @@ class Segment:
         self._folder = None
 
     def close(self) -> None:
-        """Gives up this process's view of the memory, at the latest when its last user does. May be called twice."""
+        """Close this process's view of the memory, at the latest when its last user is gone. May be called twice."""
         self.settle()
         self.memory = memoryview(b"")
         with suppress(BufferError):  # somebody still holds a piece; it goes with that

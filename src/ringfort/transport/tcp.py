@@ -42,7 +42,7 @@ _TCP_INFO = Struct("=3xB20xI28xI")
 
 
 def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """The addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
+    """Return the addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
@@ -55,7 +55,7 @@ def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket
 
 
 def tune(sock: socket.socket) -> socket.socket:
-    """Sets what every data socket needs.
+    """Set what every data socket needs.
 
     Buffers are left to the kernel, which sizes them to the path. Only between processes of one machine it lets
     megabytes pile up, which are out of the cache when they are read: there, a bounded send buffer made a
@@ -87,7 +87,7 @@ def keep_alive(sock: socket.socket, patience: float) -> None:
 
 
 def silence(sock: socket.socket) -> float:
-    """Seconds for which the other kernel has answered nothing though it was sent something; 0 while it answers.
+    """Return the seconds for which the other kernel has not answered what it was sent; 0 while it answers.
 
     TCP_USER_TIMEOUT would do this without us, but it also ends a connection whose other side answers and has no room
     left: that of a peer that computes, or holds its interpreter lock, while messages wait for it.
@@ -104,7 +104,7 @@ def silence(sock: socket.socket) -> float:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking listening socket. Raises `TransportError` in words when the address cannot be had."""
+    """Return a non-blocking listening socket. Raises `TransportError` if the address cannot be used."""
     family, address = resolve(host, port, passive=True)[0]
     sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
     try:
@@ -119,7 +119,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_everywhere() -> socket.socket:
-    """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
+    """Return a socket that listens on all addresses of this machine, IPv6 and IPv4, on a free port."""
     if socket.has_dualstack_ipv6():
         with suppress(OSError):  # switched off for this network
             sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
@@ -129,7 +129,7 @@ def listen_everywhere() -> socket.socket:
 
 
 def adopt_listener(fd: int) -> socket.socket:
-    """The listening socket that a launcher opened for this process."""
+    """Return the listening socket that a launcher opened for this process."""
     try:
         sock = keep_from_children(socket.socket(fileno=fd))
         sock.listen(_BACKLOG)
@@ -152,7 +152,7 @@ def _in_words(exc: OSError) -> str:
 
 
 def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.socket | None = None) -> None:
-    """Returns when `sock` has `event`, of those of poll(2). Raises `TimeoutError` at `deadline`, and
+    """Return when `sock` has `event`, of those of poll(2). Raises `TimeoutError` at `deadline`, and
     `ConnectionAbortedError` as soon as `beside`, another connection with the same peer, has ended."""
     poll = select.poll()
     poll.register(sock, event)

@@ -51,8 +51,8 @@ class MpiBackend(MeshBackend):
     """A rank of a group over MPI."""
 
     def __init__(self, comm: Any = None, *, config: DistributedConfig | None = None) -> None:
-        """Every rank of `comm`, by default MPI's COMM_WORLD, must make one, and none needs more than that: returns when
-        all have. The communicator is duplicated.
+        """Connect the ranks of `comm` (default: MPI's COMM_WORLD). Every rank must make an `MpiBackend`; each call
+        returns when all have. The communicator is duplicated.
 
         Raises `BackendUnavailableError` without mpi4py or an MPI, `RendezvousTimeoutError` if not all ranks come.
         """
@@ -86,7 +86,7 @@ class MpiBackend(MeshBackend):
         return _has_mpi()
 
     def close(self) -> None:
-        """Leaves the group. May be called twice, and from another thread; never raises."""
+        """Leave the group. May be called twice, and from another thread; never raises."""
         super().close()
         with self._closing:
             native, self._mpi_native = self._mpi_native, None
@@ -123,7 +123,7 @@ class MpiStream:
         self._arriving.append((place, request))
 
     def _look(self) -> None:
-        """Takes up the next packet, if it has come. Raises `OSError` when the way is gone."""
+        """Take up the next packet, if it has come. Raises `OSError` if the connection is gone."""
         if self._held or self._is_over:
             return
         if self._broken is None:
@@ -356,7 +356,7 @@ def _has_mpi() -> bool:
 
 @cache
 def _mpi() -> Any:
-    """mpi4py's MPI; importing it connects this process with its launcher."""
+    """Return mpi4py's MPI module. Importing it connects this process with its launcher."""
     try:
         mpi = import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as exc:  # RuntimeError: there is no MPI library, or it does not load
@@ -373,7 +373,7 @@ def _say_once() -> None:
 
 
 def _gather(mpi: Any, comm: Any, machine: Machine, timeout: float) -> tuple[Any, dict[int, Machine]]:
-    """A communicator of our own, and on which machine each rank is."""
+    """Return a duplicate of `comm`, and the machine of each rank."""
     deadline = time.monotonic() + timeout
     own, request = comm.Idup()
     _finish(request, deadline, timeout)

@@ -88,7 +88,7 @@ class NcclNative(TorchNative):
         return self._c10d.ProcessGroupNCCL(self._open_store(), self._group.rank, self._group.world_size, options)
 
     def _open_store(self) -> Any:
-        """Where NCCL's ranks find each other: a file that only this user can open, or between hosts a port."""
+        """Return the store in which NCCL's ranks meet: a file that only this user can open, or between hosts a port."""
         group, c10d = self._group, self._c10d
         if group.world_size == 1:
             return c10d.HashStore()
@@ -122,7 +122,7 @@ class NcclNative(TorchNative):
             group.abort()  # ends the kernels that wait for the others
 
     def close(self) -> None:
-        """Lets go of the GPU."""
+        """Release the GPU."""
         group, self.group = self.group, None
         if group is not None:
             group.shutdown()
@@ -132,7 +132,7 @@ class NcclNative(TorchNative):
 
 
 def check_cuda() -> None:
-    """Raises `BackendUnavailableError` unless there are a GPU and NCCL."""
+    """Raise `BackendUnavailableError` unless there are a GPU and NCCL."""
     c10d_with("ProcessGroupNCCL", "nccl", _HOW)
     if not has_cuda():
         raise BackendUnavailableError("nccl", _HOW)
