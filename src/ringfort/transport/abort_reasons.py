@@ -98,7 +98,7 @@ def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
         case Lost(peer=peer, reason=reason):
             return PeerLostError(peer, reason)
         case Left(peer=peer):
-            return ChannelClosedError(f"Rank {peer} has closed its backend", peer=peer)
+            return ChannelClosedError(f"The backend of rank {peer} was closed", peer=peer)
         case Mismatch(rank=rank, ours=ours, peer=peer, theirs=theirs):
             # If a peer found the mismatch with us, the error here says that we differ from that peer.
             sides = (me, theirs, rank, ours) if peer == me else (rank, ours, peer, theirs)
