@@ -263,7 +263,7 @@ class RefusedError(RendezvousError):
     """The other side refused this process. The subclasses say why."""
 
     def __init__(self, message: str, *, peer: int | str | None = None) -> None:
-        super().__init__(f"Refused by {peer}: {message}" if peer is not None else sentence(message), peer=peer)
+        super().__init__(f"Refused by {peer}: {message}" if peer is not None else message, peer=peer)
 
 
 class VersionMismatchError(RefusedError):

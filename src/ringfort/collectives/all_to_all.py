@@ -70,7 +70,7 @@ def _into(group: Group, x: Sequence[Any], out: Any, timeout: float | None) -> Op
     into = as_parts(out, "out", n, writable=True, is_uneven=True)
     own, place = parts.parts[rank], into.parts[rank]
     if own.size != place.size:
-        why = f"must have the size of x[{rank}], {own.size} elements"
+        why = f"this rank's own part of x has {own.size} elements; the two must agree"
         raise InvalidArgumentError(f"out[{rank}]", f"array of {place.size} elements", why)
     call = encode(Collective.ALL_TO_ALL_LIST, kind=parts.kind.code)
     group.check_timeout(timeout)

@@ -48,7 +48,7 @@ class Cipher(Protocol):
 
     def __init__(self, key: bytes) -> None: ...
     def seal(self, count: int, data: memoryview | bytes, record: memoryview, head: int) -> None:
-        """Write `data` sealed, and the tag, behind the first `head` bytes of `record`, and fill it. Those first bytes
+        """Writes `data` sealed, and the tag, behind the first `head` bytes of `record`, and fills it. Those first bytes
         are authenticated too."""
         ...
 
@@ -74,7 +74,7 @@ class AesGcm:
 
 
 def _aegis_key(name: str, key: bytes) -> bytes:
-    """Return the key for another cipher than the one that the link began with."""
+    """The key for another cipher than the one that the link began with."""
     return HKDFExpand(SHA256(), 16, b"ringfort records " + name.encode()).derive(key)
 
 
@@ -139,7 +139,7 @@ LARGEST_TAG: Final = 32
 
 @cache
 def preferred() -> tuple[int, ...]:
-    """Return the numbers of the ciphers that this machine has, the fastest first."""
+    """The numbers of the ciphers that this machine has, the fastest first."""
     # libsodium offers AES-GCM only where the processor has AES rounds. AEGIS without them would be slow, and its time
     # would depend on the key.
     if _sodium is None or not _sodium.lib.crypto_aead_aes256gcm_is_available():
@@ -161,7 +161,7 @@ def _seconds(number: int) -> float:
 
 
 def agree(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
-    """Return the cipher of a link: of the ciphers that both sides have, the one with the best places in both lists, or
-    else the one that every side has."""
+    """The cipher of a link: of those that both sides have, the one with the best places in both lists; else the one
+    that every side has."""
     both = [number for number in ours if number in theirs]
     return min(both, key=lambda number: (ours.index(number) + theirs.index(number), -number), default=1)

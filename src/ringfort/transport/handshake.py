@@ -193,12 +193,12 @@ class Handshake:
             raise _not_ringfort(theirs)
         if version != our_version:
             raise VersionMismatchError(
-                f"the other side has protocol version {version}, this side {our_version}; run "
+                f"The other side has protocol version {version}, this side {our_version}; run "
                 f"`pip install --upgrade ringfort` on {'this side' if version > our_version else 'the other side'}"
             )
         if mode != our_mode:
             raise EncryptionMismatchError(
-                f"the other side has encryption {_MODES.get(mode, mode)}, this side has it {_MODES[our_mode]}; "
+                f"The other side has encryption {_MODES.get(mode, mode)}, this side has it {_MODES[our_mode]}; "
                 "set the same on all ranks (encryption=, RINGFORT_ENCRYPTION)"
             )
         if reserved:  # both preambles must be equal to the last bit, because the prologue binds them
@@ -206,7 +206,7 @@ class Handshake:
         if not hmac.compare_digest(network_id, our_id):
             name = self._credentials.namespace.name if self._credentials else ""
             raise NamespaceMismatchError(
-                f"the other side belongs to another cluster, this side to {name!r}; run `ringfort key show` on one "
+                f"The other side belongs to another cluster, this side to {name!r}; run `ringfort key show` on one "
                 "machine and `ringfort key join` on the other"
             )
 

@@ -105,7 +105,7 @@ class Job:
         return (self.send is None or self.send.done) and (self.receive is None or self.receive.done)
 
     def halves(self) -> Iterator[tuple[Send | Receive, Link]]:
-        """Return the messages and their links, in their order."""
+        """The messages and their links, in their order."""
         yield from self.before
         if self.send is not None and self.send_link is not None:
             yield self.send, self.send_link
@@ -113,7 +113,7 @@ class Job:
             yield self.receive, self.receive_link
 
     def waits_on(self, link: Link) -> list[Send | Receive]:
-        """Return the messages on `link` that are not done."""
+        """The messages on `link` that are not done."""
         return [half for half, other in self.halves() if other is link and not half.done]
 
     def is_on(self, comm_id: int) -> bool:
@@ -121,7 +121,7 @@ class Job:
         return any(half.envelope.comm_id == comm_id and half.envelope.members is not None for half, _ in self.halves())
 
     def fail(self, error: MakeError) -> None:
-        """End the halves that are not done, and take them off their links."""
+        """Ends the halves that are not done, and takes them off their links."""
         for half, link in self.halves():
             if not half.done:
                 if isinstance(half, Send):

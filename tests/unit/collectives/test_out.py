@@ -78,7 +78,7 @@ def test_parts_may_have_any_sizes_if_both_sides_agree() -> None:
         (lambda c, x: c.scatter(None, 0, out=x), "the root must pass one array per rank"),
         (lambda c, x: c.scatter([x, x], 1, out=x), "only the root passes arrays"),
         (lambda c, x: c.reduce_scatter([x, x[:1]], out=x), r"x\[1\]"),
-        (lambda c, x: c.all_to_all([x, x], out=[x[:1], x]), r"must have the size of x\[0\], 3 elements"),
+        (lambda c, x: c.all_to_all([x, x], out=[x[:1], x]), "this rank's own part"),
         (lambda c, x: c.all_gather(x, out=[x, np.frombuffer(bytes(12), np.float32)]), "read-only"),
     ],
 )

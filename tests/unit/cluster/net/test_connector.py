@@ -103,12 +103,12 @@ def test_what_is_no_address_is_not_learnt(attempts: Attempts) -> None:
 
 def test_who_refuses_is_remembered_and_who_is_not_there_is_not(attempts: Attempts) -> None:
     async def scene(finder: Finder) -> None:
-        attempts.outcome = NamespaceMismatchError("Another cluster")
+        attempts.outcome = NamespaceMismatchError("another cluster")
         await finder._connect("10.0.0.2:7")
         await finder._connect("10.0.0.2:7")
         attempts.outcome = NoConnectionError("Connection refused")
         await finder._connect("10.0.0.3:7")
-        assert list(finder.refusals) == ["10.0.0.2:7: Another cluster"]
+        assert list(finder.refusals) == ["10.0.0.2:7: another cluster"]
 
     run(scene)
 
