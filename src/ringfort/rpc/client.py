@@ -164,7 +164,7 @@ class Client:
         except BaseException:  # Ctrl-C in a caller that leads: the call may be another thread's
             if not call.done():
                 self.calls.take(call)
-                call.set_exception(RpcPeerLostError(peer, "this rank was interrupted while reading the answer"))
+                call.set_exception(RpcPeerLostError(peer, "this rank was interrupted while reading"))
             raise
 
     @staticmethod

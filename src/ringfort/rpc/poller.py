@@ -241,7 +241,7 @@ class Poller:
             _log.exception("Bug in the RPC agent; closing the link with rank %d", link.peer)
             link.broken = f"bug in this rank's agent: {exc!r}"
         except BaseException:  # Ctrl-C, in a caller that leads
-            link.broken = "this rank was interrupted while it read"
+            link.broken = "this rank was interrupted while reading"
             raise
 
     def _look_at(self, link: Link) -> None:
