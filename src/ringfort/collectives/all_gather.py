@@ -64,7 +64,7 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
 
 def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
-    """At the root what `all_gather` gives, `None` elsewhere. Only the root may pass `out`."""
+    """Return at the root what `all_gather` returns, and `None` elsewhere. Only the root may pass `out`."""
     group.check_root(root)
     rank, n = group.rank, group.world_size
     view = as_view(x, "x")

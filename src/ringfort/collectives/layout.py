@@ -44,7 +44,8 @@ def receive_layout(group: Group, root: int, envelope: Envelope) -> ArrayView:
 
 
 def room_for(kind: int, shape: tuple[int, ...], peer: int) -> ArrayView:
-    """Memory for what a peer describes. The kernel gives it page by page as bytes arrive: a claim takes none."""
+    """Return memory for the array that a peer announced. The kernel allocates pages as bytes arrive: a claim costs
+    nothing."""
     try:
         element = by_code(kind)
         return plain_view(np.empty(prod(shape), element.storage), element, shape)

@@ -248,7 +248,7 @@ class Inbound:
     # --- the callers' side ----------------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
-        """A caller waits for the next message of `receive.key`. It may be done on return."""
+        """Add a caller that waits for the next message of `receive.key`. It may be done on return."""
         key = receive.key
         stored = take_first(self._inbox, key) if self._inbox else None
         if stored is None:
@@ -265,7 +265,7 @@ class Inbound:
             self._sink = sink
 
     def withdraw(self, receive: Receive) -> None:
-        """The caller no longer waits. What has begun to arrive is read to its end and dropped."""
+        """Remove a caller that no longer waits. A message that has begun to arrive is read to its end and dropped."""
         if receive in self._posted.get(receive.key, ()):
             discard(self._posted, receive.key, receive)
             return

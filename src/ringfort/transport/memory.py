@@ -87,14 +87,14 @@ class Pipe:
         return done
 
     def end(self) -> None:
-        """No more bytes will come."""
+        """End the pipe: no more bytes will come."""
         with self._lock:
             self._is_ended = True
         self._wake_reader()
         self._wake_writer()
 
     def abandon(self) -> None:
-        """Nobody reads any more: what is in the pipe is dropped, and writing fails."""
+        """Drop what is in the pipe and make writing fail: nobody reads any more."""
         with self._lock:
             self._is_ended = True
             self._pieces.clear()
@@ -165,7 +165,7 @@ class MemoryPoller:
         self.now = clock.now
 
     def notify(self) -> None:
-        """A pipe has moved: look again."""
+        """Wake the waiter: a pipe has moved."""
         with self._condition:
             self._has_moved = True
             self._condition.notify_all()

@@ -135,7 +135,7 @@ class Sink:
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
-        """Where the next bytes should be put: at most `limit` of them."""
+        """Return where to put the next bytes, at most `limit` of them."""
         return scratch.bytes[: min(limit, scratch.chunk)]
 
     def filled(self, count: int, scratch: Scratch) -> None:
@@ -204,7 +204,7 @@ class Receive(Sink):
         return self.seen if self.reducer is None else self.reduced * self.reducer.dtype.itemsize
 
     def take(self, data: memoryview) -> None:
-        """All of the message at once."""
+        """Take the whole message at once."""
         self.seen = self.total
         if self.reducer is None:
             self.into[:] = data

@@ -89,7 +89,7 @@ class Outbound:
         return bool(self._control) or (self._send is None and bool(self._head))
 
     def pieces(self) -> tuple[memoryview, memoryview]:
-        """What to write next: a header (or nothing) and the rest of its payload (or nothing)."""
+        """Return what to write next: a header (or nothing) and the rest of its payload (or nothing)."""
         if not self._head and not self._body:
             self._next_frame()
         return self._head, self._body
@@ -162,14 +162,15 @@ class Outbound:
     # --- the callers' side ----------------------------------------------------------------------------------------
 
     def post(self, send: Send) -> None:
-        """A caller wants `send` to go out."""
+        """Queue `send`."""
         if send.envelope.call == NO_CALL:
             self._serial += 1
             send.serial = self._serial
         self._queues.setdefault(send.key, deque()).append(send)
 
     def withdraw(self, send: Send) -> None:
-        """The caller no longer waits and will use its memory again. The other side forgets what it has got of it."""
+        """Cancel a message whose caller no longer waits and will reuse its memory. The other side drops what it has
+        received."""
         if send.done or send not in self._queues.get(send.key, ()):
             return
         if self._send is send:
