@@ -145,9 +145,9 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if self.shape not in self._allowed:
-            raise ConfigError("strategy", self.shape.name, f"{type(self).__name__} does not support this shape")
+            raise ConfigError("strategy", self.shape.name, f"invalid for {type(self).__name__}")
         if why := whole(2, 255)(self.arity):
-            raise ConfigError("arity", self.arity, f"{why}: the children of each node of a tree")
+            raise ConfigError("arity", self.arity, f"{why}; it is the number of children of each node of a tree")
 
     def __str__(self) -> str:
         return f"tree({self.arity})" if self.shape is Shape.TREE else self.shape.name.lower()
@@ -169,7 +169,7 @@ class Strategy:
         except (KeyError, ValueError) as exc:
             known = ", ".join(sorted(shape.name.lower() for shape in cls._allowed))
             raise ConfigError(
-                "strategy", text, f"choose one of: {known} (a tree may have an arity, as tree(4))"
+                "strategy", text, f"unknown strategy; use one of: {known} (a tree may have an arity: tree(4))"
             ) from exc
 
 
@@ -281,13 +281,13 @@ class DistributedConfig(Settings):
         super().__post_init__()
         if self.nodes:
             if self.rank is None:
-                raise ConfigError("rank", None, "must be the index in nodes of this process")
+                raise ConfigError("rank", None, "missing; pass the index of this process in nodes")
             if not 0 <= self.rank < len(self.nodes):
                 raise InvalidRankError(self.rank, len(self.nodes))
             nodes = list(self.nodes)
             repeated = [node for i, node in enumerate(nodes) if node in nodes[:i]]
             if repeated:
-                raise ConfigError("nodes", repeated[0], "is named twice; every rank needs its own address")
+                raise ConfigError("nodes", repeated[0], "named twice; every rank needs its own address")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +331,9 @@ class HealthConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience is not None and self.patience < 2 * self.interval:
-            raise ConfigError("patience", self.patience, "must be at least two intervals: one heartbeat may be late")
+            raise ConfigError(
+                "patience", self.patience, "must be at least two intervals, because one heartbeat may be late"
+            )
 
     @classmethod
     def lan(cls) -> HealthConfig:
@@ -396,7 +398,7 @@ class AutoDiscoveryConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_peers is not None and self.max_peers < self.min_peers:
-            raise ConfigError("max_peers", self.max_peers, f"must be at least min_peers, which is {self.min_peers}")
+            raise ConfigError("max_peers", self.max_peers, f"must be at least min_peers={self.min_peers}")
 
 
 # --- the environment --------------------------------------------------------------------------------------------------
@@ -448,7 +450,7 @@ class Environment(Settings):
         try:
             return Path(self.home or DEFAULT_HOME).expanduser().absolute()
         except RuntimeError as exc:
-            raise ConfigError("RINGFORT_HOME", self.home, "this user has no home folder; set it to a folder") from exc
+            raise ConfigError("RINGFORT_HOME", self.home, "this user has no home folder; name a folder") from exc
 
     @classmethod
     def from_mapping(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -524,7 +526,7 @@ def choose_encryption(keyword: str | None, configured: Encryption | None, told: 
     if keyword is not None and (why := on_off(keyword)):
         raise ConfigError("encryption", keyword, why)
     if keyword is None and None not in (configured, told) and configured != told:
-        why = f"but RINGFORT_ENCRYPTION={told} in the environment; remove one of them, or pass encryption= to the call"
+        why = f"contradicts RINGFORT_ENCRYPTION={told}; remove one of the two, or pass encryption= to the call"
         raise ConfigError("encryption", configured, why)
     return "off" if (keyword or configured or told) == "off" else "on"
 
@@ -537,11 +539,11 @@ def parse_address(text: str, name: str = "address") -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ConfigError(name, text, "put an IPv6 address in brackets, such as [fe80::1]:29500")
+        raise ConfigError(name, text, "must have its IPv6 address in brackets, such as [fe80::1]:29500")
     if not host:
-        raise ConfigError(name, text, "has no host before the colon")
+        raise ConfigError(name, text, "must have a host before the colon, such as 192.168.1.20:29500")
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise ConfigError(name, text, "its port must be a number from 0 to 65535")
+        raise ConfigError(name, text, "must have a port from 0 to 65535")
     return host, int(port)
 
 

@@ -1,4 +1,4 @@
-"""`DistributedContext`: any backend, with collectives and metrics, in one handle. `startup.py` makes one."""
+"""`DistributedContext`: one handle for a backend, its collectives and its metrics. Made by `startup.py`."""
 
 from __future__ import annotations
 
@@ -47,22 +47,23 @@ _SUM = ReduceOp.SUM
 class DistributedContext:
     """One rank's handle on its group.
 
-    Every collective must be called by all ranks of the group, in the same order. Each takes `timeout` (seconds for the
-    whole call; `config.timeout` otherwise) and `async_op`, which returns a `Work` at once. Operations of one group run
-    in the order they were issued. Wrong arguments raise at the call, before any byte moves; every call may also raise
-    `PeerLostError`, `OperationTimeoutError`, `AbortedError`, `ChannelClosedError` and `CollectiveMismatchError`.
+    All ranks of the group must call every collective, in the same order. Each collective takes `timeout` (seconds for
+    the whole call; default: `config.timeout`) and `async_op`, which returns a `Work` at once. The operations of a group
+    run in the order in which they were issued. Invalid arguments raise `InvalidArgumentError` at the call, before any
+    byte is sent. Every call may also raise `PeerLostError`, `OperationTimeoutError`, `AbortedError`,
+    `ChannelClosedError` and `CollectiveMismatchError`.
     """
 
     def __init__(self, backend: Backend, *, metrics: DistributedMetrics | None = None) -> None:
-        """Several contexts may count in the same `metrics`; otherwise each has its own."""
+        """Make a context for `backend`. Several contexts may share the same `metrics`; by default each has its own."""
         self.backend = backend
         self.metrics = metrics or DistributedMetrics()
-        """What this context counts in; `metrics.reset()` starts again from nothing."""
+        """The counters of this context; `metrics.reset()` sets them to zero."""
         self.compressors: dict[CompressionStrategy, GradientCompressor] = {}
-        """What `average_gradients` has not sent yet, by strategy. It belongs to the tensors, not to the ranks: it stays
-        when one group follows another."""
+        """The compressors of `average_gradients` by strategy, with their error feedback. That belongs to the tensors,
+        not to the ranks, so it stays when one group follows another."""
         self.stages: dict[Any, Any] = {}
-        """How tensors on a GPU get to the network and back, by device: see `ringfort.torch.gpu`."""
+        """The staging buffers of tensors on a GPU, by device: see `ringfort.torch.gpu`."""
         self._traffic = Traffic()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
         self._group: Group | None = None
@@ -70,23 +71,24 @@ class DistributedContext:
         keep_from_children(self)
 
     def abandon(self) -> None:
-        """In a forked child: a thread of the parent's may have held a lock of these. For `transport/forks.py`."""
+        """Replace the metrics in a forked child: a thread of the parent may hold their lock. For
+        `transport/forks.py`."""
         self.metrics = DistributedMetrics()
 
     @property
     def rank(self) -> int:
-        """This process's place in the group."""
+        """The rank of this process in the group."""
         return self.backend.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self.backend.world_size
 
     @property
     def group(self) -> Group:
-        """The ranks that are this context's group now, and what is true only for them. Where groups follow each other,
-        as epochs do, the context takes the next one here and keeps its metrics and its queue."""
+        """The current group of this context. If groups follow each other, as epochs do, the context continues with the
+        next group and keeps its metrics and its queue."""
         group = self.backend.group
         if group is not self._group:
             group.describe_calls(describe)
@@ -116,16 +118,16 @@ class DistributedContext:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Every rank's `x` becomes the reduction of all of them, in place; returns `x`.
+        """Reduce the `x` of all ranks, in place: afterwards, every rank's `x` is the reduction. Return `x`.
 
-        With `compression`, a strategy or its name such as `"int8"` or `"auto"`, it becomes about their sum or mean, of
-        fewer bytes sent. A `GradientCompressor` sends what was lost with the next `x` of the same `name`. Raises
-        `NonFiniteError` at every rank if one has elements that are infinite or not a number.
+        With `compression`, a strategy or its name such as `"int8"` or `"auto"`, this approximates the sum or mean with
+        lossy compression. A `GradientCompressor` adds what was lost to the next `x` of the same `name` (error
+        feedback). With compression, every rank raises `NonFiniteError` if a rank has infinite or NaN elements.
         """
         if compression is not None:
             if strategy is not None:
                 raise InvalidArgumentError(
-                    "strategy", strategy, "compression has a way of its own; pass one of the two"
+                    "strategy", strategy, "cannot be combined with compression; pass one of the two"
                 )
             pieces = None if name is None else [(name, tuple(np.shape(x)))]
             return self.all_reduce_compressed(x, op, compression, pieces, timeout=timeout, async_op=async_op)
@@ -167,7 +169,8 @@ class DistributedContext:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """`all_reduce(x, compression=...)` where several tensors, of these names and shapes, lie in `x` in a row."""
+        """Do `all_reduce(x, compression=...)` of several tensors, of these names and shapes, one after the other in
+        `x`."""
         operation = compressed.all_reduce(
             self.group, x, op, compression=compression, tensors=tensors, timeout=timeout, metrics=self.metrics
         )
@@ -183,7 +186,7 @@ class DistributedContext:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """The root's `x` becomes the reduction of all, in place; the others keep theirs. Returns `x`."""
+        """Reduce the `x` of all ranks into the root's `x`, in place; the others keep theirs. Return `x`."""
         return self.issue(reduce(self.group, x, root, op, strategy=strategy, timeout=timeout), async_op)
 
     def broadcast(
@@ -195,7 +198,7 @@ class DistributedContext:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Every rank's `x` becomes the root's, in place; returns `x`."""
+        """Copy the root's `x` to every rank's `x`, in place. Return `x`."""
         return self.issue(broadcast(self.group, x, root, strategy=strategy, timeout=timeout), async_op)
 
     def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False) -> Any:
@@ -238,8 +241,9 @@ class DistributedContext:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """`x` has a part for each rank; `into` becomes about the sum or mean of this rank's parts. Returns `into`. For
-        strategies that quantize; `name` is the tensor's, for what was not sent."""
+        """Approximate the sum or mean of this rank's parts of all `x` in `into`, with lossy compression. Return `into`.
+
+        `x` has one part per rank. The strategy must quantize; `name` is the tensor's name, for error feedback."""
         operation = compressed.reduce_scatter(
             self.group, x, into, op, compression=compression, name=name, timeout=timeout, metrics=self.metrics
         )
@@ -259,11 +263,12 @@ class DistributedContext:
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """The root's object at every rank: JSON-like values, bytes and arrays. Tuples become lists."""
+        """Return the root's object at every rank. It may contain JSON-like values, bytes and arrays; tuples become
+        lists."""
         return self.issue(objects.broadcast_object(self.group, obj, root, timeout=timeout), async_op)
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """A list with every rank's object."""
+        """Return a list with every rank's object."""
         return self.issue(objects.all_gather_object(self.group, obj, timeout=timeout), async_op)
 
     # --- between two ranks ----------------------------------------------------------------------------------------
@@ -271,16 +276,16 @@ class DistributedContext:
     def send(
         self, x: Any, dst: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False
     ) -> Work | None:
-        """Sends an array to `dst`, which must `recv` one of the same size."""
+        """Send an array to `dst`, which must `recv` one of the same size."""
         view, group = as_view(x, "x"), self.group
         group.check_peer(dst, "dst")
-        group.tagged(tag, timeout)  # raises where they cannot be
+        group.tagged(tag, timeout)  # raises for an invalid tag or timeout
         return self._between(
             Operation("send", view.nbytes, lambda: group.send(view.flat, dst, group.tagged(tag, timeout))), async_op
         )
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Receives an array from `src` into `into`; returns it."""
+        """Receive an array from `src` into `into`, and return `into`."""
         view, group = as_view(into, "into", writable=True), self.group
         group.check_peer(src, "src")
         group.tagged(tag, timeout)
@@ -302,7 +307,7 @@ class DistributedContext:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Sends `out` to one rank while receiving `into` from another, or the same; returns `into`."""
+        """Send `out` to `dst` while receiving `into` from `src`, which may be the same rank. Return `into`."""
         sent, received = as_view(out, "out"), as_view(into, "into", writable=True)
         group = self.group
         group.check_peer(dst, "dst")
@@ -318,8 +323,9 @@ class DistributedContext:
     # --- groups and life ------------------------------------------------------------------------------------------
 
     def sub_group(self, members: Iterable[int]) -> DistributedContext | None:
-        """A context for some of this group's ranks, or `None` if this rank is not among them. Every rank should call
-        it, with the same members; the new group works at the same time as this one."""
+        """Return a context for some ranks of this group, or `None` if this rank is not one of them.
+
+        Every rank should call it with the same members. The new group can be used at the same time as this one."""
         self.group.check()
         chosen = list(members)
         if self.rank not in chosen:
@@ -329,16 +335,16 @@ class DistributedContext:
         return DistributedContext(SubBackend(self.backend, chosen))
 
     def over(self, backend: Backend) -> DistributedContext:
-        """A context of this one's group over another backend, which counts in the metrics of this one."""
+        """Return a context of the same group over another backend. It shares the metrics of this context."""
         return DistributedContext(backend, metrics=self.metrics)
 
     def let_go(self) -> None:
-        """Nothing more will be issued: the threads end when they have done what is queued. Waits for nothing."""
+        """Let the threads end when they have done what is queued: nothing more will be issued. Waits for nothing."""
         self._runner.let_go()
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """What this context has done since it was made, or since `reset_metrics`: per operation count, failures, bytes
-        and duration; and the process's traffic. Contexts that share `metrics` share the former."""
+        """Return what this context has done since it was made or since `reset_metrics`: count, failures, bytes and
+        duration per operation, and the traffic of the process. Contexts that share `metrics` share the counts."""
         now = self.backend.traffic()
         # Groups that follow each other start from nothing.
         since = [count - before if count >= before else count for count, before in zip(now, self._traffic, strict=True)]
@@ -352,18 +358,18 @@ class DistributedContext:
         )
 
     def reset_metrics(self) -> None:
-        """Start `metrics`, which other contexts may share, and the traffic again from nothing."""
+        """Set `metrics`, which other contexts may share, and the traffic to zero."""
         self._traffic = self.backend.traffic()
         self.metrics.reset()
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Wakes every call of this process with `AbortedError`, and tells the peers. The group cannot be used again."""
+        """Wake every call of this process with `AbortedError`, and tell the peers. The group cannot be used again."""
         self.backend.abort(reason)
 
     def close(self) -> None:
-        """Leaves the group. What is still under way ends with `ChannelClosedError`. May be called twice."""
+        """Leave the group. Calls in progress end with `ChannelClosedError`. May be called twice."""
         self.backend.close()
-        # A sub-group's links stay open: what it has under way goes on to its end.
+        # A sub-group's links stay open, so its operations in progress continue to their end.
         self._runner.close(wait=self._group is None or self._group.comm_id == 0)
 
     def __enter__(self) -> Self:
@@ -378,22 +384,22 @@ class DistributedContext:
         return f"<DistributedContext rank {self.rank} of {self.world_size} on {type(self.backend).__name__}>"
 
     def issue(self, operation: Operation, async_op: bool) -> Any:
-        """Runs an operation that was prepared for this group's backend, after all that was issued before: its result,
-        or with `async_op` its `Work`."""
+        """Run an operation that was prepared for this group's backend, after all that were issued before. Return its
+        result, or with `async_op` its `Work`."""
         if async_op:
             return self._runner.submit(operation.name, lambda: self._measure(operation))
         return self._runner.run(operation.name, lambda: self._measure(operation))
 
     def _count_first(self, plan: Plan, seconds: float, nbytes: int) -> None:
-        """Counts the first all-reduce of a kind. The next are counted together, unless there are too many kinds."""
+        """Count the first all-reduce of a kind. The next are counted together, unless there are too many kinds."""
         self.metrics.record_operation("all_reduce", seconds, nbytes)
         durations = self.metrics.recent("all_reduce", nbytes)
         if durations is not None:
             plan.durations, plan.metrics = durations, self.metrics
 
     def _between(self, operation: Operation, async_op: bool) -> Any:
-        """Messages between two ranks do not queue behind collectives: the other side may wait for them first. A message
-        in the background has a thread of its own, for the same reason."""
+        """Run a message between two ranks. It does not queue behind collectives, because the other side may wait for it
+        first; for the same reason, a message in the background has its own thread."""
         if not async_op:
             return self._measure(operation)
         work = Work(operation.name)

@@ -1,42 +1,76 @@
-"""Every exception Ringfort raises, under one root.
+"""Every exception that Ringfort raises, under one root, `DistributedError`.
 
-Errors are sorted by whose fault they are, and each also derives from the built-in that an ordinary `except` clause
+The classes are grouped by cause, and each also derives from the built-in exception that an ordinary `except` clause
 would name:
 
-- **yours**: a bad argument (`ValueError`), refused at the call before any byte moves;
-- **the world's**: a peer that is gone or a network that fails (`ConnectionError`);
-- **nobody's yet**: a wait that ran out (`TimeoutError`);
-- **the program's**: ranks that disagree about what they are doing (`CollectiveMismatchError`).
+- **arguments**: an invalid argument (`ValueError`), rejected at the call before any byte is sent;
+- **peers and networks**: a peer is gone or the network fails (`ConnectionError`);
+- **time**: a call did not end within its timeout (`TimeoutError`);
+- **the program**: ranks disagree about which operation comes next (`CollectiveMismatchError`).
 
-Each class takes typed fields and writes its own message. `peer` is a rank, or the address of a peer that has none yet.
+Each class takes typed fields and writes its own message. `peer` is a rank, or the address of a peer without a rank.
+
+Messages follow one rule, here and wherever an error is raised or a line is logged:
+
+- A message says what happened, to whom, and what to do, in that order, in at most three lines. Long states go on lines
+  of their own.
+- A message starts with a capital letter, unless its first word is a name that somebody typed: an argument, a function,
+  a file, an engine. It ends without a period unless it has more than one sentence. Log lines are the same.
+- Texts that become part of a message (`why`, `reason`, `what`, `how`, `state`) are fragments: they start with a
+  lower-case letter and have no period at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import ClassVar
 
 
 class DistributedError(Exception):
-    """The root. `except DistributedError` catches everything that Ringfort raises on purpose."""
+    """The base class of all errors that Ringfort raises on purpose.
+
+    Three class attributes tell a program how to continue: `is_recoverable`, `is_peer_failure` and `is_fatal`.
+    `peer` is the rank or the address of the other side, or None if the error concerns no single peer.
+    """
 
     is_recoverable: ClassVar[bool] = False
-    """The same call may succeed later in the same group, with nothing rebuilt."""
+    """Whether the same call may succeed later in the same group, without rebuilding anything."""
     is_peer_failure: ClassVar[bool] = False
-    """Caused by another process or the way to it; a new group without that peer can go on."""
+    """Whether another process, or the network path to it, is the cause. A new group without that peer can continue."""
     is_fatal: ClassVar[bool] = False
-    """The group cannot be used again."""
+    """Whether the group cannot be used again."""
 
     def __init__(self, message: str, *, peer: int | str | None = None) -> None:
         super().__init__(message)
         self.peer = peer
 
 
-# --- yours: bad arguments -------------------------------------------------------------------------------------------
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the known name that it resembles, or else all of them."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(names)}"
+
+
+def _named(peer: int | str | None) -> str:
+    """Return `peer` as a message names it."""
+    return "the other side" if peer is None else f"rank {peer}" if isinstance(peer, int) else peer
+
+
+def sentence(text: str) -> str:
+    """Return `text` with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 class InvalidArgumentError(DistributedError, ValueError):
-    """An argument has a value that can never work. Raised at the call, before any byte moves."""
+    """An argument has an invalid value. Raised at the call, before any byte is sent; the group stays usable.
+
+    `name` is the argument and `value` is the rejected value. The message is `name=value: why`.
+    """
 
     def __init__(self, name: str, value: object, why: str) -> None:
         super().__init__(f"{name}={value!r}: {why}")
@@ -52,7 +86,10 @@ class InvalidWorldSizeError(InvalidArgumentError):
 
 
 class InvalidRankError(InvalidArgumentError):
-    """A rank that is not in the group. (A rank that is there but gone is `PeerLostError`.)"""
+    """A rank is not in the group. (For a member that is gone, see `PeerLostError`.)
+
+    `rank` is the rejected rank, and `world_size` is the number of ranks in the group.
+    """
 
     def __init__(
         self, rank: object, world_size: int, *, name: str = "rank", members: Sequence[int] | None = None
@@ -64,7 +101,7 @@ class InvalidRankError(InvalidArgumentError):
 
 
 class SelfSendError(InvalidArgumentError):
-    """A rank named itself as the other end of a message."""
+    """A rank named itself as the other end of a message. `rank` is that rank."""
 
     def __init__(self, rank: int) -> None:
         super().__init__("rank", rank, "a rank cannot send to or receive from itself; copy the array instead")
@@ -72,7 +109,10 @@ class SelfSendError(InvalidArgumentError):
 
 
 class UnsupportedOpError(InvalidArgumentError):
-    """A reduction that has no meaning for this element type, such as BAND of float32."""
+    """A reduction is not defined for this element type, such as BAND of float32.
+
+    `op` is the name of the reduction, and `dtype` is the element type.
+    """
 
     def __init__(self, op: str, dtype: str, why: str) -> None:
         super().__init__("op", op, f"not defined for {dtype}: {why}")
@@ -81,79 +121,94 @@ class UnsupportedOpError(InvalidArgumentError):
 
 
 class UnsupportedArrayError(InvalidArgumentError, TypeError):
-    """An argument that is no array, or one whose memory or element type cannot be used here."""
+    """An argument is not an array, or its memory or element type cannot be used by this call."""
 
 
 class ConfigError(InvalidArgumentError):
-    """A setting, from a keyword or an environment variable, that cannot work."""
+    """A setting is invalid. `name` is the keyword or the environment variable that it came from."""
+
+
+def unknown_keyword(name: str, value: object, function: str, known: Iterable[str]) -> ConfigError:
+    """Return the error about a keyword that `function` does not have. It suggests the one that was probably meant."""
+    error = ConfigError(name, value, "unknown keyword")
+    error.args = (f"Unknown keyword {name!r} for {function}(); {did_you_mean(name, known)}",)
+    return error
 
 
 class ObjectTooLargeError(InvalidArgumentError):
-    """An object's encoded form is larger than `max_object_bytes` allows."""
+    """The encoded form of an object is larger than `max_object_bytes`. `size` and `limit` are in bytes."""
 
     def __init__(self, size: int, limit: int) -> None:
-        super().__init__("object", f"{size} bytes", f"over max_object_bytes={limit}; raise that limit or send an array")
+        why = f"larger than max_object_bytes={limit}; raise that limit, or send an array"
+        super().__init__("object", f"{size} bytes", why)
         self.size = size
         self.limit = limit
 
 
 class SizeMismatchError(DistributedError, ValueError):
-    """A message has another size than the buffer it was to go into. The link stays usable: the message is dropped
-    whole and the next one is received whole."""
+    """A message does not have the size of the buffer that was to receive it.
+
+    The whole message is dropped, and the link stays usable: the next receive gets the next message. `expected` and
+    `got` are in bytes.
+    """
 
     is_recoverable = True
 
     def __init__(self, expected: int, got: int, *, peer: int | str | None = None) -> None:
         super().__init__(
-            f"expected a message of {expected} bytes from rank {peer}, got {got}; it was dropped, the link is usable",
+            f"Expected a message of {expected} bytes from {_named(peer)}, got {got} bytes; "
+            "the message was dropped, the link is usable",
             peer=peer,
         )
         self.expected = expected
         self.got = got
 
 
-# --- the world's: peers and networks ---------------------------------------------------------------------------------
+# --- peers and networks -----------------------------------------------------------------------------------------------
 
 
 class TransportError(DistributedError, ConnectionError):
-    """The network or the operating system refused something: the address is in use, the host unknown, the port shut."""
+    """The network or the operating system failed: for example, an address is in use, or a host name is unknown."""
 
     is_peer_failure = True
 
 
 class NoConnectionError(TransportError):
-    """There is no way to a peer: never connected, or every try failed before the deadline."""
+    """There is no connection to a peer: none was made, or every attempt failed before the deadline."""
 
 
 class PeerLostError(TransportError):
-    """A peer went away without a word: its process died or its connection broke.
+    """A peer is gone without a goodbye: its process died, its connection broke, or its machine does not answer.
 
-    Contrast `ChannelClosedError`, where one side closed on purpose.
+    `peer` is its rank, and `reason` says how this rank found out. If the peer closed its backend on purpose, the error
+    is `ChannelClosedError`.
     """
 
     is_fatal = True
 
     def __init__(self, peer: int | str, reason: str) -> None:
-        super().__init__(f"lost rank {peer}: {reason}", peer=peer)
+        super().__init__(f"Lost {_named(peer)}: {reason}. Its own log says why.", peer=peer)
         self.reason = reason
 
 
 class ChannelClosedError(TransportError):
-    """One side closed its backend on purpose, and this call needed it open."""
+    """This rank or a peer has closed its backend on purpose, and the call needed it."""
 
     is_fatal = True
 
 
 class ControlLostError(TransportError):
-    """The control process beside this one has ended or does not answer, so this process is no longer a peer of its
-    cluster. Make a new `ClusterNode`, or start the program again."""
+    """The control process of this process has ended or does not answer, so this process has left its cluster.
+
+    Make a new `ClusterNode`, or start the program again.
+    """
 
     is_fatal = True
     is_peer_failure = False
 
 
 class BackendUnavailableError(DistributedError, ImportError):
-    """An engine that is not installed or not supported here; the message says how to get it."""
+    """An engine is not installed or not supported here. `backend` names it, and `how` says how to get it."""
 
     def __init__(self, backend: str, how: str) -> None:
         super().__init__(f"{backend} is not available here: {how}")
@@ -161,35 +216,41 @@ class BackendUnavailableError(DistributedError, ImportError):
         self.how = how
 
 
-# --- nobody's yet: time -----------------------------------------------------------------------------------------------
+# --- time -------------------------------------------------------------------------------------------------------------
 
 
 class OperationTimeoutError(DistributedError, TimeoutError):
-    """A call did not end within its timeout. A point-to-point message may be tried again; a collective may not."""
+    """A call did not end within its `timeout` (in seconds).
+
+    A point-to-point message may be tried again. After a collective, the group cannot be used again.
+    """
 
     is_recoverable = True
 
     def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
-        super().__init__(f"{what}: timeout after {timeout:g} s{_state(state)}", peer=peer)
+        super().__init__(f"Timeout after {timeout:g} s: {what}{_state(state)}", peer=peer)
         self.timeout = timeout
 
 
 def _state(state: str) -> str:
-    """A short state ends the line; one of several lines stands below it, indented."""
+    """Return the end of a message: a short state on the same line, a long one indented on lines of its own."""
     if not state:
         return ""
     return f"; {state}" if "\n" not in state else "".join(f"\n  {line}" for line in state.splitlines())
 
 
-# --- who may join -----------------------------------------------------------------------------------------------------
+# --- bootstrap --------------------------------------------------------------------------------------------------------
 
 
 class RendezvousError(TransportError):
-    """The group could not be formed."""
+    """The ranks could not form a group."""
 
 
 class RendezvousTimeoutError(OperationTimeoutError, RendezvousError):
-    """Not all ranks came together before the deadline. Says who is missing and who was refused."""
+    """Not all ranks came together before the deadline.
+
+    `missing` are the ranks that did not come. The message also lists the processes that were refused, and why.
+    """
 
     is_recoverable = False
 
@@ -199,14 +260,14 @@ class RendezvousTimeoutError(OperationTimeoutError, RendezvousError):
 
 
 class RefusedError(RendezvousError):
-    """The other side answered and said no. The children say why."""
+    """The other side refused this process. The subclasses say why."""
 
     def __init__(self, message: str, *, peer: int | str | None = None) -> None:
-        super().__init__(f"refused by {peer}: {message}" if peer is not None else message, peer=peer)
+        super().__init__(f"Refused by {peer}: {message}" if peer is not None else message, peer=peer)
 
 
 class VersionMismatchError(RefusedError):
-    """The other side speaks another version of the protocol."""
+    """The other side uses another version of the protocol. Install the same version of Ringfort on both."""
 
 
 class WorldSizeMismatchError(RefusedError):
@@ -217,11 +278,14 @@ class RankTakenError(RefusedError):
     """Another process has already joined with this rank."""
 
 
-# --- the wall: identity, secrets and strangers ------------------------------------------------------------------------
+# --- identity and encryption ------------------------------------------------------------------------------------------
 
 
 class InvalidKeyError(InvalidArgumentError):
-    """A secret that cannot be used: a wrong length, a weak passphrase. Neither message nor `value` ever shows it."""
+    """A secret is invalid: it has the wrong length, or the passphrase is too short.
+
+    Neither the message nor `value`, which is always None, contains the secret.
+    """
 
     def __init__(self, name: str, why: str) -> None:
         DistributedError.__init__(self, f"{name}: {why}")
@@ -230,9 +294,9 @@ class InvalidKeyError(InvalidArgumentError):
 
 
 class JoinCodeError(InvalidKeyError):
-    """A join code that was mistyped or cut. `group` is the group of four with the likely error, counted from 1.
+    """A join code was mistyped or cut. `group` is the group of four with the likely typo, counted from 1, or None.
 
-    It shows no more of the code than the groups in doubt; a code is never mended by a guess.
+    The message contains only the groups in doubt. Ringfort never corrects a code by guessing.
     """
 
     def __init__(self, why: str, *, name: str = "join code", group: int | None = None) -> None:
@@ -241,10 +305,10 @@ class JoinCodeError(InvalidKeyError):
 
 
 class IdentityError(DistributedError, OSError):
-    """A key file or its folder cannot be used. `mend` is the command that mends it."""
+    """A key file or its folder cannot be used. `path` is the file, `why` the reason, `mend` the command that helps."""
 
     def __init__(self, path: object, why: str, mend: str) -> None:
-        super().__init__(f"{path}: {why}; to mend it: {mend}")
+        super().__init__(f"{path}: {why}; to fix it: {mend}")
         self.path = str(path)
         self.why = why
         self.mend = mend
@@ -259,36 +323,40 @@ class EncryptionMismatchError(RefusedError):
 
 
 class HandshakeError(TransportError):
-    """The other side did not prove that it knows the cluster secret, or sent what is no handshake.
+    """The other side did not prove that it knows the cluster secret, or sent an invalid handshake.
 
-    Contrast `NamespaceMismatchError`, where an honest peer says that it belongs elsewhere.
+    If an honest peer says that it belongs to another cluster, the error is `NamespaceMismatchError`.
     """
 
 
 class TamperedError(TransportError):
-    """A record did not open: somebody on the way changed, cut, repeated or reordered it. The link is closed."""
+    """An encrypted record was changed, cut, repeated or reordered on its way. The link is closed.
+
+    `why` says what was wrong with the record.
+    """
 
     is_fatal = True
 
     def __init__(self, why: str, *, peer: int | str | None = None) -> None:
-        super().__init__(f"the link{'' if peer is None else f' with {peer}'} was tampered with: {why}", peer=peer)
+        super().__init__(f"The link with {_named(peer)} was tampered with: {why}", peer=peer)
         self.why = why
 
 
-# --- the program's: ranks that disagree -------------------------------------------------------------------------------
+# --- the program ------------------------------------------------------------------------------------------------------
 
 
 class CollectiveMismatchError(DistributedError):
-    """Ranks of one group called different collectives, or the same one with other sizes, element types or ops.
+    """Ranks of one group called different collectives, or the same one with different sizes, element types or ops.
 
-    Nobody's result is used, and the group cannot be used again: its ranks no longer agree on what comes next.
+    All ranks discard the result, and the group cannot be used again, because its ranks no longer agree on what comes
+    next. `rank` called `ours`, and `peer` called `theirs`; `operation` is the number of the call in the group.
     """
 
     is_fatal = True
 
     def __init__(self, rank: int, ours: str, peer: int, theirs: str, *, operation: int) -> None:
         super().__init__(
-            f"operation {operation} of this group differs: rank {rank} called {ours}, rank {peer} called {theirs}; "
+            f"Operation {operation} of this group differs: rank {rank} called {ours}, rank {peer} called {theirs}; "
             "every rank must make the same calls in the same order",
             peer=peer,
         )
@@ -299,50 +367,57 @@ class CollectiveMismatchError(DistributedError):
 
 
 class GradientMismatchError(CollectiveMismatchError):
-    """Ranks gave `average_gradients` different trees. Unlike its parent it leaves the group usable: every rank raises
-    it, before any array has moved."""
+    """Ranks passed different trees to `average_gradients`.
+
+    Every rank raises this error before any array has been sent, so the group stays usable. `operation` is always 0.
+    """
 
     is_fatal = False
 
     def __init__(self, rank: int, ours: str, peer: int, theirs: str) -> None:
-        what = f"gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}"
+        what = f"Gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}"
         DistributedError.__init__(self, f"{what}; every rank must average the same tree", peer=peer)
         self.rank = rank
         self.ours = ours
         self.theirs = theirs
-        self.operation = 0  # none of the group's operations was begun
+        self.operation = 0  # the group has begun no operation
 
 
 class NonFiniteError(DistributedError, ValueError):
-    """Gradients that were to be compressed hold infinities or NaNs. Every rank raises it, before any array has changed,
-    and the group stays usable: skip the step, or choose `on_nonfinite="skip"` or `"clip"`."""
+    """Gradients that were to be compressed contain infinities or NaNs.
+
+    Every rank raises this error before any array has changed, and the group stays usable: skip the step, or choose
+    `on_nonfinite="skip"` or `"clip"`. `name` is the array's name, and `found` is the number of such elements by rank.
+    """
 
     is_recoverable = True
 
     def __init__(self, name: str, found: dict[int, int]) -> None:
         who = ", ".join(f"{count} at rank {rank}" for rank, count in sorted(found.items()))
-        what = f"{name!r} holds" if name else "the array holds"
+        what = f"Array {name!r}" if name else "The array"
         super().__init__(
-            f"{what} elements that are infinite or not a number ({who}); skip this step, or pass a GradientCompressor "
-            'with on_nonfinite="skip" (they count as 0) or "clip"'
+            f"{what} contains infinite or NaN elements ({who}); skip this step, or pass a GradientCompressor with "
+            'on_nonfinite="skip" (counts them as 0) or "clip"'
         )
         self.name = name
         self.found = found
 
 
 class AbortedError(DistributedError):
-    """The group was aborted: by `abort()` here, or by a peer that gave up and said so."""
+    """The group was aborted: by `abort()` on this rank, or by `peer`, for the `reason` that it gave."""
 
     is_fatal = True
 
     def __init__(self, reason: str, *, peer: int | str | None = None) -> None:
-        super().__init__(f"aborted{'' if peer is None else f' by rank {peer}'}: {reason}", peer=peer)
+        super().__init__(f"Aborted{'' if peer is None else f' by {_named(peer)}'}: {reason}", peer=peer)
         self.reason = reason
 
 
 class EpochEndedError(AbortedError):
-    """The epoch that this group or sub-group was formed in is over. Call `establish_ring()` for the ranks that are
-    there now, and make sub-groups anew from the context."""
+    """The `epoch` in which this group or sub-group was formed has ended.
+
+    Call `establish_ring()` to form a group of the current members, and make the sub-groups again from the context.
+    """
 
     def __init__(self, epoch: str, why: str) -> None:
         super().__init__(f"{epoch} has ended: {why}")
@@ -350,7 +425,7 @@ class EpochEndedError(AbortedError):
 
 
 class NotEstablishedError(DistributedError):
-    """There are other peers, but this process has not connected with them: `establish_ring()` is missing."""
+    """This process is in an `epoch` with other peers but has not connected with them. Call `establish_ring()`."""
 
     def __init__(self, epoch: str) -> None:
         super().__init__(
@@ -361,87 +436,100 @@ class NotEstablishedError(DistributedError):
 
 
 class ProtocolError(TransportError):
-    """What arrived is not the Ringfort protocol: a corrupt or oversized length, an unknown kind. The link is closed."""
+    """Received bytes are invalid in the Ringfort protocol: a corrupt length or an unknown kind. The link is closed."""
 
     is_fatal = True
 
 
 class InboxFullError(DistributedError, BufferError):
-    """A peer has sent so much that nobody here has received that the message waited for cannot be reached.
+    """A peer has sent more messages than its inbox holds, so the awaited message cannot be read.
 
-    Receive the other messages first; the link is usable.
+    Receive the other messages first; the link is usable. `limit` is the size of the inbox in bytes (the setting
+    `inbox_bytes`).
     """
 
     is_recoverable = True
 
     def __init__(self, limit: int, *, peer: int | str | None = None) -> None:
         super().__init__(
-            f"{limit} bytes of messages from rank {peer} wait for a receive that nobody has made; receive those first",
+            f"The inbox for {_named(peer)} is full ({limit / 2**20:g} MiB of messages that nobody has received); "
+            "receive those first",
             peer=peer,
         )
         self.limit = limit
 
 
-# --- calls ------------------------------------------------------------------------------------------------------------
+# --- remote procedure calls -------------------------------------------------------------------------------------------
 
 
 class RpcError(DistributedError):
-    """A call did not end well. `peer` is the rank that was called; the children say why. Other calls go on."""
+    """A remote call failed. `peer` is the rank that was called; the subclasses say why. Other calls continue."""
 
 
 class FunctionNotFoundError(RpcError, LookupError):
-    """The rank that was called has no function of that name. Says which it has."""
+    """The rank that was called has no function of that `name`. `known` are the names that it has."""
 
     def __init__(self, name: str, known: Sequence[str], *, peer: int | str | None = None) -> None:
-        have = ", ".join(sorted(known)) if known else "none at all"
-        hint = "" if known else " (yet? A barrier after registering makes sure)"
-        super().__init__(f"rank {peer} has no function {name!r}; it has {have}{hint}", peer=peer)
+        have = f"it has {', '.join(sorted(known))}" if known else "it has none; call barrier() after registering"
+        super().__init__(f"{sentence(_named(peer))} has no function {name!r}; {have}", peer=peer)
         self.name = name
         self.known = tuple(known)
 
 
 class InvalidMessageError(RpcError, ValueError):
-    """Arguments or a result that cannot be sent, are too large, or are not what the function asks for. The function was
-    not run, or its result was not sent."""
+    """Arguments or a result cannot be sent, are too large, or do not match the signature of the function.
+
+    The function was not run, or its result was not sent.
+    """
 
 
 class RemoteError(RpcError):
-    """The function raised. `type_name` and `message` are what it raised there and `traceback` where, as text: nothing
-    of it is rebuilt here. The text is shown as this error's cause."""
+    """The function raised an exception on the rank that was called.
+
+    `type_name`, `message` and `traceback` describe that exception as text; the exception itself is not rebuilt. The
+    text is shown as the cause of this error.
+    """
 
     def __init__(self, type_name: str, message: str, traceback: str, *, peer: int | str | None = None) -> None:
-        super().__init__(f"rank {peer} raised {type_name}: {message}", peer=peer)
+        super().__init__(f"{sentence(_named(peer))} raised {type_name}: {message}", peer=peer)
         self.type_name = type_name
         self.message = message
         self.traceback = traceback
 
 
 class RpcTimeoutError(RpcError, OperationTimeoutError):
-    """A call did not end within its timeout. The rank that was called is told, and stops working on it."""
+    """A call did not end within its timeout. The rank that was called is told to stop working on it."""
 
     def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
         OperationTimeoutError.__init__(self, what, timeout, peer=peer, state=state)
 
 
 class RpcOverloadedError(RpcError):
-    """Too many calls, or too many bytes, are under way: here, or at the rank that was called. Nothing was run; wait for
-    some of them to end, and call again."""
+    """Too many calls or too many bytes are in flight, on this rank or on the rank that was called.
+
+    The function was not run. Wait until some calls have ended, and call again.
+    """
 
     is_recoverable = True
 
 
 class RpcPeerLostError(RpcError, PeerLostError):
-    """The rank that was called died or closed its agent before the call had ended: it may have run or not. Unlike its
-    parent it ends nothing else: calls to other ranks go on."""
+    """The rank that was called died or closed its agent before the call ended; the function may or may not have run.
+
+    Unlike after `PeerLostError`, calls to other ranks continue.
+    """
 
     is_fatal = False
 
     def __init__(self, peer: int | str, reason: str) -> None:
-        PeerLostError.__init__(self, peer, reason)
+        DistributedError.__init__(self, f"Lost {_named(peer)}: {reason}", peer=peer)
+        self.reason = reason
 
 
 class RpcNoConnectionError(RpcError, NoConnectionError):
-    """There is no way to the rank that was called: it was lost or closed before, or this agent is closed. Nothing was
-    sent."""
+    """There is no connection to the rank that was called: it was lost, or it or this agent is closed.
+
+    Nothing was sent.
+    """
 
     is_fatal = False

@@ -1,4 +1,4 @@
-"""How a process gets its handle on a group: `init` where it was told its rank, `join` where nobody told it."""
+"""`init` and `join`: how a process joins a group, with a rank that it was given or by discovery."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from ringfort.backends.ring import RingBackend
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment, choose_encryption, format_address
 from ringfort.context import DistributedContext
-from ringfort.errors import ConfigError
+from ringfort.errors import ConfigError, did_you_mean, unknown_keyword
 from ringfort.transport import tcp
 
 _adopted: set[int] = set()
-"""Sockets of the launcher's that this process has used: they are closed when a group has formed. For a second group
-rank 0 listens anew at the same address."""
+"""Listening sockets of the launcher that this process has used: each is closed when its group has formed. For a second
+group, rank 0 listens again at the same address."""
 
 
 def init(
@@ -31,16 +31,21 @@ def init(
     config: DistributedConfig | None = None,
     backend: str | None = None,
 ) -> DistributedContext:
-    """Joins a group and returns this rank's handle on it.
+    """Join a group and return this rank's handle on it.
 
-    With `nodes`, the fixed list of all ranks' addresses, this is a `RingBackend`; otherwise a `TcpBackend` that meets
-    the others at rank 0's address, or what `backend` or `RINGFORT_BACKEND` names: `gloo`, `hybrid`, `mpi` (whose ranks
-    `mpiexec` has numbered, so nothing else is needed), `nccl`, `tcp`. What is not given comes from the environment, as
-    torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` (before these two:
-    `RINGFORT_MASTER`); `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds; `RINGFORT_ENCRYPTION=off`;
-    `RINGFORT_SHM=off`. With none of them this is a world of one. Raises as the backends do; `ConfigError` if `config`
-    and `RINGFORT_ENCRYPTION` contradict each other and `encryption` does not decide; `BackendUnavailableError` says how
-    to get an engine.
+    With `nodes`, the fixed list of the addresses of all ranks, the handle uses a `RingBackend`. Otherwise it uses the
+    backend that `backend` or `RINGFORT_BACKEND` names: `tcp` (the default: the ranks meet at the address of rank 0),
+    `gloo`, `hybrid`, `mpi` (`mpiexec` numbers the ranks, so nothing else is needed) or `nccl`.
+
+    Arguments that are left out come from the environment, as torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`,
+    `RINGFORT_MASTER` or else `MASTER_ADDR` and `MASTER_PORT`; `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds;
+    `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. Without any of them, this process is a group of one rank.
+
+    Raises:
+        ConfigError: A setting is invalid or missing, or `config` and `RINGFORT_ENCRYPTION` contradict each other and
+            `encryption` does not decide.
+        BackendUnavailableError: The engine is not installed; the message says how to get it.
+        RendezvousError: The ranks could not form a group before the timeout, or another rank refused this one.
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
@@ -56,10 +61,10 @@ def init(
         return DistributedContext(_made("mpi")(config=config))
     if nodes is not None or config.nodes:
         if backend != "tcp":
-            raise ConfigError("nodes", list(nodes or config.nodes), f"are for backend='tcp', not {backend!r}")
+            raise ConfigError("nodes", list(nodes or config.nodes), f"only backend='tcp' has nodes, not {backend!r}")
         listed = config.nodes if nodes is None else nodes
         if world_size not in (None, len(listed)):
-            raise ConfigError("world_size", world_size, f"but nodes names {len(listed)} ranks")
+            raise ConfigError("world_size", world_size, f"must be {len(listed)}, the number of nodes; leave it out")
         return DistributedContext(
             RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
         )
@@ -67,7 +72,7 @@ def init(
         rank, world_size = 0, 1
     elif rank is None or world_size is None:
         missing = "rank" if rank is None else "world_size"
-        raise ConfigError(missing, None, f"was given neither as a keyword nor as {missing.upper()} in the environment")
+        raise ConfigError(missing, None, f"missing; pass {missing}=, or set {missing.upper()} in the environment")
     if master is None and backend != "gloo":  # whose store has MASTER_PORT
         master = told.master
     if master is None and told.master_addr is not None and told.master_port is not None:
@@ -88,14 +93,14 @@ _BACKENDS = {
     "nccl": "engines.nccl:NcclBackend",
     "tcp": "tcp:TcpBackend",
 }
-"""What `init` may be asked for. Each is imported when it is: most need an engine that is not installed everywhere."""
+"""The backends of `init`. Each is imported on demand, because most need an engine that is not installed everywhere."""
 
 
 def _check_backend(name: str | None) -> str:
     if name is None:
         return "tcp"
     if name not in _BACKENDS:
-        raise ConfigError("backend", name, f"must be one of: {', '.join(_BACKENDS)}")
+        raise ConfigError("backend", name, f"unknown backend; {did_you_mean(name, _BACKENDS)}")
     return name
 
 
@@ -107,27 +112,30 @@ def _made(name: str) -> Any:
 def join(
     min_peers: int = 1, timeout: float | None = None, *, group: DistributedConfig | None = None, **settings: Any
 ) -> DistributedContext:
-    """Finds the peers of this cluster and returns this process's handle on their group: no launcher, rank or address.
+    """Find the peers of this cluster and return the handle on their group, without a launcher, rank or address.
 
-    Waits until there are at least `min_peers` others, `timeout` seconds at most, connects with them all, and lets no
-    newcomer in from then on. `settings` are fields of `AutoDiscoveryConfig`; `group` is for the collectives. Where they
-    leave it open, the environment decides: `RINGFORT_TIMEOUT` in seconds for meeting, which is 30 otherwise, and for
-    every call; `RINGFORT_SHM=off`. In a program that `ringfort run` started this is `init`: the launchers have found
-    each other already.
+    Waits at most `timeout` seconds until there are at least `min_peers` others, connects with all of them, and admits
+    no further peers afterwards. `settings` are fields of `AutoDiscoveryConfig`; `group` has the settings of the
+    collectives. The environment decides what both leave open: `RINGFORT_TIMEOUT` in seconds, for the meeting (default:
+    30) and for every call; `RINGFORT_SHM=off`. In a program that `ringfort run` has started, this is `init`: the
+    launchers have found each other already.
 
-    Raises `RendezvousTimeoutError`, which says who was seen, who was refused and why, and what to try.
+    Raises:
+        RendezvousTimeoutError: Too few peers were found. The message says which peers were seen, which were refused
+            and why, and what to try.
+        ConfigError: A setting is unknown or invalid.
     """
     told = Environment.from_mapping()
     if told.master is not None and told.world_size is not None:
         if told.world_size <= min_peers:
-            raise ConfigError("min_peers", min_peers, f"but `ringfort run` made a world of {told.world_size}")
+            raise ConfigError("min_peers", min_peers, f"`ringfort run` has started only {told.world_size} ranks")
         return init(config=group, encryption=settings.get("encryption"))
     from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
 
     known = [item.name for item in fields(AutoDiscoveryConfig) if item.name not in ("min_peers", "timeout")]
     for name, value in settings.items():
         if name not in known:
-            raise ConfigError(name, value, f"is no setting of join; there are {', '.join(known)}")
+            raise unknown_keyword(name, value, "join", [*known, "min_peers", "timeout", "group"])
     if timeout is None:
         timeout = _MEETING if told.timeout is None else told.timeout
     encryption = settings.pop("encryption", None)
@@ -142,11 +150,11 @@ def join(
 
 
 _MEETING = 30.0
-"""Seconds that `join` looks for others. Longer is for a person to say who starts machines by hand."""
+"""Seconds that `join` looks for peers by default. Whoever starts machines by hand may need more."""
 
 
 def _group_of(group: DistributedConfig | None, told: Environment) -> DistributedConfig:
-    """The settings of the collectives. The environment decides what `group` leaves as it is by default."""
+    """Return the settings of the collectives. The environment decides what `group` leaves at its default."""
     usual = DistributedConfig()
     settings = {name: getattr(told, name) for name in ("timeout", "shared_memory")}
     said = {name: value for name, value in settings.items() if value is not None}

@@ -57,8 +57,8 @@ def test_auto_compresses_on_a_slow_wire_and_says_why(tmp_path: Path, asked: str,
         one, other = answers(running)
     assert one == other
     assert one["chosen"] == [expected]
-    assert one["said"][0].startswith(f"auto: {expected} for 500000 elements: at ")
-    assert "where none takes" in one["said"][0]
+    assert one["said"][0].startswith(f"Compression auto chose {expected} for 500000 elements: at ")
+    assert "and no compression takes" in one["said"][0]
 
 
 @pytest.mark.parametrize(("shared", "words"), [("on", "share memory"), ("off", "are on one host")])

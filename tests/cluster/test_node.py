@@ -82,7 +82,7 @@ def test_a_collective_names_the_frozen_rank_and_the_others_go_on_without_it() ->
         others = [ranks[0], ranks[2]]
         for node in others:
             line = node.next("failed")
-            assert "PeerLostError: lost rank 1: silent for" in line["failed"]
+            assert "PeerLostError: Lost rank 1: silent for" in line["failed"]
             print(f"named after {line['at'] - at:.2f} s")
         agree(others)
         for node in others:
@@ -120,7 +120,7 @@ def test_the_fast_interface_is_used_and_the_slow_one_when_the_fast_one_goes_down
         for node in nodes:
             node.do("reduce", size=MOVED)
         for node in nodes:
-            assert "lost rank" in node.next("failed")["failed"]
+            assert "Lost rank" in node.next("failed")["failed"]
         for node in nodes:
             node.do("establish")
         assert {node.next("rank")["rank"] for node in nodes} == {0, 1}

@@ -306,7 +306,7 @@ def test_with_encryption_off_on_all_it_works_and_with_it_off_on_one_both_say_so(
     one, two = cluster.start(off), cluster.start(off)
     assert one.wait_for_peers(1, PATIENCE) == two.wait_for_peers(1, PATIENCE)
     three = cluster.start()
-    with pytest.raises(RendezvousTimeoutError, match="its encryption is off, here it is on"):
+    with pytest.raises(RendezvousTimeoutError, match="has encryption off, this side has it on"):
         three.wait_for_peers(1, 1.5)
 
 
@@ -527,8 +527,11 @@ def test_a_program_that_waits_is_warned_of_machines_of_other_clusters(
 
 
 def test_join_refuses_what_is_no_setting() -> None:
-    with pytest.raises(ConfigError, match="colour='red': is no setting of join"):
+    with pytest.raises(ConfigError, match=r"Unknown keyword 'colour' for join\(\); use one of: .*peers") as raised:
         ringfort.join(colour="red")
+    assert (raised.value.name, raised.value.value) == ("colour", "red")
+    with pytest.raises(ConfigError, match=r"Unknown keyword 'min_peer' for join\(\); did you mean 'min_peers'\?"):
+        ringfort.join(min_peer=2)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -544,7 +547,7 @@ def test_a_peer_with_another_key_is_passed_over_and_the_timeout_tells_of_it(clus
     finally:
         stranger.close()
     text = str(raised.value)
-    assert "it belongs to another cluster" in text
+    assert "The other side belongs to another cluster" in text
     assert "ringfort key join" in text
     assert "of another cluster announces itself here (this machine)" in text
 
@@ -592,7 +595,7 @@ def test_another_version_is_refused_with_both_versions_and_the_upgrade_command(
             answer += data
     with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side {version}; .*--upgrade"):
         handshake.feed(answer)
-    words = f"version {version}, this side {PROTOCOL_VERSION}; `pip install --upgrade ringfort` on {side}"
+    words = f"version {version}, this side {PROTOCOL_VERSION}; run `pip install --upgrade ringfort` on {side}"
     with pytest.raises(RendezvousTimeoutError, match=words):
         node.wait_for_peers(1, 0.1)
 

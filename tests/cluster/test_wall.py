@@ -312,7 +312,7 @@ def test_rank_0_that_waits_in_vain_says_who_was_refused_and_why() -> None:
             [lambda: TcpBackend(0, 2, master, config=config, credentials=member()), other], lambda part: part()
         )
     assert isinstance(outcomes[0], RendezvousTimeoutError)
-    assert "belongs to another cluster than this side, which is in 'lab'" in str(outcomes[0])
+    assert "belongs to another cluster, this side to 'lab'" in str(outcomes[0])
     assert outcomes[1] is None
 
 

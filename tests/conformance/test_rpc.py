@@ -115,7 +115,7 @@ def test_many_calls_at_once_come_back_to_who_made_them(three: list[RpcAgent]) ->
 
 
 def test_what_a_function_raises_is_told_with_its_traceback(three: list[RpcAgent]) -> None:
-    with pytest.raises(RemoteError, match="rank 1 raised KeyError: 'why'") as caught:
+    with pytest.raises(RemoteError, match="Rank 1 raised KeyError: 'why'") as caught:
         three[0].rpc_sync(1, "fail", "why")
     assert (caught.value.type_name, caught.value.peer) == ("KeyError", 1)
     assert "raise KeyError(text)" in caught.value.traceback
@@ -361,7 +361,7 @@ def test_an_agent_that_closes_says_so(three: list[RpcAgent]) -> None:
     until(lambda: not three[0].is_alive(2), "rank 0 was not told")
     with pytest.raises(RpcNoConnectionError, match="closed its agent"):
         three[0].rpc_sync(2, "add", 1)
-    with pytest.raises(RpcNoConnectionError, match="this agent is closed"):
+    with pytest.raises(RpcNoConnectionError, match="This agent is closed"):
         three[2].rpc_sync(0, "add", 1)
     assert not three[0].join(0.01)
     three[1].close()
@@ -556,7 +556,9 @@ def test_overload_is_refused_in_words_here_and_there() -> None:
         assert len(futures) - len(refused) >= 5
         assert refused
         for future in refused:
-            with pytest.raises(RpcOverloadedError, match=r"rank 1: 4 requests wait for 1 workers.*call again"):
+            with pytest.raises(
+                RpcOverloadedError, match=r"Rank 1 is overloaded: max_queued=4 requests wait for 1 workers.*call again"
+            ):
                 future.result()
 
 
@@ -568,7 +570,7 @@ def test_sizes_are_bounded_on_both_sides_and_for_all_together() -> None:
         server.register("make", lambda n: np.zeros(n, np.uint8))
         with pytest.raises(InvalidMessageError, match="max_message_bytes"):
             caller.rpc_sync(1, "size", bytes(100_100))
-        with pytest.raises(InvalidMessageError, match=r"refused by rank 1: the result has .* max_message_bytes"):
+        with pytest.raises(InvalidMessageError, match=r"Refused by rank 1: The result has .* max_message_bytes"):
             caller.rpc_sync(1, "make", 100_100)
         first = caller.rpc_async(1, "size", np.zeros(90_000, np.uint8))
         until(lambda: server.stats().held_bytes > 90_000, "it has not come")
@@ -682,7 +684,10 @@ def test_names_address_ranks_and_must_differ() -> None:
         server.register("hello", lambda: server.name)
         assert actor.names == ("server", "actor")
         assert actor.rpc_sync("server", "hello") == "server"
-    with pytest.raises(InvalidArgumentError, match="rank 0 has it too"), agents(2, names=lambda rank: "same"):
+    with (
+        pytest.raises(InvalidArgumentError, match="rank 1 has this name, and rank 0 has the same name"),
+        agents(2, names=lambda rank: "same"),
+    ):
         pass
 
 

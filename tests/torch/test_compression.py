@@ -53,7 +53,7 @@ def test_what_cannot_be_compressed_is_refused_in_words(zygote: Zygote) -> None:
     for words in zygote.run("torch.compression.refused", 2):
         assert "NonFiniteError" in words[0]
         assert "at rank 1" in words[0]
-        assert "choose one of" in words[1]
+        assert "unknown strategy; use one of" in words[1]
         assert "fully_shard" in words[2]
         assert "can only quantize" in words[3]
         assert 'init_process_group("ringfort")' in words[4]

@@ -52,16 +52,16 @@ def test_hosts_are_found_where_the_default_group_is_anothers(zygote: Zygote) -> 
 def test_what_cannot_be_is_refused_in_words(zygote: Zygote) -> None:
     for said in zygote.run("torch.sharding_scenarios.refused", 3, **LOOPBACK):
         expected = [
-            "there is no process group yet",
-            "must divide the number of ranks on every host (that of rank 0 has 2, that of rank 2 has 1); 1 does",
+            "no process group found",
+            "must divide the number of ranks on every host (rank 0's host has 2, rank 2's host has 1); 1 does",
             "intra_node_size=2: must divide",
-            "choose one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD",
-            "only HYBRID_SHARD has one, not FULL_SHARD",
+            "use one of: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD",
+            "only HYBRID_SHARD has this setting, not FULL_SHARD",
             "has no module of these classes",
-            "has no parameters to shard",
+            "must have parameters to shard",
             "must be a torch.nn.Module",
             "prefetch=-1",
-            "is given by the strategy",
+            "the strategy sets this option",
             "must be a whole number of at least 1",
         ]
         assert len(said) == len(expected)
@@ -85,7 +85,7 @@ def test_copies_are_made_inside_hosts(hosts: tuple[int, ...], size: int | None, 
 
 
 def test_hosts_that_cannot_be_divided_are_named() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"intra_node_size=4: must divide .* rank 4 has 2.*; 2 does"):
+    with pytest.raises(InvalidArgumentError, match=r"intra_node_size=4: must divide .* rank 4's host has 2.*; 2 does"):
         arrange((0, 0, 0, 0, 4, 4), None)
 
 
@@ -93,5 +93,5 @@ def test_a_strategy_can_be_written_as_text() -> None:
     for text in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD(4)"):
         assert str(ShardingStrategy.parse(text)) == text
     assert ShardingStrategy.parse("hybrid_shard(4)") == ShardingStrategy.hybrid_shard(4)
-    with pytest.raises(ConfigError, match="choose one of"):
+    with pytest.raises(ConfigError, match="unknown strategy; use one of"):
         ShardingStrategy.parse("HYBRID_SHARD(many)")

@@ -329,13 +329,13 @@ def test_a_lost_peer_reaches_whoever_waits() -> None:
             me.backend.kill()
             return
         work = me.group.allreduce([x])
-        with pytest.raises(PeerLostError, match="lost rank 1"):
+        with pytest.raises(PeerLostError, match="Lost rank 1"):
             work.wait()
         assert work.is_completed()
         assert not work.is_success()
-        with pytest.raises(RuntimeError, match="lost rank 1"):
+        with pytest.raises(RuntimeError, match="Lost rank 1"):
             work.get_future().wait()
-        with pytest.raises(PeerLostError, match="lost rank 1"):
+        with pytest.raises(PeerLostError, match="Lost rank 1"):
             me.group.allreduce([x]).wait()
 
     with ranks(2) as group:
@@ -362,7 +362,7 @@ def test_after_an_error_nothing_is_written_behind_the_callers_back() -> None:
             with pytest.raises(DistributedError):
                 me.group.allreduce([x]).wait()
             return
-        with pytest.raises(PeerLostError, match="lost rank 1"):
+        with pytest.raises(PeerLostError, match="Lost rank 1"):
             me.group.allreduce([x]).wait()
         me.late(x, torch.full_like(x, 7.0))
         assert me.read(x).unique().tolist() == [7.0]
@@ -391,7 +391,7 @@ def test_a_wait_may_give_up_earlier_and_try_again() -> None:
             me.group.allreduce([x]).wait()
             return
         work = me.group.allreduce([x])
-        with pytest.raises(OperationTimeoutError, match="it goes on"):
+        with pytest.raises(OperationTimeoutError, match="the operation continues"):
             work.wait(timedelta(seconds=0.05))
         waited.set()
         work.wait()
@@ -448,7 +448,7 @@ def test_wrong_arguments_are_refused_at_the_call_and_the_group_goes_on() -> None
             group.allgather([[x]], [x])
         with pytest.raises(InvalidArgumentError, match=r"output\[1\].*must match"):
             group.allgather([[torch.ones(4), torch.ones(5)]], [x])
-        with pytest.raises(InvalidArgumentError, match="cannot be divided by 2 ranks"):
+        with pytest.raises(InvalidArgumentError, match="must have a multiple of 2 elements"):
             group.reduce_scatter_single(x, torch.ones(5))
         with pytest.raises(InvalidArgumentError, match="must be dense"):
             group.allreduce([x.to_sparse()])

@@ -43,13 +43,13 @@ def test_gloo_works_in_a_world_of_one() -> None:
 
 
 def test_a_name_that_is_none_says_which_there_are() -> None:
-    with pytest.raises(ConfigError, match="backend='gpu': must be one of: gloo, hybrid, mpi, nccl, tcp"):
+    with pytest.raises(ConfigError, match="backend='gpu': unknown backend; use one of: gloo, hybrid, mpi, nccl, tcp"):
         ringfort.init(backend="gpu")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "hybrid", "nccl"])
 def test_a_list_of_nodes_is_for_tcp(backend: str) -> None:
-    with pytest.raises(ConfigError, match="are for backend='tcp'"):
+    with pytest.raises(ConfigError, match="only backend='tcp' has nodes"):
         ringfort.init(nodes=["127.0.0.1:1"], rank=0, backend=backend)
 
 

@@ -36,7 +36,7 @@ def test_what_was_said_decides(keyword: str | None, configured: str | None, told
 
 @pytest.mark.parametrize(("configured", "told"), CONTRADICTIONS)
 def test_a_contradiction_of_configuration_and_environment_names_both(configured: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=f"encryption='{configured}': but RINGFORT_ENCRYPTION={told} in the"):
+    with pytest.raises(ConfigError, match=f"encryption='{configured}': contradicts RINGFORT_ENCRYPTION={told};"):
         choose_encryption(None, configured, told)  # type: ignore[arg-type]
 
 

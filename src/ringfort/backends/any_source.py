@@ -7,13 +7,13 @@ from ringfort.errors import ChannelClosedError, InvalidArgumentError, OperationT
 
 
 def wait_for_any(group: Group, tag: int, timeout: float | None = None) -> int:
-    """Return the rank of a peer whose message with `tag` is here, or has begun to come. It is still to be received.
+    """Return the rank of a peer whose message with `tag` has arrived or begins to arrive. The caller still receives it.
 
-    Peers that leave or are lost are done without as long as there are others. Raises `OperationTimeoutError`, what
-    became of the last peer, and `InvalidArgumentError` where nobody could send.
+    Peers that leave or are lost are ignored as long as there are others. Raises `OperationTimeoutError`, the error of
+    the last peer if all are gone, and `InvalidArgumentError` if there is no other rank.
     """
     if group.world_size == 1:
-        raise InvalidArgumentError("group", group, "nobody else can send to this rank here")
+        raise InvalidArgumentError("group", group, "has no other rank that could send")
     engine, envelope = group.engine, group.tagged(tag, timeout)
     links = {rank: engine.links[member] for rank, member in enumerate(group.members) if rank != group.rank}
 
@@ -29,7 +29,7 @@ def wait_for_any(group: Group, tag: int, timeout: float | None = None) -> int:
         try:
             engine.watch(lambda: sender() is not None, peer, envelope)
         except OperationTimeoutError as exc:
-            what = f"recv from any of {len(there)} ranks"
+            what = f"recv from any source ({len(there)} ranks)"
             raise OperationTimeoutError(what, envelope.timeout, state="nothing was sent; the links are usable") from exc
         except (PeerLostError, ChannelClosedError):
             if len(there) < 2 or engine.links[peer].is_open:  # else only that one has gone

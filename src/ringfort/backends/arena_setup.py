@@ -79,17 +79,17 @@ def _create(size: int) -> Segment | None:
     try:
         return Segment.create(size)
     except TransportError as exc:
-        _log.debug("memory is not shared: %s", exc)
+        _log.debug("Shared memory is not used: %s", exc)
         return None
 
 
 def _open(offer: bytearray, size: int) -> Segment | None:
-    """The segment that rank 0 offers, or None if it offers none or this process cannot have it."""
+    """Return the segment that rank 0 offers, or None if it offers none or this process cannot have it."""
     length, said = _OFFER.unpack(offer)
     if not length:
         return None
     try:
         return Segment.open(msgspec.msgpack.decode(said[:length], type=Offer), size)
     except (msgspec.MsgspecError, TransportError) as exc:
-        _log.debug("memory is not shared: %s", exc)
+        _log.debug("Shared memory is not used: %s", exc)
         return None

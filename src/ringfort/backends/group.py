@@ -186,7 +186,7 @@ class Group:
         try:
             chosen = list(members)
         except TypeError as exc:
-            raise InvalidArgumentError("members", members, "must be a list of ranks of the parent") from exc
+            raise InvalidArgumentError("members", members, "must be a list of ranks of the parent group") from exc
         for member in chosen:
             self.check_rank(member, "members")
         found = tuple(dict.fromkeys(chosen if is_ordered else sorted(chosen)))
@@ -197,7 +197,7 @@ class Group:
         return found
 
     def _count_twin(self, members: tuple[int, ...]) -> int:
-        """How many sub-groups of exactly these members there were before: keeps twins apart."""
+        """Return how many sub-groups of exactly these members there were before, which tells them apart."""
         with self._lock:
             twins = self._twins.get(members, 0)
             self._twins[members] = twins + 1
@@ -222,7 +222,7 @@ class Group:
             self.fast_plans.clear()
 
     def forget(self) -> None:
-        """Let go of shared memory and plans, here and in all sub-groups. Calls under way keep theirs to their end."""
+        """Release shared memory and plans, here and in all sub-groups. Calls in progress keep theirs until they end."""
         for group in self._life.groups.alive():
             group.fast_plans.clear()
             group._parts.clear()
@@ -307,7 +307,7 @@ class Group:
     def _add_receive(self, job: Job, into: Buffer, src: int, envelope: Envelope, reducer: Reducer | None) -> None:
         view = as_bytes(into, "into", writable=True)
         if reducer is not None and len(view) % reducer.dtype.itemsize:
-            raise InvalidArgumentError("into", f"{len(view)} bytes", f"must hold whole elements of {reducer.dtype}")
+            raise InvalidArgumentError("into", f"{len(view)} bytes", f"must have whole elements of {reducer.dtype}")
         job.receive = Receive(view, envelope, reducer)
         job.receive_link = self._links[src]
 
@@ -335,7 +335,7 @@ class Group:
     def abort(self, reason: str) -> None:
         """Wake every call of this process with `AbortedError`, and tell the peers."""
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgumentError("reason", reason, "must be a text that says why")
+            raise InvalidArgumentError("reason", reason, "must be a string that says why")
         self._on_all(lambda engine: engine.abort(reason))
 
     def close(self) -> None:
@@ -449,11 +449,11 @@ class Traffic(NamedTuple):
 
 
 def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
-    """The memory of `data` as flat bytes, not copied."""
+    """Return the memory of `data` as flat bytes, not copied."""
     try:
         view = memoryview(cast("Any", data))
         if writable and view.readonly:
-            raise UnsupportedArrayError(name, type(data).__name__, "is read-only and cannot be received into")
+            raise UnsupportedArrayError(name, type(data).__name__, "read-only; pass a writable buffer")
         return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
     except TypeError as exc:
         if isinstance(exc, UnsupportedArrayError):
@@ -467,6 +467,6 @@ def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
 
 
 def _comm_id(parent: int, members: tuple[int, ...], twin: int | str) -> int:
-    """64 bits that the members agree on without a word. Never 0, which is the outermost group."""
+    """Return 64 bits that the members agree on without communicating. Never 0, which is the outermost group."""
     text = repr((parent, members, twin)).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1

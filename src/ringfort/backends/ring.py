@@ -23,7 +23,7 @@ class RingBackend(MeshBackend):
         """Connect this rank to every other rank. Raises as `TcpBackend` does."""
         if not config.nodes or config.rank is None:
             raise ConfigError(
-                "nodes", list(config.nodes), 'name every rank, such as nodes=["10.0.0.1:29500", ...], rank=0'
+                "nodes", list(config.nodes), 'missing; name every rank, such as nodes=["10.0.0.1:29500", ...], rank=0'
             )
         nodes = [_addresses(node) for node in config.nodes]
         connections: Connections = {}

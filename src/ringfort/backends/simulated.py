@@ -51,8 +51,8 @@ class SimulatedBackend(MeshBackend):
         clock: Clock | None = None,
         hosts: Sequence[int] | None = None,
     ) -> list[SimulatedBackend]:
-        """All ranks of a new group, in order. `hosts` names for each rank the lowest on its host; without it every
-        rank has a host of its own."""
+        """Return all ranks of a new group, in order. `hosts` has, for each rank, the lowest rank on its host; without
+        it every rank has a host of its own."""
         check_world_size(world_size)
         places = None if hosts is None else check_hosts(hosts, world_size)
         clock = clock or RealClock()
@@ -64,7 +64,8 @@ class SimulatedBackend(MeshBackend):
         ]
 
     def cut(self, peer: int, *, is_cut: bool = True) -> None:
-        """Pulls the cable to `peer`, both ways: nothing arrives and nobody is told. `is_cut=False` mends it."""
+        """Cut the connection to `peer`, in both directions: nothing arrives, and nobody is told. `is_cut=False`
+        restores it."""
         self.group.check_peer(peer, "peer")
         for poller in self._pollers:
             poller.streams[peer].incoming.cut(is_cut=is_cut)
@@ -86,7 +87,7 @@ def _made() -> Credentials:
 
 
 def _mesh(world_size: int, clock: Clock) -> list[MemoryPoller]:
-    """The pollers of all ranks, with a stream between every two."""
+    """Return the pollers of all ranks, with a stream between every two."""
     pollers = [MemoryPoller(clock) for _ in range(world_size)]
     pipes = {
         (a, b): Pipe(wake_reader=pollers[b].notify, wake_writer=pollers[a].notify)

@@ -58,7 +58,7 @@ def accept_each(
             place = place_of(connection)
             if not isinstance(place, Refused) and place in connections:
                 why = f"rank {_rank_of(place)} is taken by {connections[place].address}"
-                place = Refused("rank_taken", f"{why}; give every process a rank of its own")
+                place = Refused("rank_taken", f"{why}; give every process its own rank")
             if isinstance(place, Refused):
                 listener.refuse(connection, place)
             else:

@@ -29,10 +29,12 @@ def host_of(address: tuple[str, ...]) -> str:
 def parse_master(master: str | Sequence[str] | None) -> list[Address]:
     """Return the addresses of rank 0. Raises `ConfigError`."""
     if not master:
-        raise ConfigError("master", None, "say where rank 0 is, as host:port, or set MASTER_ADDR and MASTER_PORT")
+        raise ConfigError(
+            "master", None, "missing; pass rank 0's address as host:port, or set MASTER_ADDR and MASTER_PORT"
+        )
     addresses = [parse_address(text, "master") for text in ([master] if isinstance(master, str) else master)]
     if any(port == 0 for _, port in addresses):
-        raise ConfigError("master", master, "port 0 is not one that others can connect to; choose one above 1023")
+        raise ConfigError("master", master, "other ranks cannot connect to port 0; choose a port above 1023")
     return addresses
 
 

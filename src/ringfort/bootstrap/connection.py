@@ -35,6 +35,8 @@ from ringfort.transport.records import Opener, RecordState, Sealer
 from ringfort.transport.stream import Stream
 from ringfort.transport.tcp import sleep_on, tune
 
+_OTHER = "the other side"
+"""The name of a peer that is not known by another name."""
 _UNREAD = 4096
 """Bytes: more than a client has sent and we have not read when its handshake fails."""
 
@@ -76,7 +78,7 @@ def shake_hands(sock: socket.socket, handshake: Handshake, peer: str | None = No
                     yield sock, select.POLLIN
                     continue
                 if not data:
-                    raise NoConnectionError(f"{peer or 'it'} closed before it said who it is", peer=peer)
+                    raise NoConnectionError(f"Connection closed by {peer or _OTHER} in the handshake", peer=peer)
                 handshake.feed(data)
     except DistributedError:
         with suppress(OSError, ProtocolError):
@@ -88,7 +90,7 @@ def shake_hands(sock: socket.socket, handshake: Handshake, peer: str | None = No
 def _send_at_once(sock: socket.socket, handshake: Handshake) -> None:
     outgoing = handshake.outgoing
     if outgoing and sock.send(outgoing) < len(outgoing):
-        raise ProtocolError("it does not read what it is sent")  # a new socket has room for a whole handshake
+        raise ProtocolError("The other side does not read its handshake")  # a new socket has room for a whole handshake
     outgoing.clear()
 
 
@@ -158,7 +160,7 @@ class Connection:
                 raise
             if isinstance(exc, TamperedError):
                 raise TamperedError(exc.why, peer=peer) from exc
-            said = f"{peer}: {exc}" if isinstance(exc, HandshakeError) else str(exc)
+            said = f"Handshake with {peer} failed: {exc}" if isinstance(exc, HandshakeError) else str(exc)
             raise type(exc)(said, peer=peer) from exc
         return cls.of(sock, handshake)
 
@@ -173,7 +175,7 @@ class Connection:
                 yield self.sock, select.POLLOUT
                 data = data[self.sock.send(data) :]
         except OSError as exc:
-            raise NoConnectionError(f"the connection broke during a hello: {exc.strerror or exc}") from exc
+            raise NoConnectionError(f"Connection broken during a hello: {exc.strerror or exc}") from exc
 
     def hear(self, peer: str, deadline: float) -> Hello:
         """Like `hearing`, in this thread."""
@@ -187,11 +189,11 @@ class Connection:
                 yield self.sock, select.POLLIN
                 data = self.sock.recv(self._reader.wants)
                 if not data:
-                    raise NoConnectionError(f"{peer or 'it'} closed the connection before it answered", peer=peer)
+                    raise NoConnectionError(f"Connection closed by {peer or _OTHER} before it answered", peer=peer)
                 self._reader.feed(data)
         said = hello.decode(body)
         if isinstance(said, Refused):
-            raise hello.to_error(said, peer or "it")
+            raise hello.to_error(said, peer or _OTHER)
         return said
 
     def refuse(self, code: str, reason: str) -> None:
@@ -228,12 +230,12 @@ def closed_on_error(*groups: Mapping[Any, Connection]) -> Generator[None, None, 
 
 @contextmanager
 def _translated_errors(peer: str | None) -> Generator[None, None, None]:
-    name = peer or "it"
+    name = peer or _OTHER
     try:
         yield
     except DistributedError:
         raise
     except TimeoutError as exc:
-        raise NoConnectionError(f"{name} accepted the connection but did not answer in time", peer=peer) from exc
+        raise NoConnectionError(f"No answer in time from {name}, which accepted the connection", peer=peer) from exc
     except OSError as exc:
-        raise NoConnectionError(f"{name} broke the connection: {exc.strerror or exc}", peer=peer) from exc
+        raise NoConnectionError(f"Connection to {name} broken: {exc.strerror or exc}", peer=peer) from exc

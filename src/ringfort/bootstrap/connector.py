@@ -69,7 +69,7 @@ def connect(
                 _check_identity(connection, identity, rank)
                 return connection
         if beside is not None and tcp.has_hung_up(beside):
-            raise NoConnectionError(f"rank {rank} did not answer: {tcp.PEER_ENDED}", peer=rank)
+            raise NoConnectionError(f"No answer from rank {rank}: {tcp.PEER_ENDED}", peer=rank)
         left = terms.deadline - time.monotonic()
         if left <= 0:
             lines = [
@@ -87,7 +87,7 @@ def _check_identity(connection: Connection, identity: bytes | None, rank: int) -
     if identity is not None and connection.identity != identity:
         connection.close()
         proved, expected = (peer_id_of(key) if key else "no identity" for key in (connection.identity, identity))
-        why = f"another machine answers at the address of rank {rank}: {proved}, not {expected}"
+        why = f"Another machine answers at the address of rank {rank}: {proved}, not {expected}"
         raise HandshakeError(why, peer=rank)
 
 
@@ -99,7 +99,7 @@ def _open_first(host: str, port: int, deadline: float, beside: socket.socket | N
             return run(_open_socket(family, address), time.monotonic() + seconds, beside)
         except OSError as exc:
             failure = exc
-    raise failure or OSError(errno.EHOSTUNREACH, "no address")
+    raise failure or OSError(errno.EHOSTUNREACH, "no address found")
 
 
 def open_connection(

@@ -53,7 +53,7 @@ def connect_lower(
     with closed_on_error({lower: connection}):
         answer = connection.hear(f"rank {lower}", terms.deadline)
         if not isinstance(answer, Ready):
-            raise ProtocolError(f"rank {lower} answered a hello with something else", peer=lower)
+            raise ProtocolError(f"Unexpected answer to a hello from rank {lower}", peer=lower)
     connection.machine = answer.machine
     return connection
 
@@ -68,9 +68,9 @@ def accept_higher(
     def place_of(connection: Connection) -> int | Refused:
         said = connection.purpose
         if not isinstance(said, Meet):
-            return Refused("group", f"this is rank {ours.rank}; a new group is joined at rank 0")
+            return Refused("group", f"this is rank {ours.rank}; join a new group at rank 0")
         if said.world_size != ours.world_size:
-            why = f"rank {said.rank} knows {said.world_size} ranks, rank {ours.rank} {ours.world_size}"
+            why = f"rank {said.rank} was started with {said.world_size} ranks, rank {ours.rank} with {ours.world_size}"
             return Refused("world_size", why)
         if not secrets.compare_digest(said.token, ours.token):
             return Refused("group", f"rank {said.rank} belongs to another group, or was given another list of nodes")
@@ -78,7 +78,7 @@ def accept_higher(
             why = f"rank {said.rank} does not connect to rank {ours.rank}: check that each rank is used once"
             return Refused("rank_range", why)
         if identities and connection.identity != identities[said.rank]:
-            return Refused("group", f"rank {said.rank} has joined at rank 0 from another machine than this one")
+            return Refused("group", f"rank {said.rank} has joined at rank 0 from another machine")
         connection.machine = said.machine
         return said.rank
 

@@ -192,7 +192,7 @@ class Listener:
             self._selector.unregister(sock)
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("cannot accept connections at %s: %s", format_address(*listening.getsockname()[:2]), why)
+            _log.warning("Cannot accept connections at %s: %s", format_address(*listening.getsockname()[:2]), why)
 
     def _continue(self, client: _Client) -> list[Connection]:
         """Move a handshake on as far as it gets without waiting."""
@@ -224,9 +224,9 @@ class Listener:
             return
         self._log_rest()
         self._log_at = time.monotonic() + self._log_every
-        _log.warning("refused %s: %s", address, reason)
+        _log.warning("Refused %s: %s", address, reason)
 
     def _log_rest(self) -> None:
         if self._unlogged:
-            _log.warning("refused %d more, the last of them %s", self._unlogged, self.refusals[-1])
+            _log.warning("Refused %d more connections; the last is %s", self._unlogged, self.refusals[-1])
             self._unlogged = 0

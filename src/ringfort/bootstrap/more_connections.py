@@ -61,7 +61,7 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
 
     def check(peer: int) -> None:
         if tcp.has_hung_up(connections[peer].sock):
-            raise NoConnectionError(f"rank {peer} has gone before all connections were open", peer=peer)
+            raise NoConnectionError(f"Rank {peer} closed its connection before all connections were open", peer=peer)
 
     with closing(listener), closed_on_error(accepted, *sets):
         # All send before any rank reads: otherwise ranks could wait for each other in a circle.
@@ -99,10 +99,10 @@ def _digest(rank: int, connections: Connections, terms: Terms) -> bytes:
 def _hear_offer(peer: int, connection: Connection, count: int, members: bytes, terms: Terms) -> OfferConnections:
     offer = connection.hear(f"rank {peer}", terms.deadline)
     if not isinstance(offer, OfferConnections):
-        raise ProtocolError(f"rank {peer} sent something else than how many connections it wants", peer=peer)
+        raise ProtocolError(f"Unexpected message from rank {peer}, which should offer its connections", peer=peer)
     if offer.count != count:
         raise ConfigError("connections", count, f"rank {peer} has {offer.count}; set the same on all ranks")
     if not secrets.compare_digest(offer.members, members):
-        why = f"rank {peer} and this rank are connected with different machines"
-        raise HandshakeError(f"{why}; another machine has a rank's place at one of them", peer=peer)
+        why = f"Rank {peer} and this rank are connected with different machines"
+        raise HandshakeError(f"{why}; at one of the two, another machine has taken the place of a rank", peer=peer)
     return offer

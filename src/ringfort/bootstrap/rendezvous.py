@@ -41,7 +41,7 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
             why = f"rank {said.rank} was started with world size {said.world_size}, rank 0 with {world_size}"
             return Refused("world_size", why)
         if said.rank == 0:
-            return Refused("rank_taken", "rank 0 cannot join: rank 0 is this process")
+            return Refused("rank_taken", "rank 0 has joined already; give every process its own rank")
         if not 1 <= said.rank < world_size:
             return Refused("rank_range", f"rank {said.rank} cannot join: ranks are 0 to {world_size - 1}")
         connection.machine = said.machine
@@ -70,7 +70,7 @@ def _start(connections: Connections, welcome: Welcome, deadline: float) -> None:
         connection.say(welcome, deadline)
     for rank, connection in connections.items():
         if not isinstance(connection.hear(f"rank {rank}", deadline), Ready):
-            raise ProtocolError(f"rank {rank} did not say that it is ready", peer=rank)
+            raise ProtocolError(f"Unexpected message from rank {rank}, which should be ready", peer=rank)
     for connection in connections.values():
         connection.say(Ready(), deadline)
 
@@ -101,7 +101,7 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
         master = connections[0] = connect(0, addresses, join, terms)
         welcome = master.hear("rank 0", terms.deadline)
         if not isinstance(welcome, Welcome) or not _is_for(welcome, world_size, terms):
-            raise ProtocolError("rank 0 answered something else than a welcome", peer=0)
+            raise ProtocolError("Unexpected answer from rank 0, which should welcome this rank", peer=0)
         master.machine = welcome.machine
         meet = Meet(rank, world_size, welcome.token, terms.machine)
         for lower in range(1, rank):

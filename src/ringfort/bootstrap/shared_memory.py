@@ -38,7 +38,7 @@ def share_with_neighbours(rank: int, ours: Machine, connections: Connections, de
         for peer in lower:
             said = connections[peer].hear(f"rank {peer}", deadline)
             if not isinstance(said, Share):
-                raise ProtocolError(f"rank {peer} sent something else than an offer of memory", peer=peer)
+                raise ProtocolError(f"Unexpected message from rank {peer}, which should offer shared memory", peer=peer)
             offer = said.offer
             segment = segments[peer] = offer and _attempt(lambda offer=offer: Segment.open(offer, stream_bytes()))
             if segment is not None:
@@ -47,7 +47,7 @@ def share_with_neighbours(rank: int, ours: Machine, connections: Connections, de
         for peer in higher:
             said = connections[peer].hear(f"rank {peer}", deadline)
             if not isinstance(said, Shared):
-                raise ProtocolError(f"rank {peer} answered an offer of memory with something else", peer=peer)
+                raise ProtocolError(f"Unexpected answer from rank {peer} to an offer of shared memory", peer=peer)
             segment = segments[peer]
             if said.is_open and segment is not None:
                 segment.settle()
@@ -74,5 +74,5 @@ def _attempt(make: Callable[[], Segment]) -> Segment | None:
     try:
         return make()
     except TransportError as exc:
-        _log.debug("memory is not shared: %s", exc)
+        _log.debug("Shared memory is not used: %s", exc)
         return None

@@ -59,7 +59,7 @@ def credentials_for(config: DistributedConfig, given: Credentials | None) -> Cre
 
 @cache
 def _warn_once() -> None:
-    _log.warning("encryption is off: anyone on the network can read and change what the ranks send")
+    _log.warning("Encryption is off: anyone on the network can read and change what the ranks send")
 
 
 def check_place(rank: int, world_size: int) -> None:

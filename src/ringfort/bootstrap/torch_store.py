@@ -43,7 +43,9 @@ def open_store(place: Place, master: str | None, store: Any) -> Any:
     if store is not None:
         return store
     if master is None:
-        raise ConfigError("master", None, "say where rank 0 is, as host:port, or set MASTER_ADDR and MASTER_PORT")
+        raise ConfigError(
+            "master", None, "missing; pass rank 0's address as host:port, or set MASTER_ADDR and MASTER_PORT"
+        )
     host, port = parse_address(master, "master")
     address = f"[{host}]" if ":" in host else host
     url = f"tcp://{address}:{port}?rank={place.rank}&world_size={place.world_size}"
@@ -51,7 +53,7 @@ def open_store(place: Place, master: str | None, store: Any) -> Any:
     try:
         return next(iter(dist.rendezvous(url, timeout=timedelta(seconds=place.timeout))))[0]
     except (RuntimeError, ValueError) as exc:
-        raise RendezvousError(f"no torch store at {master}: {_first_line(exc)}", peer=master) from exc
+        raise RendezvousError(f"No torch store found at {master}: {_first_line(exc)}", peer=master) from exc
 
 
 @contextmanager
@@ -106,9 +108,7 @@ def _where_to_listen(
         others = [where for rank, where in enumerate(addresses) if machines[rank].id != place.machine.id and where]
         addresses[0] = _address_towards(others[0]) if others else ""
     if not addresses[place.rank]:
-        raise ConfigError(
-            "interface", interface, "the ranks are on several machines; name the network interface that connects them"
-        )
+        raise ConfigError("interface", interface, "missing; name the network interface that connects the machines")
     return {"hostname": addresses[place.rank]}
 
 

@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 def split(count: int, parts: int) -> list[Span]:
-    """`count` elements in `parts` neighbouring spans, the remainder spread over the first of them."""
+    """Split `count` elements into `parts` neighbouring spans; the first spans take the remainder, one element each."""
     _check_count(count)
     if parts < 1:
         raise InvalidArgumentError("parts", parts, "must be at least 1")
@@ -85,11 +85,11 @@ def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> l
 
 
 def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
-    """The place of `rank` in the ring, and the ranks before and after it."""
+    """Return the place of `rank` in the ring, and the ranks before and after it."""
     if not ring:
         return rank, (rank - 1) % world_size, (rank + 1) % world_size
     if sorted(ring) != list(range(world_size)):
-        raise InvalidArgumentError("ring", ring, f"must name each of {world_size} ranks once")
+        raise InvalidArgumentError("ring", ring, f"must contain each of the {world_size} ranks once")
     place = ring.index(rank)
     return place, ring[place - 1], ring[(place + 1) % world_size]
 
@@ -186,7 +186,7 @@ def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tu
 
 
 def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> Links:
-    """The place of `rank` in a tree from `root` that enters every other host once.
+    """Return the place of `rank` in a tree from `root` that enters every other host once.
 
     What goes in one piece takes as few hops as can be: a tree of one leader a host, and one inside each host below its
     leader. What goes in many, down a pipe, is best passed on once by everybody: a chain through one host after the
@@ -207,19 +207,19 @@ def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bo
 
 
 def groups_of(hosts: tuple[int, ...]) -> list[list[int]]:
-    """The ranks of each host."""
+    """Return the ranks of each host."""
     return [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
 
 
 def _links_in(order: list[int], rank: int, arity: int) -> Links:
-    """The links of `rank` in the tree that `order` fills level by level."""
+    """Return the links of `rank` in the tree that `order` fills level by level."""
     place = order.index(rank)
     first = arity * place + 1
     return None if place == 0 else order[(place - 1) // arity], tuple(order[first : first + arity])
 
 
 def _moved(step: Step, members: list[int], start: int) -> Step:
-    """A step of a plan for some ranks and a part of the data, as one of the whole."""
+    """Return a step of a plan for some ranks and a part of the data, as one of the whole."""
 
     def span(part: Span | None) -> Span | None:
         return None if part is None else (part[0] + start, part[1] + start)
@@ -233,7 +233,8 @@ def _moved(step: Step, members: list[int], start: int) -> Step:
 
 
 def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
-    """The place of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a star."""
+    """Return the links of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a
+    star."""
     _check_place(rank, world_size)
     _check_tree(world_size, root, arity)
     place = (rank - root) % world_size
@@ -243,7 +244,7 @@ def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
 
 
 def tree_all_reduce(rank: int, world_size: int, count: int, arity: int, block: int) -> Iterator[Step]:
-    """Up the tree to rank 0 with reduces and down again, in place, in blocks of `block` elements."""
+    """Reduce up the tree to rank 0 and broadcast down again, in place, in blocks of `block` elements."""
     up = tree_reduce(rank, world_size, 0, count, arity, block)
     down = broadcast(rank, world_size, 0, count, arity, block)
     return (step for phase in (up, down) for step in phase)
@@ -323,13 +324,13 @@ def _blocks(count: int, block: int) -> Iterator[Span]:
 
 
 def exchange_order(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """`(dst, src)` of each step of a pairwise exchange: every rank meets every other once as each."""
+    """Return `(dst, src)` of each step of a pairwise exchange: every rank meets every other once in each role."""
     _check_place(rank, world_size)
     return [((rank + k) % world_size, (rank - k) % world_size) for k in range(1, world_size)]
 
 
 def dissemination(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """`(dst, src)` of each round of a barrier: after ceil(log2 n) of them every rank has heard of all others."""
+    """Return `(dst, src)` of each round of a barrier: after ceil(log2 n) rounds, every rank has heard of all others."""
     _check_place(rank, world_size)
     rounds = (world_size - 1).bit_length()
     return [((rank + (1 << k)) % world_size, (rank - (1 << k)) % world_size) for k in range(rounds)]
@@ -349,7 +350,7 @@ def _check_tree(world_size: int, root: int, arity: int) -> None:
     if not 0 <= root < world_size:
         raise InvalidRankError(root, world_size, name="root")
     if arity < 1:
-        raise InvalidArgumentError("arity", arity, "a node has at least 1 child")
+        raise InvalidArgumentError("arity", arity, "must be at least 1")
 
 
 def _check_count(count: int) -> None:

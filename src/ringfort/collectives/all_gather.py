@@ -64,7 +64,7 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
 
 def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
-    """At the root what `all_gather` gives, `None` elsewhere. Only the root may pass `out`."""
+    """Return at the root what `all_gather` returns, and `None` elsewhere. Only the root may pass `out`."""
     group.check_root(root)
     rank, n = group.rank, group.world_size
     view = as_view(x, "x")
@@ -96,5 +96,5 @@ def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: flo
 
 
 def _room(group: Group, view: ArrayView) -> Parts:
-    """A new array with a part for each rank."""
+    """Return a new array with a part for each rank."""
     return Parts.of(view.new((group.world_size, *view.shape)), group.world_size)

@@ -31,7 +31,7 @@ def all_reduce(
     strategy: AllReduceStrategy | None = None,
     timeout: float | None = None,
 ) -> Operation:
-    """Every rank's `x` becomes the reduction of all of them, in place."""
+    """Reduce every rank's `x` in place: afterwards, each `x` is the reduction of all of them."""
     asked = cost_model.check_strategy(strategy, AllReduceStrategy)
     view = view_for(group, x, writable=True)
     plan = plan_for(group, view, op, asked)

@@ -46,25 +46,26 @@ class ArrayView:
         return self.size * self.kind.itemsize
 
     def finish(self) -> Any:
-        """The caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
+        """Return the caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
         return self if self._finish is None else self._finish()
 
     def new(self, shape: tuple[int, ...]) -> ArrayView:
-        """Room for a result of `shape`, of the same kind; `finish` gives it as an array of the same library."""
+        """Return memory for a result of `shape` and the same kind; `finish` returns it as an array of the same
+        library."""
         flat = np.empty(prod(shape), self.kind.storage)
         wrap, kind = self._wrap, self.kind
         return ArrayView(flat, kind, shape, finish=lambda: wrap(flat.reshape(shape), kind), wrap=wrap)
 
     def part(self, index: int) -> Array:
-        """The storage of `x[index]`."""
+        """Return the storage of `x[index]`."""
         size = self.size // self.shape[0]
         return self.flat[index * size : (index + 1) * size]
 
 
 def as_view(x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
-    """`x` as an `ArrayView`. With `writable`, a NumPy array or buffer that is read-only is refused.
+    """Return `x` as an `ArrayView`. With `writable`, a read-only NumPy array or buffer is refused.
 
-    Raises `UnsupportedArrayError` for what is no array, is on another device or has elements that cannot be used.
+    Raises `UnsupportedArrayError` if `x` is not an array, is on another device, or has an unsupported element type.
     """
     if isinstance(x, ArrayView):
         return x
@@ -76,13 +77,13 @@ def as_view(x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
     if library in ("jax", "jaxlib", "mlx"):
         return _immutable_view(x, name, library)
     if _is_scalar(x):
-        raise UnsupportedArrayError(name, type(x).__name__, "is a NumPy scalar, which has no memory; pass np.array(x)")
+        raise UnsupportedArrayError(name, type(x).__name__, "a NumPy scalar has no memory of its own; pass np.array(x)")
     if hasattr(x, "__dlpack__"):
         return _dlpack_view(x, name, writable=writable)
     try:
         memory = memoryview(x)
     except TypeError:
-        raise UnsupportedArrayError(name, x, "is no array; pass a NumPy array, a tensor or a buffer") from None
+        raise UnsupportedArrayError(name, x, "not an array; pass a NumPy array, a tensor or a buffer") from None
     view = _numpy_view(np.asarray(memory), name, writable=writable)
     finish = view.finish
     return ArrayView(view.flat, view.kind, view.shape, finish=lambda: (finish(), x)[1])
@@ -93,7 +94,7 @@ def _is_scalar(x: object) -> bool:
 
 
 def plain_view(flat: Array, kind: ElementType, shape: tuple[int, ...]) -> ArrayView:
-    """A view of memory that is a NumPy array in the end."""
+    """Return a view of memory that is a NumPy array in the end."""
     return ArrayView(flat, kind, shape, finish=lambda: _wrap_numpy(flat.reshape(shape), kind))
 
 
@@ -103,7 +104,7 @@ def plain_view(flat: Array, kind: ElementType, shape: tuple[int, ...]) -> ArrayV
 def _numpy_view(x: Array, name: str, *, writable: bool) -> ArrayView:
     kind = element_type(x.dtype, name=f"{name}.dtype")
     if writable and not x.flags.writeable:
-        raise UnsupportedArrayError(name, f"array of shape {x.shape}", "is read-only; pass a copy: x.copy()")
+        raise UnsupportedArrayError(name, f"array of shape {x.shape}", "read-only; pass a copy: x.copy()")
     bits = x if x.dtype == kind.storage else x.view(kind.storage)
     if x.flags.c_contiguous:
         return ArrayView(bits.reshape(-1), kind, x.shape, finish=lambda: x, wrap=_wrapper_like(x))
@@ -136,7 +137,7 @@ def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
         array = np.from_dlpack(x)
     except (TypeError, BufferError, RuntimeError, ValueError) as exc:
         raise UnsupportedArrayError(
-            name, type(x).__name__, f"cannot be seen by the CPU through DLPack ({exc})"
+            name, type(x).__name__, f"not accessible to the CPU through DLPack ({exc})"
         ) from exc
     return _numpy_view(array, name, writable=writable)
 
@@ -145,13 +146,14 @@ def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
 
 
 def memory_of(tensor: Any) -> Array:
-    """The memory of a dense tensor on the CPU, without gradient or lazy conjugation, whose elements NumPy knows."""
+    """Return the memory of a dense tensor on the CPU without gradient or lazy conjugation, of a type that NumPy
+    knows."""
     return reader_of_tensors()(tensor)
 
 
 @cache
 def reader_of_tensors() -> Callable[[Any], Array]:
-    """`memory_of`, for those in a hurry.
+    """Return a function that does what `memory_of` does, faster.
 
     `tensor.numpy()` would do, but it makes the storage one that cannot be resized, for good: FSDP frees parameters by
     resizing their storage.

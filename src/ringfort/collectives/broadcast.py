@@ -22,7 +22,7 @@ from ringfort.transport.reducer import Array
 def broadcast(
     group: Group, x: Any, root: int = 0, *, strategy: BroadcastStrategy | None = None, timeout: float | None = None
 ) -> Operation:
-    """Every rank's `x` becomes the root's, in place."""
+    """Copy the root's `x` to every rank's `x`, in place."""
     group.check_root(root)
     asked = cost_model.check_strategy(strategy, BroadcastStrategy)
     is_root = group.rank == root

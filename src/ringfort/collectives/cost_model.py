@@ -78,7 +78,7 @@ class CostModel:
         self._chosen: dict[tuple[type[Strategy], int, str], Strategy] = {}
 
     def choose(self, kind: type[S], nbytes: int, element: str = "float32") -> S:
-        """The cheapest strategy of `kind`. Never AUTO."""
+        """Return the cheapest strategy of `kind`. Never AUTO."""
         found = self._chosen.get((kind, nbytes, element))
         if found is None:
             if len(self._chosen) >= _REMEMBERED:
@@ -91,7 +91,7 @@ class CostModel:
         return found
 
     def _ready(self, kind: type[S], nbytes: int) -> S | None:
-        """What is the quickest because it is kept ready (fast_path.py), in ways that the model knows nothing of.
+        """Return the strategy that is fastest because it has a fast path (fast_path.py), which the model does not know.
 
         Measured over TCP on one machine: at 4 B to 32 KiB 0.3 to 0.7 of the time of a tree, for 2 and 4 ranks. For two
         of them, one exchange 0.75 of the time of two halves at 128 to 256 KiB, and those 0.65 to 0.85 of a ring's up to
@@ -106,7 +106,7 @@ class CostModel:
         return kind(Shape.HALVING_DOUBLING) if nbytes <= largest else None
 
     def candidates(self, kind: type[S]) -> list[S]:
-        """What AUTO weighs, in the order that ties are decided by."""
+        """Return the strategies that AUTO compares; of equal ones, the first is chosen."""
         shapes = [Shape.DIRECT, Shape.RING]
         if kind is AllReduceStrategy:
             shapes.append(Shape.HALVING_DOUBLING)
@@ -117,11 +117,11 @@ class CostModel:
         return [*(kind(shape) for shape in shapes), *(kind.tree(arity) for arity in arities)]
 
     def predict(self, strategy: Strategy, nbytes: int, element: str = "float32") -> float:
-        """Seconds that an all-reduce, a reduce or a broadcast takes, as the strategy's type says."""
+        """Return the seconds that an all-reduce, a reduce or a broadcast takes, as the type of the strategy says."""
         if nbytes < 0:
             raise InvalidArgumentError("nbytes", nbytes, "must not be negative")
         if strategy.shape is Shape.AUTO:
-            raise InvalidArgumentError("strategy", str(strategy), "has no cost of its own")
+            raise InvalidArgumentError("strategy", str(strategy), "AUTO has no cost of its own; pass another strategy")
         if self._n == 1:
             return 0.0
         return self.links.start * self.links.crowd + self._moving(strategy, nbytes, self.links.reducer_of(element))
@@ -188,7 +188,7 @@ class CostModel:
         return inside + max(self._ring(ring, nbytes / lanes, reducer, is_forwarded=False) for ring in rings)
 
     def _phase(self, arity: int, nbytes: int, reducer: float) -> float:
-        """Up or down a tree, whichever way it lies: the root may be any rank, so the slowest link counts."""
+        """Return the seconds up or down a tree. The root may be any rank, so the slowest link counts."""
         children = min(arity, self._n - 1)
         if children == 0:
             return 0.0
@@ -202,7 +202,7 @@ class CostModel:
         return max(seconds, self._work(blocks, nbytes, reducer))
 
     def _hosts_phase(self, nbytes: int, reducer: float) -> float:
-        """Up or down a tree that enters every host once: see `algorithms.host_links`."""
+        """Return the seconds up or down a tree that enters every host once: see `algorithms.host_links`."""
         pairs = [(a, b) for a in range(self._n) for b in range(a)]
         groups = algorithms.groups_of(self._hosts)
         most = max(map(len, groups))
@@ -221,8 +221,8 @@ class CostModel:
     # --- what a step is made of -----------------------------------------------------------------------------------
 
     def _step(self, pairs: list[tuple[int, int]], reducer: float, *, at_once: int, one_way: bool = False) -> _Step:
-        """The slowest of some links, each way, while so many ranks of the group are busy. What was measured inside a
-        host was measured with all of them at its cores, and each with a message out and one in."""
+        """Return the cost of the slowest of some links, each way, while `at_once` ranks of the group are busy. Links
+        inside a host were measured with all its ranks busy, each sending one message and receiving one."""
         if not pairs:
             return _Step(0.0, 0.0, 0.0)
         busy = max(1.0, self.links.crowd * at_once / self._n)
@@ -240,12 +240,12 @@ class CostModel:
         return _Step(latency, per_byte, reducer * busy)
 
     def _alone(self, pairs: list[tuple[int, int]]) -> float:
-        """Seconds of a small message that travels alone, over the slowest of some links."""
+        """Return the seconds of a small message that travels alone, over the slowest of some links."""
         return self.links.hop * self._step(pairs, 0.0, at_once=self._n).latency
 
     def _work(self, blocks: int, nbytes: int, reducer: float) -> float:
-        """Where ranks share cores, seconds that these take for a phase of a tree, however well it is pipelined: of n
-        ranks all but one receive each block, as in n-1 of n exchanges that all make at once."""
+        """Return the seconds that the cores take for a phase of a tree, however well it is pipelined, if ranks share
+        cores: of n ranks, all but one receive each block, as in n-1 of n exchanges that all make at once."""
         if self.links.crowd == 1.0:
             return 0.0
         pairs = [(a, b) for a in range(self._n) for b in range(a) if self._hosts[a] == self._hosts[b]]
@@ -254,7 +254,7 @@ class CostModel:
 
 
 def tree_depth(world_size: int, arity: int) -> int:
-    """The levels below the root of a tree of `world_size` nodes, filled level by level."""
+    """Return the levels below the root of a tree of `world_size` nodes, filled level by level."""
     depth, width, held = 0, 1, 1
     while held < world_size:
         width *= arity

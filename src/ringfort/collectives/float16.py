@@ -101,7 +101,8 @@ def _fold_ordered(half: Half, ufunc: np.ufunc, into: Array, span: Array) -> None
 
 
 def _flip_negative(bits: Array) -> Array:
-    """Floats' bits as integers of the same order, and back: of negative ones a larger magnitude is less."""
+    """Turn the bits of floats into integers of the same order, and back: of negative floats, the larger magnitude is
+    less."""
     flipped = bits >> 15
     flipped &= 0x7FFF
     flipped ^= bits
@@ -112,7 +113,7 @@ def _flip_negative(bits: Array) -> Array:
 
 
 def best_means(size: int = BLOCK) -> Means:
-    """The fastest there is for `size` elements, importing nothing."""
+    """Return the fastest available means for `size` elements, without importing anything."""
     if size >= SMALL:
         torch = sys.modules.get("torch")
         if torch is not None:
@@ -151,7 +152,7 @@ class Means:
             self.narrow(half, wide, block)
 
     def widen(self, half: Half, block: Array) -> Array:
-        """The same numbers as float32."""
+        """Return the same numbers as float32."""
         if half is FLOAT16:
             return block.astype(np.float32)
         bits = block.astype(np.uint32)
@@ -159,7 +160,7 @@ class Means:
         return bits.view(np.float32)
 
     def narrow(self, half: Half, wide: Array, block: Array) -> None:
-        """Float32 into 16 bits, rounded to nearest even. May overwrite `wide`."""
+        """Round float32 to 16 bits, to nearest even. May overwrite `wide`."""
         if half is FLOAT16:
             block[...] = wide
             return

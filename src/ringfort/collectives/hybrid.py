@@ -16,7 +16,7 @@ from ringfort.transport.messages import Envelope
 
 
 def all_reduce(group: Group, native: Native, hosts: ByHost, op: Op, kind: ElementType, name: str, call: bytes) -> Plan:
-    """Every rank's tensor becomes the reduction of all."""
+    """Reduce every rank's tensor in place."""
     from ringfort.collectives.all_reduce import all_reduce  # which asks here first
 
     def run(tensor: Any, timeout: float | None = None) -> None:
@@ -32,7 +32,7 @@ def all_reduce(group: Group, native: Native, hosts: ByHost, op: Op, kind: Elemen
 
 
 def broadcast(group: Group, native: Native, hosts: ByHost, root: int, call: bytes) -> Plan:
-    """Every rank's tensor becomes the root's."""
+    """Copy the root's tensor to every rank's, in place."""
     from ringfort.collectives.broadcast import broadcast  # which asks here first
 
     def run(tensor: Any, timeout: float | None = None) -> None:

@@ -24,7 +24,7 @@ LAYOUT_BYTES: Final = _LAYOUT.size
 def pack_layout(kind: ElementType, shape: tuple[int, ...]) -> bytes:
     """Return the message. Raises `InvalidArgumentError` for an array of too many axes."""
     if len(shape) > _MAX_AXES:
-        raise InvalidArgumentError("x", f"array of {len(shape)} axes", f"must have at most {_MAX_AXES}")
+        raise InvalidArgumentError("x", f"array of {len(shape)} axes", f"must have at most {_MAX_AXES} axes")
     return _LAYOUT.pack(kind.code, len(shape), *shape, *([0] * (_MAX_AXES - len(shape))))
 
 
@@ -32,7 +32,7 @@ def unpack_layout(data: bytes | bytearray, peer: int) -> tuple[int, tuple[int, .
     """Return the code of the element type, and the shape. Raises `ProtocolError`."""
     kind, axes, *lengths = _LAYOUT.unpack(data)
     if axes > _MAX_AXES:
-        raise ProtocolError(f"rank {peer} describes an array of {axes} axes", peer=peer)
+        raise ProtocolError(f"Rank {peer} announced an array of {axes} axes", peer=peer)
     return kind, tuple(lengths[:axes])
 
 
@@ -44,9 +44,10 @@ def receive_layout(group: Group, root: int, envelope: Envelope) -> ArrayView:
 
 
 def room_for(kind: int, shape: tuple[int, ...], peer: int) -> ArrayView:
-    """Memory for what a peer describes. The kernel gives it page by page as bytes arrive: a claim takes none."""
+    """Return memory for the array that a peer announced. The kernel allocates pages as bytes arrive: a claim costs
+    nothing."""
     try:
         element = by_code(kind)
         return plain_view(np.empty(prod(shape), element.storage), element, shape)
     except (DistributedError, MemoryError, ValueError, OverflowError) as exc:
-        raise ProtocolError(f"rank {peer} describes an invalid array: {exc}", peer=peer) from exc
+        raise ProtocolError(f"Rank {peer} announced an invalid array: {exc}", peer=peer) from exc

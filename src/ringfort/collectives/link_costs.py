@@ -30,7 +30,7 @@ from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
 LATENCY: Final = 40e-6
-"""Seconds, where nothing was measured: loopback's on a small machine."""
+"""Seconds, if nothing was measured: of loopback on a small machine."""
 BANDWIDTH: Final = 2e9
 """Bytes a second, likewise."""
 REDUCE: Final = 0.1e-9
@@ -87,12 +87,12 @@ class LinkCosts:
 
     @classmethod
     def even(cls, world_size: int, latency: float = LATENCY, bandwidth: float = BANDWIDTH) -> LinkCosts:
-        """All links alike."""
+        """Return costs that are the same for all links."""
         shape = (world_size, world_size)
         return cls(np.full(shape, latency), np.full(shape, 1 / bandwidth), overhead=0.6 * latency)
 
     def with_known(self, latency: float | None, bandwidth: float | None) -> LinkCosts:
-        """The same, but for what a person has said."""
+        """Return the same costs, except for those that the user has set."""
         costs = self
         if latency is not None:
             costs = replace(costs, latency=np.full_like(self.latency, latency), overhead=0.6 * latency)
@@ -101,12 +101,12 @@ class LinkCosts:
         return costs
 
     def reducer_of(self, kind: str) -> float:
-        """Seconds that adding a byte of elements of `kind` takes."""
+        """Return the seconds that adding a byte of elements of `kind` takes."""
         return self.reducer[{"bfloat16": 1, "float16": 2}.get(kind, 0)]
 
 
 def distances(hosts: tuple[int, ...]) -> list[int]:
-    """How many places on the ranks are that each measures against. On one host all links are alike."""
+    """Return the distances of the ranks that each rank measures against. On one host, all links are alike."""
     world_size = len(hosts)
     if len(set(hosts)) == 1:
         return [1]
@@ -140,7 +140,7 @@ def known_speeds(group: Group, envelope: Envelope) -> Array:
 
 
 def agree_on(table: Array) -> Array:
-    """One figure for each link, from what each rank says of its own: the lower one. Pure, so the same everywhere."""
+    """Return one figure for each link: the lower of what the ranks at its ends say. Pure, so the same on every rank."""
     said = np.where(table > 0, table, np.inf)
     lower = np.minimum(said, said.T)
     return np.where(np.isfinite(lower), lower, 0.0)
@@ -162,14 +162,15 @@ def shared_per_byte(speeds: Array, hosts: tuple[int, ...], distance: int) -> Arr
 
 
 def probe_envelope(envelope: Envelope) -> Envelope:
-    """The envelope of the probes that the collective of `envelope` makes."""
+    """Return the envelope of the probes that the collective of `envelope` makes."""
     text = b"measuring" + envelope.comm_id.to_bytes(8, "little")
     return envelope._replace(comm_id=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
 
 
 @contextmanager
 def probing(group: Group, envelope: Envelope) -> Generator[Envelope, None, None]:
-    """The envelope for probes. What ends them ends the collective of `envelope`, in which others may wait already."""
+    """Give an envelope for probes. An error in the block also ends the collective of `envelope`, in which others may
+    wait."""
     probes = probe_envelope(envelope)
     try:
         yield probes
@@ -179,7 +180,8 @@ def probing(group: Group, envelope: Envelope) -> Generator[Envelope, None, None]
 
 
 def measure(group: Group, envelope: Envelope) -> LinkCosts:
-    """Called by all ranks, in the collective of `envelope`; returns the same at all. Raises as `Backend.exchange`."""
+    """Measure the links; all ranks call it, in the collective of `envelope`, and get the same. Raises as
+    `Backend.exchange`."""
     speeds = known_speeds(group, envelope)
     with probing(group, envelope) as probes:
         found = _probe(group, speeds, probes)
@@ -222,7 +224,7 @@ def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
 
 
 def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
-    """The costs, from a row of figures for each rank. Pure, so the same everywhere."""
+    """Return the costs, from a row of figures for each rank. Pure, so the same on every rank."""
     n = len(table)
     away = distances(hosts)
     latency, per_byte = np.zeros((n, n)), np.zeros((n, n))
@@ -248,7 +250,8 @@ def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
 
 
 def _smooth(figure: Array, away: list[int], crosses: Array) -> Array:
-    """What was measured, less the noise: a link is as quick as the quicker of its ways, and as the links like it."""
+    """Return the measurements without noise: a link is as fast as the faster of its directions, and as similar
+    links."""
     n = len(figure)
     ranks = np.arange(n)
     known = np.zeros((n, n), bool)
@@ -275,7 +278,7 @@ def _room() -> Array:
 
 
 def _quickest(count: int, work: Callable[[], object]) -> float:
-    """Seconds that the quickest of `count` calls took."""
+    """Return the seconds of the fastest of `count` calls."""
     quickest = float("inf")
     for _ in range(count):
         start = time.perf_counter()
@@ -285,7 +288,7 @@ def _quickest(count: int, work: Callable[[], object]) -> float:
 
 
 def _steady(runs: int, count: int, work: Callable[[], object]) -> float:
-    """Seconds that one of `count` calls took, in the lower middle of `runs` runs of them."""
+    """Return the seconds per call of `count` calls, the lower median of `runs` runs."""
     taken: list[float] = []
     for _ in range(runs):
         start = time.perf_counter()
@@ -296,7 +299,7 @@ def _steady(runs: int, count: int, work: Callable[[], object]) -> float:
 
 
 def _burst(group: Group, envelope: Envelope) -> None:
-    """A small message to each of the others at once."""
+    """Send a small message to each of the others at once."""
     message = bytearray(8)
     for dst, _ in algorithms.exchange_order(group.rank, group.world_size):
         group.send(message, dst, envelope)
@@ -305,7 +308,7 @@ def _burst(group: Group, envelope: Envelope) -> None:
 
 
 def _lap(group: Group, envelope: Envelope) -> None:
-    """One message once round all ranks, which rank 0 starts and ends."""
+    """Pass one message round all ranks, from rank 0 to rank 0."""
     rank, n = group.rank, group.world_size
     token = bytearray(8)
     if rank != 0:

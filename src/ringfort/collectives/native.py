@@ -76,7 +76,7 @@ def broadcast(group: Group, view: ArrayView, root: int) -> Plan | None:
 
 
 def all_gather(group: Group, view: ArrayView) -> Plan | None:
-    """A new array of shape `(world_size, *x.shape)` with every rank's array."""
+    """Return a new array of shape `(world_size, *x.shape)` with every rank's array."""
     native = group.native
     if native is None or not _suits(native, group, "all_gather", view):
         return ours(view)

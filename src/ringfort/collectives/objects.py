@@ -29,13 +29,13 @@ _HEAD = Struct("<BB")
 
 
 def encode(value: Any, limit: int) -> bytes:
-    """`value` as bytes. Raises `InvalidArgumentError` for what has no place in msgpack, `ObjectTooLargeError`."""
+    """Return `value` as bytes. Raises `InvalidArgumentError` if msgpack cannot encode it, and `ObjectTooLargeError`."""
     try:
         data = msgspec.msgpack.encode(value, enc_hook=_encode_array)
     except UnsupportedArrayError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        why = "must be made of None, bools, numbers, strings, bytes, lists, dicts and arrays"
+        why = "must consist of None, bools, numbers, strings, bytes, lists, dicts and arrays"
         raise InvalidArgumentError("obj", type(value).__name__, f"{why} ({exc})") from exc
     if len(data) > limit:
         raise ObjectTooLargeError(len(data), limit)
@@ -43,13 +43,13 @@ def encode(value: Any, limit: int) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value. Raises `ProtocolError` for bytes that are none."""
+    """Return the value. Raises `ProtocolError` for malformed bytes."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_decode_array)
     except DistributedError:
         raise
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
-        raise ProtocolError(f"an object cannot be read: {exc}") from exc
+        raise ProtocolError(f"Malformed object: {exc}") from exc
 
 
 def _encode_array(value: Any) -> Any:
@@ -62,7 +62,7 @@ def _encode_array(value: Any) -> Any:
 
 def _decode_array(code: int, data: memoryview) -> Any:
     if code != _ARRAY or len(data) < _HEAD.size:
-        raise ProtocolError(f"an object holds an extension that this version does not know ({code})")
+        raise ProtocolError(f"Malformed object: unknown extension code {code}")
     kind, axes = _HEAD.unpack_from(data)
     start = _HEAD.size + 8 * axes
     try:
@@ -71,12 +71,12 @@ def _decode_array(code: int, data: memoryview) -> Any:
         flat = np.frombuffer(bytearray(data[start:]), element.storage)
         flat = flat.reshape(shape).reshape(-1)
     except (ValueError, OverflowError) as exc:
-        raise ProtocolError(f"an object holds an array that cannot be: {exc}") from exc
+        raise ProtocolError(f"Malformed object: invalid array ({exc})") from exc
     return plain_view(flat, element, shape).finish()
 
 
 def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
-    """Returns the root's object at every rank; what the others pass is ignored."""
+    """Return the root's object at every rank; the objects of the others are ignored."""
     group.check_root(root)
     limit = group.config.max_object_bytes
     data = encode(obj, limit) if group.rank == root else b""
@@ -98,7 +98,7 @@ def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: f
 
 
 def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -> Operation:
-    """A list with every rank's object."""
+    """Return a list with every rank's object."""
     rank, n = group.rank, group.world_size
     limit = group.config.max_object_bytes
     data = encode(obj, limit)
@@ -124,4 +124,4 @@ def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -
 
 def _check_size(size: int, limit: int, peer: int) -> None:
     if size > limit:
-        raise ProtocolError(f"rank {peer} announces an object of {size} bytes; max_object_bytes is {limit}", peer=peer)
+        raise ProtocolError(f"Rank {peer} announced an object of {size} bytes; max_object_bytes is {limit}", peer=peer)

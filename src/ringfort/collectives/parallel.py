@@ -70,7 +70,7 @@ def may_split(group: Group, nbytes: int) -> bool:
 
 
 def over_connections(group: Group, flat: Array, envelope: Envelope, move: Move) -> None:
-    """Moves all of `flat`, which has the same size on every rank, by calls of `move`: of one connection each at a time,
+    """Move all of `flat`, which has the same size on every rank, by calls of `move`: of one connection each at a time,
     and of all in the order of the spans. Raises what ended the first that failed."""
     whole = 0, flat.size
     if not may_split(group, flat.nbytes):
@@ -84,7 +84,7 @@ def over_connections(group: Group, flat: Array, envelope: Envelope, move: Move) 
 
 
 def run_parts(group: Group, connections: Sequence[Group], span: Span, envelope: Envelope, move: Move) -> None:
-    """Cuts `span` into a part for each of `connections`, and moves all at the same time."""
+    """Cut `span` into a part for each of `connections`, and move all at the same time."""
     start, stop = span
     parts = [(start + low, start + high) for low, high in algorithms.split(stop - start, len(connections))]
     failures: list[BaseException] = []  # the first is the cause, the others follow from it
@@ -119,7 +119,7 @@ def run_parts(group: Group, connections: Sequence[Group], span: Span, envelope: 
 
 
 def _try(group: Group, connections: Sequence[Group], span: Span, envelope: Envelope, move: Move) -> None:
-    """Moves `span` over one connection or over all, in turn with the calls before that were like this one. The last of
+    """Move `span` over one connection or over all, in turn with the calls before that were like this one. The last of
     them decides, at every rank alike."""
     rank, n = group.rank, group.world_size
     trials = group.part(Trials)

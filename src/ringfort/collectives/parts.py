@@ -24,7 +24,7 @@ class Parts:
 
     @classmethod
     def of(cls, whole: ArrayView, count: int) -> Parts:
-        """The rows of one array."""
+        """Return the rows of one array."""
         is_here = whole.device is None  # else only an engine that takes the whole works on it
         return cls([whole], [whole.part(index) for index in range(count)] if is_here else [], whole)
 
@@ -44,7 +44,7 @@ class Parts:
         return sum(view.nbytes for view in self._views)
 
     def finish(self) -> Any:
-        """The caller's array, or the list of them, with what was written."""
+        """Return the caller's array, or the list of them, with what was written."""
         finished = [view.finish() for view in self._views]
         return finished[0] if self.whole is not None else finished
 
@@ -86,7 +86,7 @@ def check_rows(view: ArrayView, count: int, name: str = "x") -> None:
     """Raise unless the array's first axis has one row for each rank."""
     if not view.shape or view.shape[0] != count:
         raise InvalidArgumentError(
-            name, f"array of shape {view.shape}", f"its first axis must have one part for each of {count} ranks"
+            name, f"array of shape {view.shape}", f"the first axis must have one part for each of {count} ranks"
         )
 
 
@@ -94,9 +94,9 @@ def check_who_passes(name: str, given: object, group: Group, root: int, *, is_op
     """Raise unless the root, and only the root, passes arrays; the root may leave them out if that `is_optional`."""
     is_root = group.rank == root
     if (given is None) == is_root and not (is_optional and given is None):
-        why = "the root passes one array per rank" if is_root else "only the root passes arrays; pass None"
+        why = "the root must pass one array per rank" if is_root else "only the root passes arrays; pass None"
         what = "None" if given is None else f"a {type(given).__name__}"
-        raise InvalidArgumentError(name, what, f"rank {group.rank}: {why}")
+        raise InvalidArgumentError(name, what, f"invalid at rank {group.rank}: {why}")
 
 
 def check_alike(name: str, kind: ElementType, size: int, other: ElementType, other_size: int) -> None:

@@ -198,7 +198,7 @@ class OverLinks:
 
 
 def _chain(group: Group, strategy: AllReduceStrategy, count: int, reducer: SharedReducer) -> list[_Swap]:
-    """The exchanges that `strategy` makes, if each is with one partner; else none."""
+    """Return the exchanges that `strategy` makes, if each is with one partner; else none."""
     rank, n, nbytes = group.rank, group.world_size, count * reducer.dtype.itemsize
     if strategy.shape is Shape.DIRECT and n == 2 and nbytes <= BLOCK_BYTES:
         partners: tuple[int, ...] = (1 - rank,)

@@ -45,7 +45,7 @@ class Plan:
 
     @classmethod
     def undecided(cls, decide: Callable[[float | None], Run]) -> Plan:
-        """A plan that calls `decide` in its first run, and so by all ranks together, with that run's timeout."""
+        """Return a plan that calls `decide` in its first run, and so by all ranks together, with that run's timeout."""
 
         def run(*arguments: Any, timeout: float | None = None) -> None:
             plan.run = decide(timeout)

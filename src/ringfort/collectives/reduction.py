@@ -66,7 +66,7 @@ _HALVES: Final = {half.name: half for half in (float16.FLOAT16, float16.BFLOAT16
 
 
 def element_type(dtype: np.dtype[Any], *, name: str = "dtype") -> ElementType:
-    """The element type of arrays of `dtype`. Raises `UnsupportedArrayError` about the argument `name`."""
+    """Return the element type of arrays of `dtype`. Raises `UnsupportedArrayError` about the argument `name`."""
     found = _find(dtype)
     if isinstance(found, str):
         raise UnsupportedArrayError(name, dtype, found)
@@ -79,25 +79,25 @@ def _find(dtype: np.dtype[Any]) -> ElementType | str:
         return _BFLOAT16
     found = _BY_LAYOUT.get((dtype.kind, dtype.itemsize))
     if found is None:
-        return f"elements must be one of: {', '.join(_BY_NAME)}"
+        return f"unsupported element type; use one of: {', '.join(_BY_NAME)}"
     if dtype.str.startswith(">"):
         return "elements must be little-endian; pass x.astype(x.dtype.newbyteorder('<'))"
     return found
 
 
 def element_type_named(name: str) -> ElementType:
-    """The element type called `name`. Raises `UnsupportedArrayError` if there is none."""
+    """Return the element type called `name`. Raises `UnsupportedArrayError` if there is none."""
     found = _BY_NAME.get(name)
     if found is None:
-        raise UnsupportedArrayError("dtype", name, f"elements must be one of: {', '.join(_BY_NAME)}")
+        raise UnsupportedArrayError("dtype", name, f"unsupported element type; use one of: {', '.join(_BY_NAME)}")
     return found
 
 
 def by_code(code: int) -> ElementType:
-    """The element type with the wire's `code`. Raises `InvalidArgumentError` if there is none."""
+    """Return the element type with the wire's `code`. Raises `InvalidArgumentError` if there is none."""
     found = _BY_CODE.get(code)
     if found is None:
-        raise InvalidArgumentError("code", code, f"the codes of element types are 1 to {len(ELEMENT_TYPES)}")
+        raise InvalidArgumentError("code", code, f"must be the code of an element type, 1 to {len(ELEMENT_TYPES)}")
     return found
 
 
@@ -121,17 +121,17 @@ _SCALED: Final = frozenset({ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
 
 
 def code_of(op: Op) -> int:
-    """The wire's code of `op`; the factor of a PREMUL_SUM is not part of it, because ranks may differ in that."""
+    """Return the wire's code of `op`. It does not include the factor of a PREMUL_SUM, which may differ by rank."""
     return _reduction(op).value
 
 
 def describe(op: Op) -> str:
-    """The name of `op`, for messages that compare what ranks called."""
+    """Return the name of `op`, for messages that compare what ranks called."""
     return _reduction(op).name
 
 
 def summed(op: Op) -> str:
-    """The name of the op that `op` is without its scaling: what engines are asked for."""
+    """Return the name of the op that `op` is without its scaling: what engines are asked for."""
     name = describe(op)
     return ReduceOp.SUM.name if name in (ReduceOp.MEAN.name, ReduceOp.PREMUL_SUM.name) else name
 
@@ -147,36 +147,36 @@ def _reduction(op: object) -> ReduceOp:
     if not isinstance(op, ReduceOp):
         raise InvalidArgumentError("op", op, "must be a ReduceOp, such as ReduceOp.SUM")
     if op is ReduceOp.PREMUL_SUM:
-        raise InvalidArgumentError("op", op, "has no factor; use ReduceOp.premul_sum(factor)")
+        raise InvalidArgumentError("op", op, "missing its factor; use ReduceOp.premul_sum(factor)")
     return op
 
 
 def _check_meaning(op: ReduceOp, kind: ElementType) -> None:
     why = ""
     if op in _BITWISE and kind.kind in "fc":
-        why = "bitwise ops are for bool and integers"
+        why = "bitwise reductions need bools or integers"
     elif op in _ORDERED and kind.kind == "c":
         why = "complex numbers have no order"
     elif op in _SCALED and kind.kind == "b":
-        why = "a bool cannot be scaled"
+        why = "bools cannot be scaled"
     if why:
         raise UnsupportedOpError(op.name, kind.name, why)
 
 
 def _factor(op: PremulSum, kind: ElementType) -> int | float:
-    """The factor as a number that elements of `kind` can be multiplied by."""
+    """Return the factor as a number that elements of `kind` can be multiplied by."""
     factor: object = op.factor
     if isinstance(factor, bool) or not isinstance(factor, Real):  # NumPy's numbers are Real too
         raise InvalidArgumentError("factor", factor, "must be a real number")
     try:
         number = int(factor) if kind.kind in "iu" and factor == int(factor) else float(factor)
     except (OverflowError, ValueError) as exc:  # a whole number beyond all floats; the whole part of inf or nan
-        raise InvalidArgumentError("factor", factor, f"elements of {kind.name} cannot be multiplied by it") from exc
+        raise InvalidArgumentError("factor", factor, f"too large for elements of {kind.name}") from exc
     if kind.kind in "iu":
         limits = np.iinfo(kind.storage)
         # An exact product, or none: a fraction would have to be rounded on every rank before the sum.
         if isinstance(number, float) or not limits.min <= number <= limits.max:
-            why = f"elements of {kind.name} need a whole factor from {limits.min} to {limits.max}"
+            why = f"must be a whole number from {limits.min} to {limits.max} for elements of {kind.name}"
             raise InvalidArgumentError("factor", factor, why)
     return number
 
@@ -207,7 +207,7 @@ def _reduce(op: ReduceOp, kind: ElementType) -> Reducer:
 
 
 def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
-    """The reduce of the last step: for MEAN it also `scale_after`s each span, while that is in the cache."""
+    """Return the reduce of the last step: for MEAN it also `scale_after`s each span, while that is in the cache."""
     plain = reducer(op, kind)
     if op is not ReduceOp.MEAN:
         return plain
@@ -220,7 +220,7 @@ def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
 
 
 def opening_reducer(op: Op, kind: ElementType) -> Reducer:
-    """The reduce of a span that was not touched before: for PREMUL_SUM it first `scale_before`s it, as above."""
+    """Return the reduce of a span that was not touched before: for PREMUL_SUM it first `scale_before`s it, as above."""
     plain = reducer(op, kind)
     if not isinstance(op, PremulSum):
         return plain

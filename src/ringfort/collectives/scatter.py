@@ -14,8 +14,8 @@ from ringfort.collectives.signature import Collective, encode
 
 
 def scatter(group: Group, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
-    """The root passes a part for each rank, along the first axis or as a list of arrays, the others `None`; every rank
-    gets its part: in `out`, which then all ranks must pass, or in a new array."""
+    """Give each rank its part of the root's `x`, an array with a part for each rank along its first axis or a list of
+    arrays; the others pass `None`. The part goes into `out`, which all ranks or none must pass, or a new array."""
     group.check_root(root)
     rank, n = group.rank, group.world_size
     check_who_passes("x", x, group, root)

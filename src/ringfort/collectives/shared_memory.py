@@ -52,7 +52,7 @@ class SharedReducer(NamedTuple):
         return cls(plain.dtype, combine, combine if closing is plain else _combiner(closing), spare)
 
     def __call__(self, parts: Sequence[Array], out: Array) -> None:
-        """Reduces in the order of `parts`, of which `out` may be the first or the second: a third would be written over
+        """Reduce in the order of `parts`, of which `out` may be the first or the second: a third would be written over
         before it is read."""
         so_far = parts[0]
         for part in parts[1:-1]:
@@ -108,7 +108,7 @@ def all_reduce(arena: Arena, flat: Array, shared_reducer: SharedReducer, envelop
 
 
 def reduce_slice(shared_reducer: SharedReducer, parts: Sequence[Array], rank: int, result: Array) -> None:
-    """Reduces the slice of `rank`, of which `parts` has what each rank has: both into `parts[rank]` and into `result`.
+    """Reduce the slice of `rank`, of which `parts` has what each rank has: both into `parts[rank]` and into `result`.
     Where it can, first to where it was read from, and in pieces that stay in the cache until they are copied: a tenth
     to a quarter less time."""
     piece = _PIECE // result.itemsize

@@ -53,13 +53,13 @@ def split_measuring(call: bytes) -> tuple[bytes, bool]:
 def encode(
     what: Collective, *, kind: int = 0, count: int = 0, op: int = 0, root: int = 0, strategy: Strategy | None = None
 ) -> bytes:
-    """The 16 bytes. `kind` and `op` are wire codes; `count` is the number of elements a rank passes."""
+    """Return the 16 bytes. `kind` and `op` are wire codes; `count` is the number of elements a rank passes."""
     shape, arity = (strategy.shape, strategy.arity) if strategy else (Shape.AUTO, 0)
     return _CALL.pack(what.value, op, kind, shape.value, root, arity if shape is Shape.TREE else 0, count)
 
 
 def describe(call: bytes) -> str:
-    """The call as a person would write it, such as `all_reduce(float32[1024], SUM, ring)`. Never raises."""
+    """Return the call as a person would write it, such as `all_reduce(float32[1024], SUM, ring)`. Never raises."""
     what, op, kind, shape, root, arity, count = _CALL.unpack(call)
     try:
         collective = Collective(what)

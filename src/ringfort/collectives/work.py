@@ -39,9 +39,9 @@ class Work:
         self._callbacks: deque[Callable[[Work], object]] = deque()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Blocks until the operation has ended; returns its result or raises what it raised.
+        """Block until the operation has ended; return its result or raise what it raised.
 
-        Raises `OperationTimeoutError` if `timeout` seconds pass first; the operation goes on.
+        Raises `OperationTimeoutError` if `timeout` seconds pass first; the operation continues.
         """
         if timeout is not None:
             check_timeout(timeout)
@@ -51,7 +51,7 @@ class Work:
             if self._future.is_done_within(_WATCH if timeout is None else timeout):
                 return self._future.result()
             if timeout is not None:
-                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="it goes on")
+                raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="the operation continues")
 
     def result(self) -> Any:
         """`wait()`, by the name that futures have."""
@@ -66,7 +66,7 @@ class Work:
         return self._future.exception() if self._future.done() else None
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
-        """Calls `callback(work)` once it has ended, in the thread that ended it; now if it has already. The callback
+        """Call `callback(work)` once it has ended, in the thread that ended it; now if it has already. The callback
         may wait, also for other work of the same group. What it raises is logged."""
         self._callbacks.append(callback)
         if self._future.done():
@@ -82,12 +82,12 @@ class Work:
         return f"<Work {self._what}: {state}>"
 
     def run(self, action: Callable[[], Any]) -> None:
-        """Does the work and calls the callbacks, in the thread that calls this."""
+        """Do the work and call the callbacks, in the thread that calls this."""
         self.settle(action)
         self.call_back()
 
     def settle(self, action: Callable[[], Any]) -> None:
-        """Does the work. `call_back` is left to the caller, who may hold what a callback needs."""
+        """Do the work. `call_back` is left to the caller, who may hold what a callback needs."""
         try:
             self._future.set_result(action())
         except BaseException as exc:  # belongs to whoever waits
@@ -102,7 +102,7 @@ class Work:
         return bool(self._callbacks)
 
     def call_back(self) -> None:
-        """Calls the callbacks, once the work has ended. Each is taken from the queue before it is called, so two
+        """Call the callbacks, once the work has ended. Each is taken from the queue before it is called, so two
         threads that are here at once call it once."""
         while self._callbacks:
             try:
@@ -153,14 +153,14 @@ class Runner:
         self._begin()
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
-        """Runs `action` after all that was issued before; returns its result."""
+        """Run `action` after all that was issued before; return its result."""
         if self.queue or self.turn.locked():
             return self.submit(what, action).wait()
         with self.turn:
             return action()
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
-        """Queues `action` and returns at once."""
+        """Queue `action` and return at once."""
         work = Work(what, help_out=self._help_out)
         with self._lock:
             self.queue.append((work, action))
@@ -171,7 +171,7 @@ class Runner:
         return work
 
     def _find_server(self) -> None:
-        """Wakes a spare thread or starts one. `_lock` is held, and nobody serves."""
+        """Wake a spare thread or start one. `_lock` is held, and nobody serves."""
         if self._spares:
             self._vacant.notify_all()
             return
@@ -194,7 +194,7 @@ class Runner:
             work.call_back()
 
     def _get_seat(self, me: threading.Thread) -> bool:
-        """Waits until this thread serves and there is something to run. False if it should end."""
+        """Wait until this thread serves and there is something to run. False if it should end."""
         with self._lock:
             if self._server is None:
                 self._server = me
@@ -219,7 +219,7 @@ class Runner:
         return self._server is None and bool(self.queue)
 
     def _run_next(self) -> Work | None:
-        """Runs the first in the queue, if a waiting caller has not; its callbacks are left to the caller. `turn` is
+        """Run the first in the queue, if a waiting caller has not; its callbacks are left to the caller. `turn` is
         held."""
         if not self.queue:
             return None
@@ -252,7 +252,7 @@ class Runner:
                     self._find_server()
 
     def close(self, *, wait: bool) -> None:
-        """Lets the threads end once the queue is empty. With `wait`, until they have: when the backend is closed, so
+        """Let the threads end once the queue is empty. With `wait`, until they have: when the backend is closed, so
         that all that is queued fails at once."""
         idle = self._server if self._is_idle else None
         for thread in self.let_go():
@@ -260,12 +260,12 @@ class Runner:
                 thread.join(_ENDING)
 
     def end(self, deadline: float) -> None:
-        """Lets the threads end likewise, and waits for that until `deadline`: at the end of the program."""
+        """Let the threads end likewise, and wait for that until `deadline`: at the end of the program."""
         for thread in self.let_go():
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def let_go(self) -> list[threading.Thread]:
-        """The threads but the caller's own, which now end when the queue is empty."""
+        """Return the threads but the caller's own, which now end when the queue is empty."""
         with self._lock:
             self._is_closed = True
             self._arrived.notify_all()

@@ -140,7 +140,7 @@ def choose(
         else:
             found = _fastest(table_of(group, call, timeout), asked, shapes)
         known[key] = found
-        logger.info("auto: %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
+        logger.info("Compression auto chose %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
     return found
 
 
@@ -157,9 +157,9 @@ def _fastest(table: Table, asked: CompressionStrategy, shapes: Sequence[tuple[in
     rate = f"{8e-6 / table.per_byte:.0f} Mbit/s"
     if best.method is Method.NONE:
         others = min((seconds for strategy, seconds in predicted.items() if strategy != best), default=plain)
-        why = f"at {rate} it takes {_ms(plain)}, and no compression within the error less than {_ms(others)}"
+        why = f"at {rate}, no compression takes {_ms(plain)}, and the best that max_error allows takes {_ms(others)}"
     else:
-        why = f"at {rate} it takes {_ms(predicted[best])} where none takes {_ms(plain)}"
+        why = f"at {rate}, {best} takes {_ms(predicted[best])}, and no compression takes {_ms(plain)}"
     return Choice(best, why, predicted)
 
 

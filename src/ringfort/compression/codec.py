@@ -32,7 +32,7 @@ class Codec(ABC):
         """Raise `ProtocolError` unless `data` has the size of `count` elements."""
         if data.size != self.nbytes(count):
             raise ProtocolError(
-                f"{data.size} bytes of compressed data, where {count} elements take {self.nbytes(count)}"
+                f"Invalid compressed data: {data.size} bytes, but {count} elements take {self.nbytes(count)}"
             )
 
 

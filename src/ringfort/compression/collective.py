@@ -67,11 +67,13 @@ def all_reduce(
     factor, divisor = _scales(op, view, group.world_size)
     if tensors is None and compressor.error_feedback:
         raise InvalidArgumentError(
-            "name", None, "a GradientCompressor keeps what was not sent by the tensor's name; pass name='...'"
+            "name",
+            None,
+            "missing; a GradientCompressor keeps its error feedback by the name of the tensor: pass name='...'",
         )
     pieces = Piece.row([("", view.shape)] if tensors is None else tensors)
     if (pieces[-1].stop if pieces else 0) != view.flat.size:
-        raise InvalidArgumentError("tensors", tensors, f"do not make up the {view.flat.size} elements of the array")
+        raise InvalidArgumentError("tensors", tensors, f"must have the {view.flat.size} elements of the array")
     strategy = compressor.strategy
     call = _call(Compressed.ALL_REDUCE, compressor, view, op)
     group.check_timeout(timeout)
@@ -279,14 +281,14 @@ def reduce_scatter(
     strategy = compressor.strategy
     if strategy.method not in (Method.NONE, Method.QUANTIZE):
         raise InvalidArgumentError(
-            "compression", str(strategy), "a reduce-scatter can only quantize: fp16, bf16, int8..."
+            "compression", str(strategy), "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
         )
     view, place = as_view(x, "x"), as_view(into, "into", writable=True)
     check_floats(view, "x")
     check_floats(place, "into")
     n = group.world_size
     if view.flat.size != n * place.flat.size:
-        why = f"must have {n} times the {place.flat.size} elements of the result, a part for each rank"
+        why = f"must have {n} times the {place.flat.size} elements of the result, one part per rank"
         raise InvalidArgumentError("x", f"array of {view.flat.size} elements", why)
     factor, divisor = _scales(op, view, n)
     pieces = Piece.row([(name or "", view.shape)])

@@ -95,7 +95,7 @@ class GradientCompressor:
         self.error_feedback = error_feedback
         if on_nonfinite not in get_args(OnNonfinite):
             raise InvalidArgumentError(
-                "on_nonfinite", on_nonfinite, f"choose one of: {', '.join(get_args(OnNonfinite))}"
+                "on_nonfinite", on_nonfinite, f"must be one of: {', '.join(get_args(OnNonfinite))}"
             )
         self.on_nonfinite: OnNonfinite = on_nonfinite
         self.seed = seed
@@ -169,7 +169,7 @@ class GradientCompressor:
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             if isinstance(exc, InvalidArgumentError):
                 raise
-            raise InvalidArgumentError("state", type(state).__name__, f"is not from state_dict() ({exc!r})") from exc
+            raise InvalidArgumentError("state", type(state).__name__, f"must come from state_dict() ({exc!r})") from exc
         with self._lock:
             self._kept = loaded
 

@@ -108,11 +108,13 @@ def read(data: Array, count: int | None = None) -> Array:
     before any memory is allocated for them."""
     head = Head.read(data)
     if count is not None and head.elements != count:
-        raise ProtocolError(f"a compressed message has {head.elements} elements, but {count} were expected")
+        raise ProtocolError(f"Invalid compressed message: {head.elements} elements, but {count} were expected")
     if count is None and head.elements > MOST_PER_BYTE * data.size:
-        raise ProtocolError(f"{data.size} bytes claim to be {head.elements} elements; pass count= to accept them")
+        raise ProtocolError(
+            f"{data.size} bytes claim to be {head.elements} elements; pass count= to accept the message"
+        )
     if head.nonfinite:
-        raise ProtocolError(f"the message says that {head.nonfinite} of its elements were infinite or NaN")
+        raise ProtocolError(f"Invalid compressed message: {head.nonfinite} of its elements were infinite or NaN")
     codec, body = _codec(head), data[SIZE:]
     codec.check_size(body, head.elements)
     out = np.empty(head.elements, np.float32)
@@ -124,17 +126,17 @@ def _codec(head: Head) -> Codec:
     try:
         CompressionStrategy(head.method, head.values, rank=head.rank)  # checks the combination
     except InvalidArgumentError as exc:
-        raise ProtocolError(f"invalid header of a compressed message: {exc}") from exc
+        raise ProtocolError(f"Invalid compressed message: {exc}") from exc
     values = codec_of(head.values)
     if head.method in (Method.TOP_K, Method.RANDOM_K):
         if head.elements and not head.rows:
-            raise ProtocolError(f"a compressed message sends none of its {head.elements} elements")
+            raise ProtocolError(f"Invalid compressed message: none of its {head.elements} elements is sent")
         return (TopK if head.method is Method.TOP_K else RandomK)(head.rows, values)
     if head.method is Method.POWER_SGD and head.rows:
         columns, left = divmod(head.elements, head.rows)
         if left:
-            raise ProtocolError(f"{head.elements} elements do not fill a matrix of {head.rows} rows")
+            raise ProtocolError(f"Invalid compressed message: {head.elements} elements in {head.rows} rows")
         return LowRank(head.rows, columns, np.empty((head.rank, columns), np.float32))
     if head.method is Method.AUTO or (head.method is not Method.QUANTIZE and head.values is not QuantizationType.FP32):
-        raise ProtocolError(f"no codec sends {head.values.name} values by {head.method.name}")
+        raise ProtocolError(f"Invalid compressed message: {head.values.name} values by {head.method.name}")
     return values

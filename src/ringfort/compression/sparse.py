@@ -137,11 +137,13 @@ class TopK(_Sparse):
         self.check_size(data, out.size)
         counts, where, written = self._cut(data, out.size)
         if int(counts.sum(dtype=np.uint64)) != self.k:
-            raise ProtocolError(f"the blocks claim {counts.sum(dtype=np.uint64)} indices for {self.k} elements")
+            raise ProtocolError(f"Invalid compressed data: {counts.sum(dtype=np.uint64)} indices for {self.k} elements")
         places = np.repeat(np.arange(counts.size, dtype=np.int64) * BLOCK, counts)
         places += where
         if self.k and places.max() >= out.size:
-            raise ProtocolError(f"index {places.max()} is out of range for {out.size} elements")
+            raise ProtocolError(
+                f"Invalid compressed data: index {places.max()} is out of range for {out.size} elements"
+            )
         self._decode_at(places, written, out, add=add)
 
     def _cut(self, data: Array, count: int) -> tuple[Array, Array, Array]:

@@ -131,7 +131,7 @@ class CompressionStrategy:
         found = _NAME.fullmatch(_HYPHEN.sub("", text.strip().lower())) if isinstance(text, str) else None
         try:
             if found is None:
-                raise ValueError("not a name")
+                raise ValueError("Not a name")
             name, number, values = found.groups()
             if name in _QUANTIZED and number is None and values is None:
                 return cls.quantize(_QUANTIZED[name])
@@ -148,7 +148,7 @@ class CompressionStrategy:
         except InvalidArgumentError:
             raise
         except (KeyError, ValueError, TypeError) as exc:
-            raise InvalidArgumentError("compression", text, f"choose one of: {_KNOWN}") from exc
+            raise InvalidArgumentError("compression", text, f"unknown strategy; use one of: {_KNOWN}") from exc
 
     @property
     def is_unbiased(self) -> bool:

@@ -36,7 +36,7 @@ def from_symbols(symbols: Sequence[int]) -> bytes:
         number = number << BITS | symbol
     size, spare = divmod(len(symbols) * BITS, 8)
     if number & ((1 << spare) - 1):
-        raise ValueError("the padding of the last symbol is not zero")
+        raise ValueError("The padding of the last symbol is not zero")
     return (number >> spare).to_bytes(size, "big")
 
 

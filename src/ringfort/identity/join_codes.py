@@ -44,7 +44,7 @@ def decode(text: str, *, source: str = "join code") -> tuple[str, bytes]:
     error is."""
     rest = typos.normalise(text) if len(text) <= _MAX_TEXT else None
     if rest is None:
-        raise JoinCodeError(f"a join code begins with {typos.PREFIX}-", name=source)
+        raise JoinCodeError(f"must begin with {typos.PREFIX}-", name=source)
     name, letters = typos.split(rest)
     symbols = [base32.VALUES[letter] for letter in letters if letter in base32.VALUES]
     if len(symbols) != typos.SYMBOLS or not typos.NAME.match(name) or base32.residue(name, symbols):
@@ -52,9 +52,9 @@ def decode(text: str, *, source: str = "join code") -> tuple[str, bytes]:
         raise JoinCodeError(why, name=source, group=group)
     if symbols[:2] != [typos.VERSION, len(name) - 1]:
         raise JoinCodeError(
-            "it was made by another version of ringfort; install the same version on both machines", name=source
+            "made by another version of ringfort; install the same version on both machines", name=source
         )
     try:
         return name, base32.from_symbols(symbols[2 : -base32.CHECKSUM_SYMBOLS])
     except ValueError:
-        raise JoinCodeError("it was not made by ringfort", name=source) from None
+        raise JoinCodeError("not made by ringfort", name=source) from None

@@ -111,7 +111,7 @@ class NodeIdentity:
         return f"NodeIdentity({self.peer_id})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a NodeIdentity contains a private key and cannot be pickled; load it where it is needed")
+        raise TypeError("A NodeIdentity contains a private key and cannot be pickled; load it in each process")
 
 
 _P = 2**255 - 19
@@ -146,7 +146,7 @@ def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
     if not whole:
         raise IdentityError(
             path,
-            f"is {'empty' if not data else 'damaged'}",
+            "is damaged" if data else "is empty",
             f"rm {shlex.quote(str(path))} (this machine then gets a new identity)",
         )
     return Ed25519PrivateKey.from_private_bytes(secret)

@@ -31,5 +31,5 @@ class KnownKeys:
         if len(self._keys) > self._most:
             del self._keys[next(iter(self._keys))]
         if known != key:
-            raise HandshakeError(f"the peer id {name} belongs to another key, which was seen first")
+            raise HandshakeError(f"Peer id {name} belongs to another key, which was seen first")
         return name

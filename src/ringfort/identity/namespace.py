@@ -106,7 +106,7 @@ class NetworkNamespace:
         return f"NetworkNamespace({self.name!r}, network_id={self.network_id.hex()})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a NetworkNamespace contains a secret and cannot be pickled; load it where it is needed")
+        raise TypeError("A NetworkNamespace contains a secret and cannot be pickled; load it in each process")
 
 
 def _derive(secret: bytes, label: bytes, name: str, length: int) -> bytes:

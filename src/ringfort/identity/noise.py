@@ -94,7 +94,7 @@ class CipherState:
 
     def _next_nonce(self) -> bytes:
         if self.nonce >= _MAX_NONCE:
-            raise ValueError("the counter of this key has run out")
+            raise ValueError("The counter of this key has run out")
         self.nonce += 1
         return nonce_bytes(self.nonce - 1)
 
@@ -205,7 +205,7 @@ class HandshakeState:
 
 def _cut(message: bytes, size: int) -> tuple[bytes, bytes]:
     if len(message) < size:
-        raise ValueError(f"the message is {size - len(message)} bytes too short")
+        raise ValueError(f"{size - len(message)} bytes are missing")
     return message[:size], message[size:]
 
 
@@ -240,13 +240,13 @@ class NoiseHandshake:
         """Return the next message. Raises `HandshakeError` out of turn, or for a payload that is not allowed."""
         self._begin(writing=True)
         if payload and self._done < 2:
-            raise self._fail("only the third message may have a payload")
+            raise self._fail("Only the third message may have a payload")
         if len(payload) > MAX_MESSAGE_BYTES - MESSAGE_3_OVERHEAD:
-            raise self._fail(f"a payload of {len(payload)} bytes does not fit in a message")
+            raise self._fail(f"A payload of {len(payload)} bytes does not fit in a message")
         try:
             message = self._state.write_message(bytes(payload))
         except (InvalidTag, ValueError) as exc:
-            raise self._fail("the key of the other side is invalid") from exc
+            raise self._fail("The key of the other side is invalid") from exc
         self._end()
         return message
 
@@ -255,15 +255,15 @@ class NoiseHandshake:
         self._begin(writing=False)
         expected = (MESSAGE_1_BYTES, MESSAGE_2_BYTES, None)[self._done]
         if (expected is not None and len(message) != expected) or len(message) > MAX_MESSAGE_BYTES:
-            raise self._fail(f"message {self._done + 1} cannot have {len(message)} bytes")
+            raise self._fail(f"Invalid message {self._done + 1}: {len(message)} bytes")
         try:
             payload = self._state.read_message(bytes(message))
         except InvalidTag as exc:
             raise self._fail(
-                "the other side does not know this cluster's secret, or the message was changed on the way"
+                "The other side does not know the secret of this cluster, or the message was changed on its way"
             ) from exc
         except ValueError as exc:
-            raise self._fail(f"message {self._done + 1} cannot be read: {exc}") from exc
+            raise self._fail(f"Invalid message {self._done + 1}: {exc}") from exc
         self._end()
         return payload
 
@@ -279,7 +279,7 @@ class NoiseHandshake:
     def remote_static(self) -> bytes:
         """The Noise key of the other side. Raises `HandshakeError` before the message that contains it."""
         if self._failed or not self._state.remote_static:
-            raise HandshakeError("the key of the other side is not known yet")
+            raise HandshakeError("The key of the other side is not known yet")
         return self._state.remote_static
 
     @property
@@ -289,7 +289,7 @@ class NoiseHandshake:
         It covers the prologue, both ephemeral keys and the responder's static key; a proof adds its signer's own.
         """
         if self._failed or self._binding is None:
-            raise HandshakeError("the handshake has not reached its third message")
+            raise HandshakeError("The handshake has not reached its third message")
         return self._binding
 
     @property
@@ -306,9 +306,9 @@ class NoiseHandshake:
 
     def _begin(self, *, writing: bool) -> None:
         if self._failed or self._done == 3:
-            raise self._fail("the handshake is over")
+            raise self._fail("The handshake is over")
         if writing is not (self._initiator is (self._done % 2 == 0)):
-            raise self._fail(f"message {self._done + 1} must be written by {'the other' if writing else 'this'} side")
+            raise self._fail(f"Message {self._done + 1} must be written by {'the other' if writing else 'this'} side")
 
     def _end(self) -> None:
         self._done += 1
@@ -321,4 +321,4 @@ class NoiseHandshake:
 
     def _check_finished(self) -> None:
         if not self.is_finished:
-            raise HandshakeError("the handshake is not finished")
+            raise HandshakeError("The handshake is not finished")

@@ -42,15 +42,15 @@ def check_proof(data: bytes, static: bytes, *, initiator: bool, binding: bytes) 
     `initiator` says which side made the proof. Raises `HandshakeError` for an invalid proof.
     """
     if len(data) > MAX_PROOF_BYTES:
-        raise HandshakeError(f"an identity proof has at most {MAX_PROOF_BYTES} bytes, this one has {len(data)}")
+        raise HandshakeError(f"Invalid identity proof: {len(data)} bytes; the limit is {MAX_PROOF_BYTES}")
     try:
         proof = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise HandshakeError(f"an identity proof cannot be read: {exc}") from exc
+        raise HandshakeError(f"Malformed identity proof: {exc}") from exc
     if not NodeIdentity.verify(
         proof.identity, proof.signature, _statement(static, initiator=initiator, binding=binding)
     ):
-        raise HandshakeError("an identity proof was not made for this connection")
+        raise HandshakeError("Invalid identity proof: it was not made for this connection")
     return proof.identity
 
 

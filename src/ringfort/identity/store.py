@@ -119,7 +119,7 @@ def _from_key(key: str, cluster: str | None) -> NetworkNamespace:
     namespace = NetworkNamespace(*join_codes.decode(key, source="RINGFORT_KEY"))
     if cluster is not None and cluster != namespace.name:
         raise ConfigError(
-            "RINGFORT_CLUSTER", cluster, f"RINGFORT_KEY belongs to the cluster {namespace.name!r}; unset one of them"
+            "RINGFORT_CLUSTER", cluster, f"RINGFORT_KEY belongs to the cluster {namespace.name!r}; unset one of the two"
         )
     return namespace
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.cluster.discovery.interfaces import route
+from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import parse_address
 from ringfort.launch.agreement_messages import Place
@@ -43,11 +43,11 @@ def open_place(epoch: Epoch, node: ClusterNode | None) -> tuple[socket.socket, P
 
 def best_address(mine: Sequence[str], links: Sequence[str]) -> str:
     """The address of this machine (`mine`, best first) on the interface that most links to the others use."""
-    interfaces = list_interfaces()
+    choice = Choice(tuple(list_interfaces()))
     used = Counter(links)
 
     def badness(host: str) -> tuple[int, bool, bool]:
-        interface = route(host, interfaces)
+        interface = choice.interface_of(host)
         # An address with a scope is valid on this machine only, and many programs cannot parse it.
         return -used[interface.name if interface else ""], "%" in host, ":" in host
 
@@ -56,5 +56,5 @@ def best_address(mine: Sequence[str], links: Sequence[str]) -> str:
 
 def interface_towards(host: str) -> str:
     """The interface of this machine that leads to `host`; empty if that is unknown."""
-    interface = route(host, list_interfaces())
+    interface = Choice(tuple(list_interfaces())).interface_of(host)
     return "" if interface is None else interface.name

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from ringfort.backends.base import Backend
 from ringfort.config import RpcConfig, check_timeout
 from ringfort.context import DistributedContext
-from ringfort.errors import InvalidArgumentError, InvalidRankError
+from ringfort.errors import InvalidArgumentError, InvalidRankError, did_you_mean
 from ringfort.rpc import setup
 from ringfort.rpc.calls import RpcFuture
 from ringfort.rpc.client import Client
@@ -192,7 +192,7 @@ class RpcAgent:
     ) -> RpcFuture:
         """Begin a call as `rpc_sync` does, and return a future at once. It may also be awaited or cancelled."""
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgumentError("name", name, "must be the name of a function")
+            raise InvalidArgumentError("name", name, "must be the name of a registered function")
         return self._client.call(self._rank_of(dst), name, args, kwargs, self._client.seconds(timeout))
 
     def remote(self, dst: int | str, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RRef:
@@ -234,7 +234,7 @@ class RpcAgent:
         others = [peer for peer in range(self.world_size) if peer != self.rank] or [self.rank]
         chosen = others if workers is None else list(dict.fromkeys(self._rank_of(one) for one in workers))
         if not chosen or not isinstance(ahead, int) or ahead < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgumentError("workers", chosen, "there must be at least one, and ahead must be at least 1")
+            raise InvalidArgumentError("workers", chosen, "must have at least one worker, and ahead must be at least 1")
         seconds = self._client.seconds(timeout)
 
         def call(peer: int, item: Any) -> RpcFuture:
@@ -249,7 +249,7 @@ class RpcAgent:
     def _rank_of(self, dst: int | str) -> int:
         if isinstance(dst, str):
             if dst not in self.names:
-                raise InvalidArgumentError("dst", dst, f"no rank has this name; the names are {', '.join(self.names)}")
+                raise InvalidArgumentError("dst", dst, f"unknown name; {did_you_mean(dst, self.names)}")
             return self.names.index(dst)
         if not isinstance(dst, int) or isinstance(dst, bool) or not 0 <= dst < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(dst, self.world_size, name="dst")

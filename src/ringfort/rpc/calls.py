@@ -73,7 +73,7 @@ class Calls:
             in_flight = self._in_flight[peer]
             if in_flight >= self._max_in_flight:
                 raise RpcOverloadedError(
-                    f"{in_flight} calls to rank {peer} have not ended, which is max_in_flight; wait for some of them",
+                    f"Too many calls to rank {peer} in flight (max_in_flight={in_flight}); wait until some have ended",
                     peer=peer,
                 )
             self._in_flight[peer] += 1
@@ -82,7 +82,7 @@ class Calls:
         return call
 
     def get(self, number: int, peer: int) -> RpcFuture | None:
-        """The call to `peer` with this number, if it has not ended."""
+        """Return the call to `peer` with this number, if it has not ended."""
         call = self._calls.get(number)
         return call if call is not None and call.peer == peer else None
 

@@ -8,7 +8,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, cast
 
 from ringfort.config import RpcConfig, check_timeout
-from ringfort.errors import InvalidMessageError, RpcError, RpcNoConnectionError, RpcPeerLostError, RpcTimeoutError
+from ringfort.errors import (
+    InvalidMessageError,
+    RpcError,
+    RpcNoConnectionError,
+    RpcPeerLostError,
+    RpcTimeoutError,
+    sentence,
+)
 from ringfort.rpc import values
 from ringfort.rpc.calls import Calls, RpcFuture
 from ringfort.rpc.network import Network
@@ -48,7 +55,7 @@ class Client:
         self.calls = Calls(config.max_in_flight, self._tell_cancelled)
 
     def seconds(self, timeout: float | None) -> float:
-        """The timeout of a call that is given `timeout`."""
+        """Return the timeout of a call that is given `timeout`."""
         if timeout is None:
             return self._timeout
         check_timeout(timeout)
@@ -57,7 +64,7 @@ class Client:
     def check_open(self) -> None:
         """Raise `RpcNoConnectionError` if the agent is closed."""
         if self._network.closed is not None:
-            raise RpcNoConnectionError(self._network.closed)
+            raise RpcNoConnectionError(sentence(self._network.closed))
 
     def call(
         self, peer: int, name: str, args: Sequence[Any], kwargs: dict[str, Any], seconds: float, keep: int = 0
@@ -66,7 +73,7 @@ class Client:
         self.check_open()
         link = self._network.peer_links[peer]
         if not link.is_open:
-            raise RpcNoConnectionError(f"rank {peer} is gone: {link.broken}", peer=peer)
+            raise RpcNoConnectionError(f"No connection to rank {peer}: {link.broken}", peer=peer)
         served = current.get()
         depth = 0
         if served is not None:
@@ -77,7 +84,7 @@ class Client:
         limit = min(self._accepts[peer], self._max_bytes)
         if encoded.size > limit:
             raise InvalidMessageError(
-                f"the arguments of {name} have {encoded.size} bytes, where max_message_bytes is {limit}", peer=peer
+                f"The arguments of {name} have {encoded.size} bytes; max_message_bytes is {limit}", peer=peer
             )
         future = self.calls.open(peer, f"{name or 'fetch'} on rank {peer}", seconds)
         names = encoded.references
@@ -98,12 +105,12 @@ class Client:
         """Return the result of a call, when there is one."""
         try:
             if self._network.is_here:
-                raise RpcError("a callback of a future cannot wait for a call: the agent would stop; use rpc_async")
+                raise RpcError("A callback of a future cannot wait for a call: the agent would stop; use rpc_async")
             if not self._serving.help_until(future) and future.peer != self._rank:
                 self._network.lead(self._network.links[future.peer], future)
             while not future.is_done_within(_WATCH):
                 if time.monotonic() > future.deadline + _MOST_LATE:
-                    raise RpcError("the agent has stopped ending calls whose time is over", peer=future.peer)
+                    raise RpcError("The agent has stopped ending calls after their timeout", peer=future.peer)
             return future.result()
         except BaseException:
             if not future.done():  # Ctrl-C: nobody will wait for it again
@@ -138,7 +145,7 @@ class Client:
             return True
         if self.calls.take(call):
             self._tell_cancelled(call)
-            why = f"the result of {call.what} has {head.size} bytes, where max_message_bytes is {self._max_bytes}"
+            why = f"The result of {call.what} has {head.size} bytes; max_message_bytes is {self._max_bytes}"
             call.set_exception(InvalidMessageError(why, peer=peer))
         return False
 
@@ -156,7 +163,7 @@ class Client:
         except BaseException:  # Ctrl-C in a caller that leads: the call may be another thread's
             if not call.done():
                 self.calls.take(call)
-                call.set_exception(RpcPeerLostError(peer, "this rank was interrupted while it read"))
+                call.set_exception(RpcPeerLostError(peer, "this rank was interrupted while reading"))
             raise
 
     @staticmethod

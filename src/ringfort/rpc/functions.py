@@ -30,7 +30,7 @@ class Function:
             hints = typing.get_type_hints(fn if inspect.isroutine(fn) or inspect.isclass(fn) else fn.__call__)  # pyright: ignore[reportFunctionMemberAccess]
         except (TypeError, ValueError, NameError) as exc:
             raise InvalidArgumentError(
-                "fn", name, f"its annotations cannot be read ({exc}); import their types outside of TYPE_CHECKING"
+                "fn", name, f"invalid annotations ({exc}); import their types outside of TYPE_CHECKING"
             ) from exc
         self._types = {
             name: _whole(hints[name], parameter)
@@ -73,7 +73,7 @@ class Function:
 
 
 def _whole(kind: Any, parameter: inspect.Parameter) -> Any:
-    """The type of the whole parameter: an annotation of `*args` or `**kwargs` is that of one item."""
+    """Return the type of the whole parameter: an annotation of `*args` or `**kwargs` is that of one item."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         return tuple[kind, ...]
     return dict[str, kind] if parameter.kind is inspect.Parameter.VAR_KEYWORD else kind

@@ -94,7 +94,7 @@ class Link:
         try:
             self._write()
         except BaseException:  # Ctrl-C: the kernel may have taken bytes that `Outbound` was not told of
-            self.mark_broken("this rank was interrupted while it wrote")
+            self.mark_broken("this rank was interrupted while writing")
             self._on_stuck(self)
             raise
 
@@ -203,7 +203,7 @@ class LoopbackLink:
         self._handle = handle
 
     def mark_broken(self, reason: str) -> None:
-        raise AssertionError(f"the loopback link cannot break: {reason}")
+        raise AssertionError(f"The loopback link cannot break: {reason}")
 
     def post(self, item: Outgoing | bytes) -> None:
         if isinstance(item, bytes):

@@ -26,7 +26,7 @@ from ringfort.rpc.setup import Formed
 from ringfort.transport import locks, tcp
 from ringfort.transport.forks import FORKED, keep_from_children
 from ringfort.transport.locks import is_mine
-from ringfort.transport.spin import LONGEST, Spin
+from ringfort.transport.progress import LONGEST, Spin
 
 _log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ class Outgoing:
             done()
 
     def next_frame(self) -> tuple[bytes, memoryview]:
-        """The header of the next frame, joined with its payload if that is small, and the payload otherwise."""
+        """Return the header of the next frame, joined with its payload if that is small, and the payload otherwise."""
         message = self.message
         table, flags = b"", 0
         buffers = references = 0

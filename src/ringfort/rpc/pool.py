@@ -142,7 +142,7 @@ class Pool:
         try:
             self._run_it(task)
         except Exception:  # a bug of ours, because errors of functions are results: the worker goes on
-            _log.exception("bug in the RPC agent")
+            _log.exception("Bug in the RPC agent")
 
     def run_one(self, timeout: float | None) -> bool:
         """Run the next task in this thread. Without workers, wait for it up to `timeout` seconds. Return whether there

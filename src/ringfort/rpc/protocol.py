@@ -89,18 +89,18 @@ COUNT = Struct("<IIQIi")
 
 
 def pack_count(count: Count) -> bytes:
-    """The control frame for `count`."""
+    """Return the control frame for `count`."""
     body = COUNT.pack(*count.reference, count.user, count.delta)
     return HEADER.pack(Kind.COUNT, 0, 0, 0, 0, len(body), 0) + body
 
 
 def pack_cancel(call: int, *, of_response: bool = False) -> bytes:
-    """The control frame that gives a call up, or says that no more of its response comes."""
+    """Return the control frame that gives a call up, or says that no more of its response comes."""
     return HEADER.pack(Kind.CANCEL, OF_RESPONSE if of_response else 0, 0, 0, 0, 0, call)
 
 
 def pack_goodbye() -> bytes:
-    """The last frame of an agent that closes."""
+    """Return the last frame of an agent that closes."""
     return HEADER.pack(Kind.GOODBYE, 0, 0, 0, 0, 0, 0)
 
 
@@ -226,12 +226,12 @@ class Inbound:
             return False
         code, flags, buffers, references, zero, length, call = HEADER.unpack_from(self._scratch, self._start)
         if code not in _KINDS or zero or length > CHUNK + HEADER.size:
-            raise ProtocolError(f"invalid frame header: kind {code}, {length} bytes")
+            raise ProtocolError(f"Invalid frame header: kind {code}, {length} bytes")
         kind = _KINDS[code]
         start = self._start + HEADER.size
         if kind not in _MESSAGES:
             if length > COUNT.size:
-                raise ProtocolError(f"a frame of kind {kind.name} claims {length} bytes")
+                raise ProtocolError(f"Invalid frame header: kind {kind.name}, {length} bytes")
             if have < HEADER.size + length:
                 return False
             self._start = start + length
@@ -240,7 +240,7 @@ class Inbound:
         if flags & FIRST:
             table = buffers * SIZE.size + references * REFERENCE.size
             if not 0 < buffers <= MAX_BUFFERS or references > MAX_REFERENCES or table > length:
-                raise ProtocolError(f"invalid message: {buffers} buffers and {references} references")
+                raise ProtocolError(f"Invalid message: {buffers} buffers and {references} references")
             if have < HEADER.size + table:
                 return False
             into = self._begin(kind, call, self._scratch[start : start + table], buffers)
@@ -249,9 +249,9 @@ class Inbound:
         else:
             into = self._arriving.get((kind is Kind.REQUEST, call))
             if into is None or into.head.kind is not kind or not length:
-                raise ProtocolError(f"a frame continues call {call}, which has not begun, or is empty")
+                raise ProtocolError(f"Invalid frame: it is empty, or continues call {call}, which has not begun")
         if length > into.left:
-            raise ProtocolError(f"a frame has {length} bytes, but its message has only {into.left} left")
+            raise ProtocolError(f"Invalid frame: it has {length} bytes, but its message has only {into.left} left")
         self._into, self._frame_left = into, length
         while True:
             count = min(self._frame_left, self._end - start)
@@ -268,7 +268,7 @@ class Inbound:
     def _begin(self, kind: Kind, call: int, table: memoryview, buffers: int) -> _Arriving:
         key = kind is Kind.REQUEST, call
         if key in self._arriving:
-            raise ProtocolError(f"call {call} begins twice")
+            raise ProtocolError(f"Invalid frame: call {call} begins twice")
         edge = buffers * SIZE.size
         sizes: list[int] = [size for (size,) in SIZE.iter_unpack(table[:edge])]
         references = tuple(Reference(*one) for one in REFERENCE.iter_unpack(table[edge:]))
@@ -284,7 +284,7 @@ class Inbound:
                 self.events.append(Cancelled(call))
         elif kind is Kind.COUNT:
             if len(body) != COUNT.size:
-                raise ProtocolError(f"a count frame has {len(body)} bytes, not {COUNT.size}")
+                raise ProtocolError(f"Invalid frame: a count has {len(body)} bytes, not {COUNT.size}")
             *reference, user, delta = COUNT.unpack(body)
             self.events.append(Count(Reference(*reference), user, delta))
         else:

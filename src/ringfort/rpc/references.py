@@ -76,7 +76,7 @@ class RRef:
     def local_value(self, timeout: float | None = None) -> Any:
         """Return the value itself, at its owner. Raises `InvalidArgumentError` elsewhere; otherwise as `to_here`."""
         if not self.is_owner:
-            raise InvalidArgumentError("rref", self, f"its value is on rank {self.owner}; to_here() returns a copy")
+            raise InvalidArgumentError("rref", self, f"the value is on rank {self.owner}; to_here() returns a copy")
         return self.to_here(timeout)
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class References:
     # --- holding --------------------------------------------------------------------------------------------------
 
     def new(self, owner: int) -> RRef:
-        """A reference to a value that `owner` is about to be asked to make."""
+        """Return a reference to a value that `owner` is about to be asked to make."""
         name = Reference(owner, self.rank, next(self._numbers))
         self._tell(Count(name, self.rank, 1))
         return RRef(self, name)
@@ -183,7 +183,7 @@ class References:
         return bool(self._holds)
 
     def name_of(self, value: object) -> Reference | None:
-        """The name of an `RRef` that is to be sent; None for another object. Raises `InvalidMessageError`."""
+        """Return the name of an `RRef` that is to be sent; None for another object. Raises `InvalidMessageError`."""
         if not isinstance(value, RRef):
             return None
         if value._references is not self:  # pyright: ignore[reportPrivateUsage]

@@ -46,9 +46,9 @@ def read_request(data: memoryview | bytes) -> ReceivedRequest:
     try:
         request = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidMessageError(f"a request cannot be read: {exc}") from exc
+        raise InvalidMessageError(f"Malformed request: {exc}") from exc
     if not 0 < request.timeout < float("inf") or request.depth < 0 or request.keep < 0:
-        raise InvalidMessageError("a request has an invalid timeout, depth or reference")
+        raise InvalidMessageError("Malformed request: invalid timeout, depth or reference")
     return request
 
 
@@ -62,13 +62,13 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
     known: list[str] = []
 
     def to_error(self, peer: int) -> RpcError:
-        """The exception that the caller gets."""
+        """Return the exception that the caller gets."""
         if self.code == "function":
             return FunctionNotFoundError(self.message, self.known, peer=peer)
         if self.code == "message":
-            return InvalidMessageError(f"refused by rank {peer}: {self.message}", peer=peer)
+            return InvalidMessageError(f"Refused by rank {peer}: {self.message}", peer=peer)
         if self.code == "overloaded":
-            return RpcOverloadedError(f"rank {peer}: {self.message}", peer=peer)
+            return RpcOverloadedError(f"Rank {peer} is overloaded: {self.message}", peer=peer)
         error = RemoteError(self.type_name, self.message, self.traceback, peer=peer)
         error.__cause__ = _RemoteTraceback(self.traceback)
         return error
@@ -82,22 +82,22 @@ class _RemoteTraceback(Exception):  # noqa: N818  # only shown as the cause of a
 
 
 def invalid(why: object) -> Failure:
-    """The answer to a request that cannot be read, or whose result cannot be sent."""
+    """Return the answer to a request that cannot be read, or whose result cannot be sent."""
     return Failure("message", message=str(why)[:_LONGEST])
 
 
 def overloaded(why: str) -> Failure:
-    """The answer to a request that there is no room for."""
-    return Failure("overloaded", message=f"{why}; nothing was run, call again later")
+    """Return the answer to a request that there is no room for."""
+    return Failure("overloaded", message=f"{why}; the function was not run, call again later")
 
 
 def not_found(name: str, known: list[str]) -> Failure:
-    """The answer to a request for a function that is not registered."""
+    """Return the answer to a request for a function that is not registered."""
     return Failure("function", message=name, known=known)
 
 
 def raised(exc: BaseException) -> Failure:
-    """The answer if the function raised."""
+    """Return the answer if the function raised."""
     text = "".join(traceback.format_exception(exc))[-_LONGEST:]
     kind = type(exc)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -69,7 +69,7 @@ class ServedCall:
     def check(self) -> None:
         """Raise `concurrent.futures.CancelledError` if nobody waits for the result. For long functions."""
         if self.is_cancelled:
-            raise CancelledError("the caller has given up")
+            raise CancelledError("The caller has given up")
 
     def cancel(self) -> None:
         """Mark the call as given up, and give up the calls that were made for it."""
@@ -104,7 +104,7 @@ class Serving:
         """Return whether there is room for a request that begins. If not, tell the caller why."""
         config, calls, held = self._config, self._calls[link.peer], self._held[link.peer]
         if head.call in calls:
-            raise ProtocolError(f"call {head.call} begins twice")
+            raise ProtocolError(f"Invalid frame: call {head.call} begins twice")
         refusal: requests.Failure | None = None
         if head.size > config.max_message_bytes:
             refusal = requests.invalid(
@@ -255,7 +255,7 @@ class Serving:
         try:
             creator, number = self._arguments(call, message, request)[0]
             if not isinstance(creator, int) or not isinstance(number, int):
-                raise InvalidMessageError("a reference is two numbers")
+                raise InvalidMessageError("Malformed request: a reference must be two numbers")
         except ValueError as exc:  # an `InvalidMessageError` is one
             self._end(call, requests.invalid(exc))
             return
@@ -279,7 +279,7 @@ class Serving:
             encoded = values.Encoded(result, self._references.name_of)
             if encoded.size > self._config.max_message_bytes:
                 raise InvalidMessageError(
-                    f"the result has {encoded.size} bytes, where max_message_bytes is {self._config.max_message_bytes}"
+                    f"The result has {encoded.size} bytes; max_message_bytes is {self._config.max_message_bytes}"
                 )
         except InvalidMessageError as exc:
             kind, encoded = Kind.ERROR, values.Encoded(requests.invalid(exc))

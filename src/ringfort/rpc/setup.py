@@ -64,8 +64,8 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
         names = [str(one[0]) for one in said]
         for peer, other in enumerate(names):
             if names.index(other) != peer:
-                why = f"rank {names.index(other)} has it too; give every rank a name of its own"
-                raise InvalidArgumentError("name", other, f"of rank {peer}: {why}")
+                why = f"rank {names.index(other)} has the same name; give every rank its own"
+                raise InvalidArgumentError("name", other, f"rank {peer} has this name, and {why}")
         # Every rank connects to the lowest first and then to the next, so there is always one that accepts.
         for peer in range(rank):
             seen = None if ways is None else ways.hosts[peer][1]
@@ -86,7 +86,7 @@ def _own_credentials(context: DistributedContext) -> Credentials | None:
 
 
 def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
-    """The addresses of this rank that `peer` can reach."""
+    """Return the addresses of this rank that `peer` can reach."""
     ways, hosts = context.group.routes, context.group.hosts
     if ways is not None:
         return [ways.hosts[peer][0]]

@@ -47,8 +47,8 @@ class Encoded:
             raise
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
             raise InvalidMessageError(
-                f"this cannot be sent: {exc}. Send None, bools, numbers, strings, bytes, lists, dicts, dataclasses, "
-                "msgspec structs, arrays, tensors on the CPU and references"
+                f"A value cannot be sent: {exc}. Send None, bools, numbers, strings, bytes, lists, dicts, dataclasses, "
+                "msgspec structs, arrays, tensors on the CPU and references."
             ) from exc
 
     @property
@@ -61,7 +61,7 @@ class Encoded:
         if reference is not None:
             self.references.append(reference)
             if len(self.references) > MAX_REFERENCES:
-                raise InvalidMessageError(f"a message has at most {MAX_REFERENCES} references")
+                raise InvalidMessageError(f"A message has at most {MAX_REFERENCES} references")
             return msgspec.msgpack.Ext(REFERENCE, _INDEX.pack(len(self.references) - 1))
         if isinstance(value, np.generic):
             return cast("Any", value).item()
@@ -72,7 +72,7 @@ class Encoded:
             return msgspec.msgpack.Ext(SMALL, head + view.flat.tobytes())
         self.buffers.append(memoryview(view.flat).cast("B"))
         if len(self.buffers) > MAX_BUFFERS:
-            raise InvalidMessageError(f"a message has at most {MAX_BUFFERS - 1} arrays of more than {_INLINE} bytes")
+            raise InvalidMessageError(f"A message has at most {MAX_BUFFERS - 1} arrays of more than {_INLINE} bytes")
         return msgspec.msgpack.Ext(LARGE, head + _INDEX.pack(len(self.buffers) - 1))
 
 
@@ -93,7 +93,7 @@ def decode(
     except DistributedError as exc:
         raise InvalidMessageError(str(exc)) from exc
     except Exception as exc:  # whatever strange bytes can cause, in msgspec, struct, NumPy or torch
-        raise InvalidMessageError(f"a message cannot be read: {exc}") from exc
+        raise InvalidMessageError(f"Malformed message: {exc}") from exc
 
 
 def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
@@ -103,7 +103,7 @@ def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
     element = by_code(kind)
     memory = _memory(code, data[start:], buffers)
     if prod(shape) * element.storage.itemsize != len(memory):
-        raise InvalidMessageError(f"an array of shape {shape} and {element.name} has {len(memory)} bytes")
+        raise InvalidMessageError(f"Malformed message: {len(memory)} bytes for shape {shape} of {element.name}")
     flat = np.frombuffer(memory, element.storage)
     if is_torch and "torch" in sys.modules:
         return _as_tensor(flat.reshape(shape), element)
@@ -111,14 +111,14 @@ def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
 
 
 def _memory(code: int, rest: memoryview, buffers: Buffers) -> memoryview | bytes | bytearray:
-    """The elements of an array; `rest` is what follows its shape."""
+    """Return the elements of an array; `rest` is what follows its shape."""
     if code == SMALL:
         return bytearray(rest)
     if code != LARGE:
-        raise InvalidMessageError(f"unknown extension code {code}")
+        raise InvalidMessageError(f"Malformed message: unknown extension code {code}")
     index: int = _INDEX.unpack(rest)[0]
     if not index:
-        raise InvalidMessageError("an array refers to the buffer of the values")
+        raise InvalidMessageError("Malformed message: an array refers to the buffer of the values")
     return buffers[index]
 
 

@@ -30,7 +30,7 @@ def register() -> None:
         raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
     dist: Any = import_module("torch.distributed")
     if not dist.is_available():
-        raise BackendUnavailableError("torch.distributed", "this build of torch has none; install one from pypi.org")
+        raise BackendUnavailableError("torch.distributed", "missing in this build of torch; install one from pypi.org")
     if BACKEND.upper() not in dist.Backend._plugins:
         has_cuda = getattr(import_module("torch")._C, "_has_cuda", True)
         devices = ["cpu", "cuda"] if has_cuda else ["cpu"]

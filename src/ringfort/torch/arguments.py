@@ -28,7 +28,7 @@ def at_least_one(tensors: Any) -> list[Any]:
     """Return a list of tensors, also for a single one. Raises `InvalidArgumentError` if it is empty."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if not tensors:
-        raise InvalidArgumentError("tensors", "empty list", "must have at least one")
+        raise InvalidArgumentError("tensors", "empty list", "must have at least one tensor")
     return tensors
 
 
@@ -36,7 +36,7 @@ def only(tensors: Any, name: str) -> Any:
     """Return the only tensor of a list. Raises `InvalidArgumentError` if there are more, or none."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if len(tensors) != 1:
-        raise InvalidArgumentError(name, f"list of {len(tensors)} tensors", "must have exactly one")
+        raise InvalidArgumentError(name, f"list of {len(tensors)} tensors", "must have exactly one tensor")
     return tensors[0]
 
 
@@ -49,7 +49,9 @@ def only_list(lists: Any) -> list[Any]:
 def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """Return each output with its input. Raises `InvalidArgumentError` if their numbers differ."""
     if len(outputs) != len(inputs):
-        raise InvalidArgumentError("outputs", f"list of {len(outputs)}", f"there are {len(inputs)} inputs")
+        raise InvalidArgumentError(
+            "outputs", f"list of {len(outputs)}", f"must have one for each of {len(inputs)} inputs"
+        )
     return list(zip(outputs, inputs, strict=True))
 
 
@@ -84,7 +86,7 @@ def op_of(opts: Any) -> Op:
 def root_tensor_of(opts: Any, tensors: list[Any]) -> int:
     """Return which of the root's tensors is meant. Raises `InvalidArgumentError`."""
     if not 0 <= opts.rootTensor < len(tensors):
-        raise InvalidArgumentError("rootTensor", opts.rootTensor, f"the number of tensors is {len(tensors)}")
+        raise InvalidArgumentError("rootTensor", opts.rootTensor, f"must be from 0 to {len(tensors) - 1}")
     return opts.rootTensor
 
 

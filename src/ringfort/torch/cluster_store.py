@@ -113,7 +113,7 @@ class ClusterStore(dist.Store):
     def close(self) -> None:
         """Stop to send and answer requests."""
         self._unsubscribe()
-        self._fail_pending(ChannelClosedError("the store was closed"))
+        self._fail_pending(ChannelClosedError("This store is closed"))
 
     def _request(self, verb: Verb, keys: Sequence[str], *, seconds: float | None = None, **more: Any) -> Answer:
         seconds = self._seconds if seconds is None else seconds
@@ -132,7 +132,7 @@ class ClusterStore(dist.Store):
                     return future.result(max(0.0, min(left, _REPEAT)))
                 except FutureTimeoutError:
                     if left <= _REPEAT:
-                        raise OperationTimeoutError(f"store: {verb} of {', '.join(keys[:3])}", seconds) from None
+                        raise OperationTimeoutError(f"{verb} of {', '.join(keys[:3])} at the store", seconds) from None
         finally:
             with self._lock:
                 self._pending.pop(request.number, None)
@@ -147,7 +147,7 @@ class ClusterStore(dist.Store):
         try:
             self._node.tell(self._request_topic, msgspec.msgpack.encode(request), self._owner)
         except InvalidArgumentError as exc:
-            raise InvalidArgumentError("value", f"{len(request.value)} bytes", "is too large for a store") from exc
+            raise InvalidArgumentError("value", f"{len(request.value)} bytes", "too large for a store") from exc
 
     def _handle(self, peer: str, request: Request) -> None:
         """Carry out a request, at the owner."""
@@ -190,7 +190,7 @@ class ClusterStore(dist.Store):
             future.set_exception(error)
 
     def _owner_lost(self, why: str) -> PeerLostError:
-        return PeerLostError(self._owner, f"it owned the key-value store: {why}")
+        return PeerLostError(self._owner, f"{why}; it owned the key-value store")
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -72,7 +72,7 @@ def compress_reduce_scatter(model: Any, compression: Compression = "int8") -> Gr
         raise InvalidArgumentError("compression", str(compressor.strategy), why)
     sharded = [(name, part) for name, part in model.named_modules() if hasattr(part, "set_custom_reduce_scatter")]
     if not sharded:
-        raise InvalidArgumentError("model", type(model).__name__, "has no FSDP2 module; call fully_shard(model) first")
+        raise InvalidArgumentError("model", type(model).__name__, "no FSDP2 module found; call fully_shard() first")
     for name, part in sharded:
         part.set_custom_reduce_scatter(_ReduceScatter(compressor, name or "model"))
     return compressor

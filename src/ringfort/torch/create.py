@@ -37,7 +37,7 @@ def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
     `backend_options` belong to another engine that is named beside Ringfort for another device: Ringfort has none.
     """
     if not isinstance(backend_options, torch._C._distributed_c10d.Backend.Options | None):
-        why = "Ringfort takes no options here; see RINGFORT_SHM and the others in docs/torch.md"
+        why = "must be None; set environment variables such as RINGFORT_SHM instead (see docs/torch.md)"
         raise InvalidArgumentError("pg_options", backend_options, why)
     config = _config(options)
     keep_recorder_off()
@@ -94,14 +94,14 @@ def _ways_to(store: Any, config: DistributedConfig) -> list[str]:
     except RuntimeError as exc:  # stores have no common type for a timeout
         if time.monotonic() < until:
             raise
-        how = "it has not published its address; start it with the same store and world size"
+        how = "rank 0 has not published its address; start it with the same store and world size"
         raise RendezvousTimeoutError("waiting for rank 0", config.timeout, missing=[0], state=how) from exc
     place = store.get(_PLACE)
     try:
         said = json.loads(place)
         hosts, port, machine = [str(host) for host in said["hosts"]], int(said["port"]), str(said["machine"])
     except (ValueError, KeyError, TypeError) as exc:
-        raise RendezvousError(f"malformed address record for rank 0 in the store: {place[:200]!r}") from exc
+        raise RendezvousError(f"Malformed address record for rank 0 in the store: {place[:200]!r}") from exc
     # The store is usually at rank 0, and its host then an address that is known to work.
     ways = [way for way in (host_of_store(store), *reachable(hosts, _interfaces(strict=False))) if way]
     if machine == machine_for(config).id.hex():

@@ -82,7 +82,7 @@ def make_engine(group: Any, device: Any, timeout: float) -> Any:
         is_chunked = all_have_cuda(group.get_group_store(), group.size())
         return CudaEngine(group.context, chunk_bytes=CHUNK_BYTES if is_chunked else 0)
     if name == BACKEND:
-        how = "move it to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"
+        how = "move the tensor to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"
         raise UnsupportedArrayError("tensor", f"tensor on {device}", how)
     store = dist.PrefixStore(f"{device.type}/", group.get_group_store())
     place = store, group.rank(), group.size()
@@ -94,7 +94,7 @@ def make_engine(group: Any, device: Any, timeout: float) -> Any:
     elif name == "gloo" and dist.is_gloo_available():
         engine = dist.ProcessGroupGloo(*place, timeout=limit)
     else:
-        raise BackendUnavailableError(name, f"it was named for {device.type}; this build of torch has nccl and gloo")
+        raise BackendUnavailableError(name, f"use nccl or gloo for {device.type}, and a torch that is built with it")
     kind = getattr(dist.ProcessGroup.BackendType, name.upper())
     whole = dist.ProcessGroup(*place)
     whole._set_default_backend(kind)

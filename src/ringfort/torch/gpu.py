@@ -45,12 +45,12 @@ def _check(ctx: DistributedContext, tensor: Any, timeout: float | None) -> None:
     if not torch.cuda.is_available():
         how = (
             "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); "
-            "tensors of the CPU go through the context's own all_reduce and broadcast"
+            "for tensors on the CPU, use all_reduce and broadcast of the context"
         )
         raise BackendUnavailableError("CUDA", how)
     if not getattr(tensor, "is_cuda", False):
         where = f"tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise UnsupportedArrayError("tensor", where, "is not on a GPU; the context's own methods take it as it is")
+        raise UnsupportedArrayError("tensor", where, "must be on a GPU; for others, use the methods of the context")
     ctx.group.check_timeout(timeout)
 
 

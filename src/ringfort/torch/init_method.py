@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlparse
 
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment
-from ringfort.errors import ConfigError
+from ringfort.errors import ConfigError, did_you_mean
 from ringfort.torch.cluster_store import ClusterStore
 from ringfort.torch.names import dist
 from ringfort.torch.tensors import to_seconds
@@ -38,7 +38,7 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
         return
     query = _parse_query(url)
     if query.get("rank", -1) >= 0:
-        raise ConfigError("rank", int(query["rank"]), "ringfort:// gives the ranks; leave it out")
+        raise ConfigError("rank", int(query["rank"]), "ringfort:// chooses the ranks; leave rank out")
     world_size = int(query.get("world_size", -1))
     others = world_size - 1 if world_size > 0 else int(query.get("min_peers", 1))
     seconds = query.get("timeout") or (JOIN_TIMEOUT if _is_default(timeout) else to_seconds(timeout))
@@ -90,13 +90,15 @@ def _is_default(timeout: timedelta | None) -> bool:
 def _parse_query(url: str) -> dict[str, float]:
     parts = urlparse(url)
     if parts.netloc or parts.path.strip("/"):
-        raise ConfigError("init_method", url, "has no address; write ringfort:// alone, or ringfort://?world_size=2")
+        raise ConfigError(
+            "init_method", url, "must not have an address; write ringfort:// alone, or ringfort://?world_size=2"
+        )
     found: dict[str, float] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _QUERY:
-            raise ConfigError("init_method", url, f"unknown keyword {name!r}; use one of {', '.join(_QUERY)}")
+            raise ConfigError("init_method", url, f"unknown keyword {name!r}; {did_you_mean(name, _QUERY)}")
         try:
             found[name] = float(value) if name == "timeout" else int(value)
         except ValueError as exc:
-            raise ConfigError("init_method", url, f"{name}={value!r} is not a number") from exc
+            raise ConfigError("init_method", url, f"{name}={value!r} must be a number") from exc
     return found

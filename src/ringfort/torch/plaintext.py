@@ -39,7 +39,7 @@ def watch(local_ranks: str) -> None:
         if engines and not all(rank in here for rank in dist.get_process_group_ranks(group)):
             is_reported = True
             _log.warning(
-                "ringfort: %s sends plaintext between the machines: anyone on the network can read and change it. "
+                "ringfort: %s sends plaintext between the machines: anyone on the network can read and change data. "
                 'Write init_process_group("%s") instead.',
                 ", ".join(dict.fromkeys(engines)),
                 BACKEND,

@@ -86,7 +86,7 @@ class Messages:
         except Empty:
             raise OperationTimeoutError("recv, waiting for this rank itself", timeout, peer=rank) from None
         if data is None:
-            raise ChannelClosedError("this rank's process group is closed")
+            raise ChannelClosedError("This rank has closed its process group")
         if data.nbytes != view.flat.nbytes:
             raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=rank)
         return data

@@ -57,7 +57,7 @@ def all_gather(outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], world_si
     count, length = len(inputs), len(inputs) * world_size
     if len(outputs) != count or any(len(places) != length for places in outputs):
         lengths = [len(places) for places in outputs]
-        why = f"{count} inputs at each of {world_size} ranks need {count} lists of {length} outputs"
+        why = f"must be {count} lists of {length} tensors, for {count} inputs at each of {world_size} ranks"
         raise InvalidArgumentError("output", f"lists of {lengths}", why)
     first, *others = outputs
     calls = [Call(ALL_GATHER, [source], first[index::count]) for index, source in enumerate(inputs)]

@@ -49,7 +49,7 @@ class ShardingStrategy:
     def __post_init__(self) -> None:
         size = self.intra_node_size
         if size is not None and self.kind is not Sharding.HYBRID_SHARD:
-            raise ConfigError("intra_node_size", size, f"only HYBRID_SHARD has one, not {self.kind.name}")
+            raise ConfigError("intra_node_size", size, f"only HYBRID_SHARD has this setting, not {self.kind.name}")
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError("intra_node_size", size, "must be a whole number of at least 1")
 
@@ -71,7 +71,9 @@ class ShardingStrategy:
             if isinstance(exc, ConfigError):
                 raise
             known = ", ".join(kind.name for kind in Sharding)
-            raise ConfigError("strategy", text, f"choose one of: {known} (a hybrid may be HYBRID_SHARD(4))") from exc
+            raise ConfigError(
+                "strategy", text, f"unknown strategy; use one of: {known} (a hybrid may have a size: HYBRID_SHARD(4))"
+            ) from exc
 
 
 for _kind in Sharding:
@@ -104,9 +106,9 @@ def shard(
         raise InvalidArgumentError("prefetch", prefetch, "must be a whole number of at least 0")
     for name in ("mesh", "reshard_after_forward"):
         if name in options:
-            raise InvalidArgumentError(name, options[name], "is given by the strategy; leave it out")
+            raise InvalidArgumentError(name, options[name], "the strategy sets this option; leave it out")
     if not dist.is_initialized():
-        why = 'there is no process group yet; call torch.distributed.init_process_group("ringfort") first'
+        why = 'no process group found; call torch.distributed.init_process_group("ringfort") first'
         raise InvalidArgumentError("model", type(model).__name__, why)
     fully_shard: Any = getattr(import_module("torch.distributed.fsdp"), "fully_shard", None)
     if fully_shard is None:
@@ -150,7 +152,7 @@ def arrange(hosts: Sequence[int], intra_node_size: int | None) -> list[list[int]
     sizes = [len(ranks) for ranks in members.values()]
     size = intra_node_size or sizes[0]
     if any(number % size for number in sizes):
-        seen = ", ".join(f"that of rank {host} has {len(ranks)}" for host, ranks in members.items())
+        seen = ", ".join(f"rank {host}'s host has {len(ranks)}" for host, ranks in members.items())
         why = f"must divide the number of ranks on every host ({seen}); {gcd(*sizes)} does"
         raise InvalidArgumentError("intra_node_size", size, why)
     return [ranks[start : start + size] for ranks in members.values() for start in range(0, len(ranks), size)]
@@ -200,9 +202,13 @@ def _entries(module: Any) -> list[Any]:
 def _device_type(model: Any) -> str:
     types = {parameter.device.type for parameter in model.parameters()}
     if not types:
-        raise InvalidArgumentError("model", type(model).__name__, "has no parameters to shard")
+        raise InvalidArgumentError("model", type(model).__name__, "must have parameters to shard")
     if len(types) > 1:
-        raise InvalidArgumentError("model", type(model).__name__, f"has parameters on {' and '.join(sorted(types))}")
+        raise InvalidArgumentError(
+            "model",
+            type(model).__name__,
+            f"must have all parameters on one type of device, not on {' and '.join(sorted(types))}",
+        )
     (kind,) = types
     if kind == "meta":
         return "cuda" if torch.cuda.is_available() else "cpu"

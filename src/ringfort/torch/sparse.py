@@ -26,7 +26,7 @@ def all_reduce(group: Group, tensors: Sequence[Any], op: Op, timeout: float) -> 
     """
     check_alike(tensors)
     if op is not ReduceOp.SUM:
-        raise UnsupportedOpError(str(op), "sparse tensors", "they can only be added")
+        raise UnsupportedOpError(str(op), "sparse tensors", "sparse tensors can only be added")
     group.check_timeout(timeout)
 
     def gather(x: Any) -> Any:
@@ -47,7 +47,7 @@ def all_reduce(group: Group, tensors: Sequence[Any], op: Op, timeout: float) -> 
         shape = [own.sparse_dim(), *own.shape]
         for rank, other in enumerate(gather(torch.tensor(shape, device="cpu")).tolist()):
             if other != shape:
-                why = f"this rank has {shape} sparse axes and shape, rank {rank} {other}"
+                why = f"sparse axes and shape differ: {shape} at this rank, {other} at rank {rank}"
                 raise InvalidArgumentError("tensor", f"sparse tensor of shape {list(own.shape)}", why)
         counts = gather(torch.tensor(indices.shape[1], device="cpu")).tolist()
         every_index, every_value = gather_rows(indices.t(), counts), gather_rows(values, counts)

@@ -70,7 +70,7 @@ def split(tensor: Any, count: int, name: str, sizes: Sequence[int] = ()) -> list
     flat = tensor.detach().view(-1)
     if not sizes:
         if flat.numel() % count:
-            raise InvalidArgumentError(name, what, f"its {flat.numel()} elements cannot be divided by {count} ranks")
+            raise InvalidArgumentError(name, what, f"must have a multiple of {count} elements, not {flat.numel()}")
         return list(flat.split(flat.numel() // count)) if flat.numel() else [flat] * count
     length = tensor.shape[0] if tensor.dim() else 0
     if len(sizes) != count or sum(sizes) != length or min(sizes) < 0:
@@ -97,7 +97,7 @@ def to_op(op: Any) -> Op:
     state = op.__getstate__() if isinstance(op, dist.ReduceOp) else None
     if state is not None and state[0] == _KIND.PREMUL_SUM and state[1] is not None:
         return ReduceOp.premul_sum(float(state[1]))
-    raise UnsupportedOpError(str(op), "any element type", "Ringfort has no such reduction")
+    raise UnsupportedOpError(str(op), "any element type", "unknown reduction")
 
 
 def to_seconds(timeout: timedelta | None, otherwise: float = DEFAULT_TIMEOUT) -> float:

@@ -101,8 +101,8 @@ class RingfortRendezvous(api.RendezvousHandler):
                 return None
             if time.monotonic() > deadline:
                 raise api.RendezvousTimeoutError(
-                    f"{ready} of {world_size} machines run torchrun with --rdzv-id={self._run_id}; "
-                    "start it on all of them, with the same id"
+                    f"Only {ready} of {world_size} machines run torchrun with --rdzv-id={self._run_id}; "
+                    "start torchrun on all of them, with the same id"
                 )
             time.sleep(_POLL)
             ready = store.add("here", 0)

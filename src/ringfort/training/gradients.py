@@ -117,7 +117,7 @@ def _operation(ctx: DistributedContext, weight: float | None) -> Op:
         return ReduceOp.MEAN
     total = float(ctx.all_reduce(np.array([weight], np.float64))[0])
     if not 0 < total <= sys.float_info.max:
-        raise InvalidArgumentError("weight", weight, f"the weights of all ranks add up to {total:g}: no mean exists")
+        raise InvalidArgumentError("weight", weight, f"the weights of all ranks add up to {total:g}; no mean exists")
     return ReduceOp.premul_sum(float(weight) / total)
 
 
@@ -136,7 +136,7 @@ class Leaf(NamedTuple):
         """Raise unless `array` is a writable array of floats or complex numbers."""
         view = as_view(array, path, writable=True)
         if view.kind.kind not in "fc":
-            raise InvalidArgumentError(path, view.kind.name, "gradients are floats; convert this array or leave it out")
+            raise InvalidArgumentError(path, view.kind.name, "must be an array of floats; convert it or leave it out")
         return cls(path, array, view)
 
     @property

@@ -65,10 +65,10 @@ _MAX_TEXT = 900
 
 
 def encode(abort_reason: AbortReason) -> bytes:
-    """The payload; long reasons are cut."""
+    """Return the payload; long reasons are cut."""
     for name in ("reason", "what"):
         text = getattr(abort_reason, name, "")
-        # A file's name in it may hold what UTF-8 cannot.
+        # A file name in it may contain characters that UTF-8 cannot encode.
         plain = text.encode(errors="replace").decode()
         if len(plain) > _MAX_TEXT:
             plain = plain[:_MAX_TEXT] + "..."
@@ -80,31 +80,34 @@ def encode(abort_reason: AbortReason) -> bytes:
 
 
 def decode(payload: bytes) -> AbortReason:
-    """The abort reason; raises `ProtocolError` for anything else."""
+    """Return the abort reason. Raises `ProtocolError` for a malformed payload."""
     try:
         return _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"an ABORT frame holds no abort reason: {exc}") from exc
+        raise ProtocolError(f"Malformed abort reason: {exc}") from exc
 
 
 def to_error(abort_reason: AbortReason, me: int) -> DistributedError:
-    """The error that `abort_reason` is at rank `me`. A new object each time: a raised exception keeps its traceback."""
+    """Return the error that rank `me` raises for `abort_reason`. A new object per call: a raised exception keeps its
+    traceback."""
     match abort_reason:
-        case Lost(peer=peer, reason=reason, by=int() as other) if peer == me:  # to us, the other one is out of reach
-            return PeerLostError(other, f"it reported that its connection to this rank failed: {reason}")
+        case Lost(peer=peer, reason=reason, by=int() as other) if peer == me:  # to us, the other rank is lost
+            error = PeerLostError(other, f"it reported that its connection to this rank failed: {reason}")
+            error.args = (f"Rank {other} reported that its connection to this rank failed: {reason}",)
+            return error
         case Lost(peer=peer, reason=reason):
             return PeerLostError(peer, reason)
         case Left(peer=peer):
-            return ChannelClosedError(f"rank {peer} has closed its backend", peer=peer)
+            return ChannelClosedError(f"The backend of rank {peer} was closed", peer=peer)
         case Mismatch(rank=rank, ours=ours, peer=peer, theirs=theirs):
-            # If the peer that found it names us, it is the one that differs from us.
+            # If a peer found the mismatch with us, the error here says that we differ from that peer.
             sides = (me, theirs, rank, ours) if peer == me else (rank, ours, peer, theirs)
             return CollectiveMismatchError(*sides, operation=abort_reason.operation)
         case TimedOut(rank=rank) if rank == me:
             return OperationTimeoutError(abort_reason.what, abort_reason.timeout, peer=abort_reason.peer)
         case TimedOut():
             return AbortedError(
-                f"{abort_reason.what}: timeout after {abort_reason.timeout:g} s", peer=abort_reason.rank
+                f"timeout after {abort_reason.timeout:g} s: {abort_reason.what}", peer=abort_reason.rank
             )
         case Aborted(rank=rank, reason=reason):
             return AbortedError(reason, peer=None if rank == me else rank)

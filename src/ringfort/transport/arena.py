@@ -76,7 +76,7 @@ _CALL = Struct("<QQ")
 
 @lru_cache(256)
 def digest(call: bytes) -> int:
-    """A number for a call. With an operation's added it is a signature: a word, which tells operations apart."""
+    """Return a number for a call. With an operation's added it is a signature: a word, which tells operations apart."""
     return int.from_bytes(blake2b(call, digest_size=7).digest(), "little")
 
 
@@ -148,7 +148,7 @@ class Arena:
         return tuple(tuple(self._slots[r, turn, :end].view(dtype) for r in range(self.world_size)) for turn in (0, 1))  # pyright: ignore[reportReturnType]
 
     def sign(self, envelope: Envelope) -> None:
-        """Says what this rank is about to do. The next `publish` carries it to the others."""
+        """Say what this rank is about to do. The next `publish` carries it to the others."""
         self._sign(envelope.call, envelope.operation)
 
     def _sign(self, call: bytes, operation: int) -> None:
@@ -208,14 +208,14 @@ class Arena:
         return meet if len(self._others) > 1 else meet_one
 
     def wait(self, envelope: Envelope) -> None:
-        """Returns when every other rank has published as often as this one; raises what ends the collective."""
+        """Return when every other rank has published as often as this one; raise what ends the collective."""
         if not self.is_met():
             for at in self._others:
                 if self._words[at] < self.step:
                     self._wait_longer(at, envelope)
 
     def is_met(self) -> bool:
-        """A look: whether every other rank has soon published as often as this one. If not, `wait` goes on."""
+        """Return whether every other rank has soon published as often as this one. If not, `wait` continues."""
         words, step = self._words, self.step
         for at in self._others:
             if words[at] >= step:
@@ -238,7 +238,7 @@ class Arena:
                 self.engine.disagree(self._member(other), words[at] - digest(call), call, envelope)
 
     def _member(self, word: int) -> int:
-        """The rank, as the engine numbers it, on whose lines `word` is."""
+        """Return the rank, as the engine numbers it, on whose lines `word` is."""
         return self._members[word // (_LINES * _WORDS)]
 
     def _wait_longer(self, at: int, envelope: Envelope) -> None:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError
+from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError, sentence
 from ringfort.transport import abort_reasons
 from ringfort.transport.abort_reasons import Aborted, AbortReason
 from ringfort.transport.fast_path import FastPath, is_small
@@ -224,7 +224,7 @@ class Engine:
 
     def drop(self) -> None:
         """Close all links without a goodbye, as a process that dies does. For fault injection."""
-        self._as_leader(lambda: self.table.drop(lambda: ChannelClosedError("this rank was killed on purpose")))
+        self._as_leader(lambda: self.table.drop(lambda: ChannelClosedError("This rank was killed on purpose")))
 
     def lose(self, peer: int, reason: str) -> None:
         """Take `peer` for lost, as somebody who watches it has found: end what waits for it, and every collective that
@@ -251,12 +251,12 @@ class Engine:
         self._lead = threading.RLock()
         self._is_led = self._is_interrupted = False
         self._arrivals.clear()
-        self.table.abandon(lambda: ChannelClosedError(FORKED))
+        self.table.abandon(lambda: ChannelClosedError(sentence(FORKED)))
 
     # --- leading and following ------------------------------------------------------------------------------------
 
     def _follow(self, job: Job) -> bool:
-        """Has the leader do `job`. Returns True if the leader has handed over before it was done: then this thread
+        """Have the leader do `job`. Returns True if the leader has handed over before it was done: then this thread
         leads."""
         job.turn = Signal()
         self._arrivals.append(job)
@@ -269,16 +269,16 @@ class Engine:
                     return False
                 late = late + 1 if self.now() > job.deadline else 0
                 if late > _MOST_LATE:
-                    raise ChannelClosedError("the thread that moves this process's messages has stopped doing so")
+                    raise ChannelClosedError("The thread that moves the messages of this process has stopped")
         except BaseException:  # Ctrl-C while asleep: the caller takes its memory back, the others continue
             if not is_mine(self._lead):
-                self._as_leader(lambda: job.fail(lambda: ChannelClosedError("the call was interrupted")))
+                self._as_leader(lambda: job.fail(lambda: ChannelClosedError("The call was interrupted")))
             raise
         job.turn = None
         return True
 
     def _release(self) -> None:
-        """Stops leading; a follower that is not done takes over. The order matters: a follower first queues itself,
+        """Stop leading; a follower that is not done takes over. The order matters: a follower first queues itself,
         then tries the lock; the leader first frees the lock, then looks. So one of the two always sees the other."""
         while True:
             successor = None
@@ -298,7 +298,7 @@ class Engine:
                 return
 
     def _as_leader(self, action: Callable[[], None]) -> None:
-        """Runs `action` as the leader, in this thread or in the leader's, before this returns; raises what it raises.
+        """Run `action` as the leader, in this thread or in the leader's, before this returns; raise what it raises.
         Where this interrupts a call of the same thread that leads, that call runs `action` when it continues, after
         this has returned."""
         request = _Request(action)
@@ -311,7 +311,7 @@ class Engine:
                 elif time.monotonic() > until:
                     # The leader is stuck: its links end here, so that at least the peers continue.
                     self.table.drop(
-                        lambda: ChannelClosedError("the thread that moved this process's messages is stuck")
+                        lambda: ChannelClosedError("The thread that moves the messages of this process is stuck")
                     )
                     return
         except BaseException:
@@ -321,7 +321,7 @@ class Engine:
             raise request.error
 
     def _soon(self, action: Callable[[], None]) -> None:
-        """Runs `action` as the leader: here if nobody leads, else in the leader's thread, a moment later. A leader that
+        """Run `action` as the leader: here if nobody leads, else in the leader's thread, a moment later. A leader that
         is just stopping sees it too: see `_release`."""
         self._arrivals.append(action)
         try:
@@ -336,7 +336,7 @@ class Engine:
     # --- interrupts -----------------------------------------------------------------------------------------------
 
     def _unwind(self) -> None:
-        """Ends what an exception found under way. Called by each call that can lead, on its way out."""
+        """End what an exception found under way. Called by each call that can lead, on its way out."""
         if is_mine(self._lead) and (self._is_interrupted or not self._is_led):
             self._recover()
 

@@ -46,7 +46,7 @@ class FastPath:
         self._spin = spin
 
     def run(self, job: Job) -> bool:
-        """Does `job`, which is small, and returns True; or returns False, and the ordinary path must do the rest."""
+        """Do `job`, which is small, and return True; or return False, and the ordinary path must do the rest."""
         send, out = job.send, job.send_link
         if send is not None and out is not None:
             if not out.outbound.is_idle:
@@ -65,7 +65,7 @@ class FastPath:
         return receive is None or link is None or self._receive(receive, link)
 
     def _receive(self, receive: Receive, link: Link) -> bool:
-        """Receives a message, or leaves what came of it to the ordinary path."""
+        """Receive a message, or leave what came of it to the ordinary path."""
         inbound = link.inbound
         if not inbound.is_idle_for(receive.key):
             return False
@@ -82,7 +82,7 @@ class FastPath:
         return receive.done
 
     def swap(self, link: Link, data: bytes | memoryview, into: memoryview, envelope: Envelope) -> Job | None:
-        """Sends `data` on an idle link and fills `into`, each a message of one frame. Returns what is left for the
+        """Send `data` on an idle link and fill `into`, each a message of one frame. Returns what is left for the
         ordinary path, or None."""
         outbound, inbound = link.outbound, link.inbound
         head = self._head(envelope, len(data))
@@ -125,7 +125,7 @@ class FastPath:
     def _trade(
         self, link: Link, head: bytes, data: memoryview, sent: int, awaited: bytes, into: memoryview
     ) -> tuple[int, int]:
-        """Continues to send a frame of which `sent` bytes are out, and receives the one that begins with `awaited`: in
+        """Continue to send a frame of which `sent` bytes are out, and receive the one that begins with `awaited`: in
         turns, because neither side may wait until the other has read everything. Returns how many bytes went and came:
         a header into the receiving half's buffer, and what follows it into `into`."""
         stream, buffer, spin = link.stream, link.inbound.buffer, self._spin
@@ -165,7 +165,7 @@ class FastPath:
         return sent, have
 
     def _pull(self, link: Link, head: bytes, size: int) -> memoryview | None:
-        """The message that begins with `head`; None if it does not come soon, or something else does."""
+        """Return the message that begins with `head`; None if it does not come soon, or something else does."""
         inbound, spin = link.inbound, self._spin
         buffer, total = inbound.buffer, HEADER_BYTES + size
         recv_into, tries, have = link.stream.recv_into, spin.budget, 0

@@ -66,11 +66,11 @@ class WeakKeys(Generic[K, V]):
         del self._values[ref(key)]
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return self._values.get(ref(key))
 
     def setdefault(self, key: K, value: V) -> V:
-        """The value, which is `value` if there was none."""
+        """Return the value, which is `value` if there was none."""
         return self._values.setdefault(ref(key, self._values.__delitem__), value)
 
 

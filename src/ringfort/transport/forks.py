@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 FORKED = (
     "this process was forked from the one that formed the group, and cannot use its connections; form another group "
-    "here, or start the workers by 'spawn'"
+    "here, or start the workers with 'spawn'"
 )
-"""Why a child cannot go on with what its parent made."""
+"""Why a child process cannot use the objects of its parent."""
 
 
 class Inherited(Protocol):

@@ -73,21 +73,21 @@ class Header(NamedTuple):
 
 
 def pack(kind: int, **fields: Any) -> bytes:
-    """The bytes of a header; `fields` are those of `Header`."""
+    """Return the bytes of a header; `fields` are those of `Header`."""
     return HEADER.pack(*Header(kind, **fields))
 
 
 def parse(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
-    """The header at `offset`. Raises `ProtocolError` for anything a well-behaved peer never sends."""
+    """Return the header at `offset`. Raises `ProtocolError` for anything a well-behaved peer never sends."""
     header = Header._make(HEADER.unpack_from(buffer, offset))
     if header.kind == DATA:
         if header.length > MAX_FRAGMENT or header.length > header.total or header.total > MAX_MESSAGE:
             raise ProtocolError(
-                f"a frame claims {header.length} bytes of a message of {header.total}; "
+                f"Invalid frame: {header.length} bytes of a message of {header.total} bytes; "
                 f"the limits are {MAX_FRAGMENT} and {MAX_MESSAGE}"
             )
     elif not CLEAR_TO_SEND <= header.kind <= WAKE_UP:
-        raise ProtocolError(f"unknown kind of frame {header.kind}: is this Ringfort on the other side?")
+        raise ProtocolError(f"Unknown kind of frame {header.kind}: the other side may not be Ringfort")
     elif header.length > MAX_CONTROL:
-        raise ProtocolError(f"a control frame claims {header.length} bytes; the limit is {MAX_CONTROL}")
+        raise ProtocolError(f"Invalid control frame: {header.length} bytes; the limit is {MAX_CONTROL}")
     return header

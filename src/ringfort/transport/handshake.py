@@ -129,11 +129,11 @@ class Handshake:
         head = yield LENGTH.size
         length = opener.body_length(head)
         if length > MAX_PROOF_BYTES + opener.overhead:
-            raise HandshakeError(f"a proof claims {length} bytes; the limit is {MAX_PROOF_BYTES}")
+            raise HandshakeError(f"Invalid identity proof: {length} bytes; the limit is {MAX_PROOF_BYTES}")
         plain = bytearray(length + LENGTH.size - opener.overhead)
         opener.open(head + (yield length), memoryview(plain))
         if not plain or plain[0] not in self._ciphers:
-            raise HandshakeError("the other side chose a cipher that was not offered")
+            raise HandshakeError("The other side chose a cipher that was not offered")
         self._use(plain[0], sealer, opener)
         self.identity = check_proof(bytes(plain[1:]), noise.remote_static, initiator=False, binding=noise.binding)
 
@@ -156,7 +156,7 @@ class Handshake:
         try:
             proof, purpose, theirs = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes, tuple[int, ...]])
         except msgspec.MsgspecError as exc:
-            raise HandshakeError(f"malformed third message: {exc}") from exc
+            raise HandshakeError(f"Malformed third message: {exc}") from exc
         self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
         sealer, opener = self._split(noise)
         static = self._credentials.static_public
@@ -192,20 +192,20 @@ class Handshake:
             raise _not_ringfort(theirs)
         if version != our_version:
             raise VersionMismatchError(
-                f"it speaks protocol version {version}, this side {our_version}; "
+                f"The other side has protocol version {version}, this side {our_version}; run "
                 f"`pip install --upgrade ringfort` on {'this side' if version > our_version else 'the other side'}"
             )
         if mode != our_mode:
             raise EncryptionMismatchError(
-                f"its encryption is {_MODES.get(mode, mode)}, here it is {_MODES[our_mode]}; set the same on all ranks "
-                "(encryption=, RINGFORT_ENCRYPTION)"
+                f"The other side has encryption {_MODES.get(mode, mode)}, this side has it {_MODES[our_mode]}; "
+                "set the same on all ranks (encryption=, RINGFORT_ENCRYPTION)"
             )
         if reserved:  # both preambles must be equal to the last bit, because the prologue binds them
-            raise ProtocolError(f"the reserved byte of a preamble is {reserved}; version {version} has 0 there")
+            raise ProtocolError(f"Invalid preamble: its reserved byte is {reserved}, not 0")
         if not hmac.compare_digest(network_id, our_id):
             name = self._credentials.namespace.name if self._credentials else ""
             raise NamespaceMismatchError(
-                f"it belongs to another cluster than this side, which is in {name!r}; run `ringfort key show` on one "
+                f"The other side belongs to another cluster, this side to {name!r}; run `ringfort key show` on one "
                 "machine and `ringfort key join` on the other"
             )
 
@@ -260,15 +260,15 @@ class RecordReader:
         head = bytes(self._data[: LENGTH.size])
         length = LENGTH.unpack(head)[0] if self._opener is None else self._opener.body_length(head)
         if length > self._limit + MAX_OVERHEAD:
-            raise ProtocolError(f"a message has at most {self._limit} bytes, this one claims {length}")
+            raise ProtocolError(f"Invalid message: {length} bytes; the limit is {self._limit}")
         return LENGTH.size + length
 
 
 def _checked(length: int, limit: int, *, least: int = 0) -> int:
     if not least <= length <= limit:
-        raise ProtocolError(f"a message claims {length} bytes; the limits are {least} and {limit}")
+        raise ProtocolError(f"Invalid message: {length} bytes; the limits are {least} and {limit}")
     return length
 
 
 def _not_ringfort(data: bytes | bytearray) -> ProtocolError:
-    return ProtocolError(f"this is not Ringfort: it began with {bytes(data[:16])!r}")
+    return ProtocolError(f"The other side is not Ringfort: it began with {bytes(data[:16])!r}")

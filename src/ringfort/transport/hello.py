@@ -138,7 +138,7 @@ def encode(hello: Hello) -> bytes:
     """Return the bytes of a hello. Raises `InvalidArgumentError` if they are more than `MAX_HELLO`."""
     body = msgspec.msgpack.encode(hello)
     if len(body) > MAX_HELLO:
-        raise InvalidArgumentError("world_size", len(body), "the addresses of so many ranks do not fit a hello")
+        raise InvalidArgumentError("world_size", len(body), "too many ranks: their addresses do not fit a hello")
     return body
 
 
@@ -147,7 +147,7 @@ def decode(data: bytes) -> Hello:
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"malformed hello: {exc}") from exc
+        raise ProtocolError(f"Malformed hello: {exc}") from exc
 
 
 def to_error(refused: Refused, peer: str) -> RefusedError:

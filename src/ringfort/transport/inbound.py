@@ -183,14 +183,14 @@ class Inbound:
     # --- matching -------------------------------------------------------------------------------------------------
 
     def _place(self, header: Header) -> Sink:
-        """The sink for the payload behind `header`."""
+        """Return the sink for the payload behind `header`."""
         if header.epoch != self._epoch:
-            raise ProtocolError(f"a frame of epoch {header.epoch} in epoch {self._epoch}", peer=self.peer)
+            raise ProtocolError(f"Invalid frame: epoch {header.epoch}, not {self._epoch}", peer=self.peer)
         key = self._key = (header.comm_id, header.tag)
         sink = self._open.get(key)
         if sink is not None:
             if header.total != sink.total or not 0 < header.length <= sink.total - sink.seen:
-                raise ProtocolError(f"a frame of {header.length} bytes does not continue its message", peer=self.peer)
+                raise ProtocolError(f"Invalid frame: {header.length} bytes do not continue a message", peer=self.peer)
             return sink
         self.messages += 1
         self.bytes += header.total
@@ -248,7 +248,7 @@ class Inbound:
     # --- the callers' side ----------------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
-        """A caller waits for the next message of `receive.key`. It may be done on return."""
+        """Add a caller that waits for the next message of `receive.key`. It may be done on return."""
         key = receive.key
         stored = take_first(self._inbox, key) if self._inbox else None
         if stored is None:
@@ -265,7 +265,7 @@ class Inbound:
             self._sink = sink
 
     def withdraw(self, receive: Receive) -> None:
-        """The caller no longer waits. What has begun to arrive is read to its end and dropped."""
+        """Remove a caller that no longer waits. A message that has begun to arrive is read to its end and dropped."""
         if receive in self._posted.get(receive.key, ()):
             discard(self._posted, receive.key, receive)
             return

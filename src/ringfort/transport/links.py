@@ -31,7 +31,7 @@ from ringfort.transport.stream import Poller, Stream
 _LINGER = 0.3
 """Seconds that `close` and `abort` give the last frames to leave, and a peer that is sending to stop."""
 _WITHOUT_GOODBYE = "its process died or closed the connection without a goodbye"
-_WITHOUT_CLOSING = "its program ended, or dropped the group, while it was still needed"
+_WITHOUT_CLOSING = "its program ended or dropped the group while this group still needed it"
 _MOST_WAITS = 1024
 """Communicators for which a link remembers where its peer waits; torch's callbacks make many that end soon."""
 
@@ -141,7 +141,7 @@ class LinkTable:
     # --- moving ---------------------------------------------------------------------------------------------------
 
     def post(self, job: Job) -> None:
-        """Puts the messages of `job` on their links, or fails it if it cannot succeed any more."""
+        """Put the messages of `job` on their links, or fail it if it cannot succeed any more."""
         self.jobs.append(job)
         job.is_posted = True
         error = self._obstacle(job) if self.has_trouble else None
@@ -159,7 +159,7 @@ class LinkTable:
                     self._settle(link)
 
     def _obstacle(self, job: Job) -> MakeError | None:
-        """Why `job` cannot succeed any more, or None."""
+        """Return why `job` cannot succeed any more, or None."""
         for half, link in job.halves():
             trouble = self.trouble_of(half.envelope)
             if trouble is not None:
@@ -172,7 +172,7 @@ class LinkTable:
         return None
 
     def trouble_of(self, envelope: Envelope) -> MakeError | None:
-        """Why nothing of `envelope` can succeed any more, or None. Changes nothing: any thread may ask."""
+        """Return why nothing of `envelope` can succeed any more, or None. Changes nothing: any thread may ask."""
         if self._failure is not None:
             return self._failure
         members = envelope.members
@@ -184,7 +184,7 @@ class LinkTable:
         return next((error for peer, error in tuple(self._lost.items()) if peer in members), None)
 
     def update_watch(self, link: Link) -> None:
-        """Tells the poller what to look for on `link`; fails what needs a link whose inbox is full."""
+        """Tell the poller what to look for on `link`; fail what needs a link whose inbox is full."""
         is_full = link.inbound.is_full
         if is_full:
             self._fail_jobs_on(link, lambda: InboxFullError(self._inbox_bytes, peer=link.peer))
@@ -194,7 +194,7 @@ class LinkTable:
             self.poller.watch(link.peer, read=watch[0], write=watch[1])
 
     def write(self, link: Link) -> bool:
-        """Writes once. Whether anything has changed."""
+        """Write once. Return whether anything has changed."""
         if link.error is not None:
             return False
         try:
@@ -204,7 +204,7 @@ class LinkTable:
             return True
 
     def read(self, link: Link) -> bool:
-        """Reads once and does what the frames ask for. Whether anything has changed."""
+        """Read once and do what the frames ask for. Return whether anything has changed."""
         if link.error is not None or link.inbound.is_full:
             return False
         try:
@@ -217,7 +217,7 @@ class LinkTable:
         return True
 
     def after_read(self, link: Link) -> None:
-        """Does what the frames ask for that were just read."""
+        """Do what the frames ask for that were just read."""
         if link.stream.has_pending:
             self.pending.add(link)
         elif self.pending:
@@ -275,7 +275,7 @@ class LinkTable:
     # --- the end of one job or one communicator ---------------------------------------------------------------------
 
     def time_out(self, job: Job) -> None:
-        """The time of `job` is over."""
+        """End `job`, whose time is over."""
         half, link = [(half, link) for half, link in job.halves() if not half.done][-1]
         envelope, peer = half.envelope, link.peer
         if envelope.members is None:
@@ -287,7 +287,7 @@ class LinkTable:
         self.fail_comm(envelope.comm_id, envelope.members, TimedOut(self.rank, what, job.timeout, peer))
 
     def mismatch(self, link: Link, event: Disagreement) -> None:
-        """The peer of `link` is in another collective than this rank."""
+        """End the collective of this rank, because the peer of `link` is in another one."""
         envelope = event.ours
         ours = "recv" if envelope.call == NO_CALL else self.describe(envelope.call)
         theirs = "send" if event.call == NO_CALL else self.describe(event.call)
@@ -299,8 +299,8 @@ class LinkTable:
     def fail_comm(
         self, comm_id: int, members: Members, abort_reason: AbortReason, error: MakeError | None = None
     ) -> None:
-        """Ends the collectives of a communicator for good, and tells its members once: also what this rank was told
-        itself, because a peer must not hear that we cancelled a message, or left, before it hears why."""
+        """End the collectives of a communicator for good, and tell its members once, even if another rank told this
+        one: a peer must not hear that we cancelled a message, or left, before it hears why."""
         self.has_trouble = True
         is_news = comm_id not in self.failed_comms
         abort_reason = self.failed_comms.setdefault(comm_id, abort_reason)
@@ -327,17 +327,17 @@ class LinkTable:
             self.push(link)
 
     def push(self, link: Link) -> None:
-        """Writes the control frames that are queued, as far as the kernel takes them."""
+        """Write the control frames that are queued, as far as the kernel takes them."""
         while link.error is None and link.outbound.has_control and self.write(link):
             pass
 
     # --- the end of one peer --------------------------------------------------------------------------------------
 
     def failed(self, link: Link, exc: OSError | EOFError) -> None:
-        """Reading or writing `link` raised `exc`: ends the link."""
+        """End `link`: reading or writing it raised `exc`."""
         if isinstance(exc, (ProtocolError, TamperedError)):
             kind, peer = TamperedError if isinstance(exc, TamperedError) else ProtocolError, link.peer
-            why = exc.why if isinstance(exc, TamperedError) else f"rank {peer}: {exc}"
+            why = exc.why if isinstance(exc, TamperedError) else f"Invalid data from rank {peer}: {exc}"
             self.lose(link, lambda: kind(why, peer=peer), str(exc))
         elif isinstance(exc, EOFError):
             self._ended(link, _WITHOUT_GOODBYE)
@@ -345,8 +345,8 @@ class LinkTable:
             self.broken(link, f"connection broken ({exc.strerror or exc})")
 
     def broken(self, link: Link, reason: str = _WITHOUT_GOODBYE) -> None:
-        """The kernel says that the connection is gone. What the peer said before is read first: it may name another
-        rank. That is no more than a socket holds, so the limit of the inbox can wait."""
+        """End `link`: the kernel says that the connection is gone. What the peer sent before is read first, because it
+        may name another rank. That is no more than a socket holds, so the limit of the inbox does not matter."""
         try:
             while link.error is None and link.read():
                 self._settle(link)
@@ -367,14 +367,14 @@ class LinkTable:
         self._end_link(link, self._error_for(goodbye), goodbye, needed)
 
     def lose(self, link: Link, error: MakeError, reason: str) -> None:
-        """A peer is gone: ends what waits for it, and every collective that it is part of."""
+        """End what waits for a peer that is gone, and every collective that it is part of."""
         self._lost.setdefault(link.peer, error)
         envelopes = [half.envelope for job in self.jobs for half, _ in job.halves()]
         with_peer = [envelope for envelope in envelopes if link.peer in (envelope.members or ())]
         self._end_link(link, error, Lost(link.peer, reason, self.rank), with_peer)
 
     def _end_link(self, link: Link, error: MakeError, abort_reason: AbortReason, ended: list[Envelope]) -> None:
-        """Closes `link`, and ends the collectives of `ended` and what waits for the peer."""
+        """Close `link`, and end the collectives of `ended` and what waits for the peer."""
         self._close_link(link, error)
         comms = {envelope.comm_id: envelope.members for envelope in ended if envelope.members is not None}
         for comm_id, members in comms.items():
@@ -396,20 +396,21 @@ class LinkTable:
     # --- the end of everything ------------------------------------------------------------------------------------
 
     def fail_all(self, error: MakeError) -> None:
-        """Ends every job, now and later, with `error`, or with what ended them before."""
+        """End every job, now and later, with `error`, or with what ended them before."""
         self.has_trouble = True
         self._failure = self._failure or error
         for job in self.jobs:
             job.fail(self._failure)
 
     def drop(self, error: MakeError) -> None:
-        """Closes all links without a goodbye, as a process that dies does."""
+        """Close all links without a goodbye, as a process that dies does."""
         self.fail_all(error)
         for link in self.links.values():
             self._close_link(link, error)
 
     def abandon(self, error: MakeError) -> None:
-        """In a forked child: the links are the parent's, and the threads of the jobs do not exist here."""
+        """Fail everything in a forked child: the links are the parent's, and the threads of the jobs do not exist
+        here."""
         self.jobs.clear()
         self.is_closed = True
         self._failure = None
@@ -418,7 +419,7 @@ class LinkTable:
             link.error = link.error or error
 
     def abort(self, abort_reason: Aborted) -> None:
-        """Ends every job and tells the peers."""
+        """End every job and tell the peers."""
         self.fail_all(self._error_for(abort_reason))
         self._tell(self.links, abort_reason)
         self._flush(_LINGER)
@@ -428,8 +429,8 @@ class LinkTable:
                 self._close_link(link, lambda: AbortedError(abort_reason.reason))
 
     def close(self, *, has_ended: bool = False, linger: float = _LINGER) -> None:
-        """Says goodbye and closes all links, within `linger` seconds."""
-        error: MakeError = partial(ChannelClosedError, "this rank's backend is closed")
+        """Say goodbye and close all links, within `linger` seconds."""
+        error: MakeError = partial(ChannelClosedError, "This rank has closed its backend")
         if not self.is_closed:
             self.is_closed = True
             self.fail_all(error)
@@ -444,7 +445,7 @@ class LinkTable:
         self.poller.close()
 
     def _flush(self, linger: float) -> None:
-        """Writes what is queued, for at most `linger` seconds."""
+        """Write what is queued, for at most `linger` seconds."""
         deadline = self.now() + linger
         while True:
             for link in self.links.values():
@@ -457,7 +458,7 @@ class LinkTable:
             self.poller.wait(deadline)
 
     def _drain(self, linger: float) -> None:
-        """Reads and drops what still arrives, until every peer has ended its side or `linger` seconds are over: a
+        """Read and drop what still arrives, until every peer has ended its side or `linger` seconds are over: a
         socket that is closed with unread bytes in it resets the connection, and the peer could lose what we sent
         last."""
         deadline = self.now() + linger

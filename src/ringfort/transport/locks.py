@@ -45,11 +45,12 @@ class Signal:
         self._sent: SimpleQueue[None] = SimpleQueue()
 
     def send(self) -> None:
-        """Ends the present wait, or the next."""
+        """End the present wait, or the next."""
         self._sent.put(None)
 
     def wait(self, timeout: float) -> bool:
-        """Waits for at most `timeout` seconds. Whether the signal came. Signals that came together count as one."""
+        """Wait for at most `timeout` seconds. Return whether the signal came. Signals that came together count as
+        one."""
         try:
             self._sent.get(timeout=timeout)
         except Empty:
@@ -68,7 +69,7 @@ class Condition(_RLock, threading.Condition):
         self._lock: Condition = self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for `notify_all`, or until `timeout` seconds are over; the lock is held on return, in any case."""
+        """Wait for `notify_all`, or until `timeout` seconds are over; the lock is held on return, in any case."""
         try:
             return threading.Condition.wait(self, timeout)
         finally:
@@ -104,7 +105,7 @@ class Future(futures.Future[T]):
         self._condition = Condition()
 
     def is_done_within(self, timeout: float) -> bool:
-        """Waits for at most `timeout` seconds. Unlike `result`, raises nothing."""
+        """Wait for at most `timeout` seconds. Unlike `result`, raise nothing."""
         with self._condition:
             if not self.done():
                 self._condition.wait(timeout)

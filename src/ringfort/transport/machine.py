@@ -32,14 +32,13 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def this_machine(*, shares: bool) -> Machine:
-    """The machine of this process."""
+    """Return the machine of this process."""
     return Machine(_machine_id(), shares, platform.machine().lower() in _ORDERED)
 
 
 @cache
 def _machine_id() -> bytes:
-    """A hash of the boot and of the network namespace: a container with a network of its own is a machine of its own,
-    as people see it."""
+    """Return a hash of the boot and of the network namespace: a container with its own network counts as a machine."""
     try:
         marks = (_BOOT_ID.read_text().strip(), str(_NETWORK.stat().st_ino))
     except OSError:  # not Linux, or no /proc
@@ -48,7 +47,7 @@ def _machine_id() -> bytes:
 
 
 def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
-    """For each rank the lowest rank on its machine. `machines` has all ranks."""
+    """Return, for each rank, the lowest rank on its machine. `machines` has all ranks."""
     first: dict[bytes, int] = {}
     hosts: list[int] = []
     for rank in range(len(machines)):
@@ -58,7 +57,7 @@ def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return how many processors this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux tells
@@ -66,7 +65,8 @@ def cores() -> int:
 
 
 def check_hosts(hosts: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """`hosts` as a tuple. Raises `InvalidArgumentError` unless it names for each rank the lowest on its host."""
+    """Return `hosts` as a tuple. Raises `InvalidArgumentError` unless it has, for each rank, the lowest rank on its
+    host."""
     given = tuple(hosts)
     if len(given) != world_size or any(not _is_lowest(given, rank) for rank in range(world_size)):
         raise InvalidArgumentError(

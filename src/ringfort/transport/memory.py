@@ -25,7 +25,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, condition: threading.Condition, deadline: float) -> None:
-        """Sleeps on `condition`, which is held, until it is notified or `now()` reaches `deadline`."""
+        """Sleep on `condition`, which is held, until it is notified or `now()` reaches `deadline`."""
         ...
 
 
@@ -51,7 +51,7 @@ class Pipe:
         self._wake_writer = wake_writer
 
     def write(self, *buffers: memoryview) -> int:
-        """Takes what fits. Raises as a socket does."""
+        """Take what fits. Raises as a socket does."""
         with self._lock:
             if self._is_ended:
                 raise BrokenPipeError("the other end is closed")
@@ -68,7 +68,7 @@ class Pipe:
         return room - left
 
     def read(self, buffer: memoryview) -> int:
-        """Gives what is there. Raises as a socket does."""
+        """Give what is there. Raises as a socket does."""
         with self._lock:
             if self._is_cut or (not self._pieces and not self._is_ended):
                 raise BlockingIOError
@@ -87,14 +87,14 @@ class Pipe:
         return done
 
     def end(self) -> None:
-        """No more bytes will come."""
+        """End the pipe: no more bytes will come."""
         with self._lock:
             self._is_ended = True
         self._wake_reader()
         self._wake_writer()
 
     def abandon(self) -> None:
-        """Nobody reads any more: what is in the pipe is dropped, and writing fails."""
+        """Drop what is in the pipe and make writing fail: nobody reads any more."""
         with self._lock:
             self._is_ended = True
             self._pieces.clear()
@@ -165,7 +165,7 @@ class MemoryPoller:
         self.now = clock.now
 
     def notify(self) -> None:
-        """A pipe has moved: look again."""
+        """Wake the waiter: a pipe has moved."""
         with self._condition:
             self._has_moved = True
             self._condition.notify_all()

@@ -92,7 +92,7 @@ class Scratch:
         self._views: dict[np.dtype[Any], Array] = {}
 
     def typed(self, dtype: np.dtype[Any]) -> Array:
-        """The scratch as an array of `dtype`."""
+        """Return the scratch as an array of `dtype`."""
         view = self._views.get(dtype)
         if view is None:
             view = self._views[dtype] = self._raw[: self._raw.size // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -144,7 +144,7 @@ class Sink:
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
-        """Where the next bytes should be put: at most `limit` of them."""
+        """Return where to put the next bytes, at most `limit` of them."""
         return scratch.bytes[: min(limit, scratch.chunk)]
 
     def filled(self, count: int, scratch: Scratch) -> None:
@@ -152,7 +152,7 @@ class Sink:
         self.seen += count
 
     def absorb(self, data: memoryview, scratch: Scratch) -> None:
-        """Takes bytes that were read together with a header."""
+        """Take bytes that were read together with a header."""
         while data:
             space = self.space(len(data), scratch)
             count = min(len(space), len(data))
@@ -213,7 +213,7 @@ class Receive(Sink):
         return self.seen if self.reducer is None else self.reduced * self.reducer.dtype.itemsize
 
     def take(self, data: memoryview) -> None:
-        """All of the message at once."""
+        """Take the whole message at once."""
         self.seen = self.total
         if self.reducer is None:
             self.into[:] = data
@@ -221,7 +221,7 @@ class Receive(Sink):
             self._reduce(self.array, np.frombuffer(data, self.reducer.dtype))
 
     def restart(self) -> None:
-        """Forgets a message that its sender cancelled. Only without a reduction: that cannot be undone."""
+        """Forget a message that its sender cancelled. Only without a reduction: that cannot be undone."""
         self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:

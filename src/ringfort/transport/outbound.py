@@ -89,7 +89,7 @@ class Outbound:
         return bool(self._control) or (self._send is None and bool(self._head))
 
     def pieces(self) -> tuple[memoryview, memoryview]:
-        """What to write next: a header (or nothing) and the rest of its payload (or nothing)."""
+        """Return what to write next: a header (or nothing) and the rest of its payload (or nothing)."""
         if not self._head and not self._body:
             self._next_frame()
         return self._head, self._body
@@ -138,7 +138,7 @@ class Outbound:
             self._head, self._body = memoryview(head), body
 
     def _choose(self) -> Send | None:
-        """The message whose frame is next: the first in turn that need not wait for its clear-to-send."""
+        """Return the message whose frame is next: the first in turn that need not wait for its clear-to-send."""
         for queue in self._queues.values():
             if not _waits(queue[0]):
                 return queue[0]
@@ -162,14 +162,15 @@ class Outbound:
     # --- the callers' side ----------------------------------------------------------------------------------------
 
     def post(self, send: Send) -> None:
-        """A caller wants `send` to go out."""
+        """Queue `send`."""
         if send.envelope.call == NO_CALL:
             self._serial += 1
             send.serial = self._serial
         self._queues.setdefault(send.key, deque()).append(send)
 
     def withdraw(self, send: Send) -> None:
-        """The caller no longer waits and will use its memory again. The other side forgets what it has got of it."""
+        """Cancel a message whose caller no longer waits and will reuse its memory. The other side drops what it has
+        received."""
         if send.done or send not in self._queues.get(send.key, ()):
             return
         if self._send is send:
@@ -180,11 +181,11 @@ class Outbound:
             self.control(pack(CANCEL, epoch=self._epoch, comm_id=send.key[0], tag=send.key[1]))
 
     def control(self, frame: bytes) -> None:
-        """Queues a control frame; it goes out before any further DATA frame."""
+        """Queue a control frame; it goes out before any further DATA frame."""
         self._control.append(frame)
 
     def reply_clear(self, key: Key, serial: int) -> None:
-        """Tells the other side that its message is being received."""
+        """Tell the other side that its message is being received."""
         self.owes_clear = True
         self.control(pack(CLEAR_TO_SEND, epoch=self._epoch, comm_id=key[0], tag=key[1], operation=serial))
 

@@ -59,7 +59,7 @@ class Progress:
         """What other threads have left for the leader: jobs to post, and actions to run."""
 
     def drive(self, job: Job) -> None:
-        """Moves data until `job` is done and the clear-to-send that it owes is out. The hot loop."""
+        """Move data until `job` is done and the clear-to-send that it owes is out. The hot loop."""
         table, arrivals = self._table, self.arrivals
         if not job.is_posted:
             table.post(job)
@@ -103,14 +103,14 @@ class Progress:
             jobs.remove(job)
 
     def hand_over(self) -> Signal | None:
-        """Takes up what has arrived and wakes the callers whose jobs are done. Returns what wakes the caller that
+        """Take up what has arrived and wake the callers whose jobs are done. Returns what wakes the caller that
         should lead next, if there is one."""
         self.admit()
         self._wake_done()
         return next((job.turn for job in self._table.jobs if job.turn is not None), None)
 
     def admit(self) -> None:
-        """Takes up what other threads have left. It leaves the queue last, so that an interrupt cannot lose it."""
+        """Take up what other threads have left. It leaves the queue last, so that an interrupt cannot lose it."""
         arrivals = self.arrivals
         while arrivals:
             arrival = arrivals[0]
@@ -125,19 +125,19 @@ class Progress:
             arrivals.popleft()
 
     def _wake_done(self) -> None:
-        """Wakes the followers whose jobs are done."""
+        """Wake the followers whose jobs are done."""
         for job in tuple(self._table.jobs):
             if job.turn is not None and job.is_done:
                 self._table.jobs.remove(job)
                 job.turn.send()
 
     def recover(self) -> None:
-        """The links have just been dropped: ends what had arrived too, and forgets all jobs."""
+        """End what had arrived too, and forget all jobs, after the links have been dropped."""
         self.hand_over()
         self._table.jobs.clear()
 
     def _sleep(self, job: Job, clearing: Link | None) -> None:
-        """Waits until something can move. While only this job is there and data flow, that is all there is to do.
+        """Wait until something can move. While only this job is there and data flow, that is all there is to do.
         From `clearing` a clear-to-send is awaited."""
         table, spin = self._table, self._spin
         if self.arrivals or len(table.jobs) > 1:
@@ -167,7 +167,7 @@ class Progress:
             self._serve(job, wait=True)
 
     def _serve(self, job: Job, *, wait: bool) -> None:
-        """Serves all links for all jobs; with `wait`, sleeps until one of them can move or a job's time is up."""
+        """Serve all links for all jobs; with `wait`, sleep until a link can move or a job times out."""
         table, watchdog = self._table, self._watchdog
         self.admit()
         if table.is_closed:
@@ -186,7 +186,7 @@ class Progress:
         self._wake_done()
 
     def _move_ready(self, deadline: float) -> bool:
-        """Waits until `deadline` for a link that can move, and moves it."""
+        """Wait until `deadline` for a link that can move, and move it."""
         table = self._table
         if table.pending:
             for link in tuple(table.pending):
@@ -204,9 +204,9 @@ class Progress:
 
 
 def _asks_elsewhere(job: Job) -> Send | None:
-    """The message of `job` that waits for a clear-to-send, where that comes on another link than what the job receives.
-    Nobody else reads that link while data flow: a ring of three ranks and more would wait for the clear-to-send until
-    nothing flows."""
+    """Return the message of `job` that waits for a clear-to-send, if that comes on another link than the one on which
+    the job receives. Nobody else reads that link while data flow: a ring of three ranks or more would wait for the
+    clear-to-send until nothing flows."""
     if job.send_link is job.receive_link:
         return None
     return next((half for half, _ in job.halves() if isinstance(half, Send) and not half.is_clear), None)

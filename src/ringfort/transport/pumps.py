@@ -25,7 +25,7 @@ class Carrier(Protocol):
 
     def send(self, packet: memoryview) -> None: ...
     def recv(self, packet: memoryview) -> None:
-        """Receives a packet of at most the size of `packet`."""
+        """Receive a packet of at most the size of `packet`."""
         ...
 
 
@@ -45,7 +45,7 @@ class Pumps:
             thread.start()
 
     def join(self, seconds: float, *, sent: bool = False) -> bool:
-        """Waits for the threads to end, or with `sent` for the one that sends; whether they have."""
+        """Wait for the threads to end, or with `sent` for the one that sends. Return whether they have ended."""
         threads = self._threads[:1] if sent else self._threads
         for thread in threads:
             thread.join(seconds)

@@ -235,7 +235,7 @@ class _Half:
         return half
 
     def with_cipher(self, cipher: type[Cipher]) -> Self:
-        """The same direction with the cipher that the sides agreed on."""
+        """Return the same direction with the cipher that the sides agreed on."""
         return self if cipher is self.cipher else type(self)(self._key, cipher, roll_over=self._roll_over)
 
 
@@ -243,7 +243,7 @@ class Sealer(_Half):
     """Makes the records of one direction."""
 
     def seal(self, data: memoryview | bytes, out: memoryview) -> int:
-        """Writes the record of `data`, at most `MAX_PLAIN` bytes of it, to the start of `out`; returns its size."""
+        """Write the record of `data`, at most `MAX_PLAIN` bytes of it, to the start of `out`; return its size."""
         count = self._next_count()  # first: it may replace the cipher
         end = len(data) + self.overhead
         LENGTH.pack_into(out, 0, end - LENGTH.size)
@@ -255,21 +255,21 @@ class Opener(_Half):
     """Reads the records of one direction."""
 
     def body_length(self, head: memoryview | bytes, at: int = 0) -> int:
-        """The length that a record's first bytes, at `at` in `head`, claim. Raises `TamperedError` for one that no
-        record has."""
+        """Return the length that the first bytes of a record, at `at` in `head`, claim. Raises `TamperedError` for an
+        invalid length."""
         (length,) = LENGTH.unpack_from(head, at)
         least = self.overhead - LENGTH.size
         if not least <= length <= least + MAX_PLAIN:
-            raise TamperedError(f"a record claims {length} bytes; they have {least} to {least + MAX_PLAIN}")
+            raise TamperedError(f"a record claims {length} bytes; the limits are {least} and {least + MAX_PLAIN}")
         return length
 
     def open(self, record: memoryview | bytes, into: memoryview) -> None:
-        """Opens a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
+        """Open a whole record into `into`, which has exactly the size of what was sealed. Raises `TamperedError`."""
         if len(record) != len(into) + self.overhead:
-            raise TamperedError(f"a record of {len(record)} bytes does not hold the {len(into)} that it claims")
+            raise TamperedError(f"a record of {len(record)} bytes does not contain the {len(into)} that it claims")
         count = self._next_count()  # first: it may replace the cipher
         try:
             self._cipher.open(count, record, LENGTH.size, into)
         except InvalidTag as exc:
             into[:] = bytes(len(into))  # the cipher has written there what is not authenticated
-            raise TamperedError("a record was changed, left out, repeated or moved on its way") from exc
+            raise TamperedError("a record was changed, dropped, repeated or reordered on its way") from exc

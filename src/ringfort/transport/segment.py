@@ -39,7 +39,7 @@ class Segment:
     """Shared memory. `memory` is what all who have opened it see."""
 
     def __init__(self, fd: int, offer: Offer, folder: Path | None = None) -> None:
-        """Takes over `fd`, through which others may open memory that has no name."""
+        """Take over `fd`, through which others may open memory that has no name."""
         self._map = mmap.mmap(fd, offer.size)
         self._fd = fd
         self.offer = offer
@@ -48,7 +48,7 @@ class Segment:
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """A new segment with `size` bytes of zeros. Raises `TransportError` where there is no room for it."""
+        """Return a new segment with `size` bytes of zeros. Raises `TransportError` if there is not enough memory."""
         size += PAGE
         token = secrets.token_bytes(TOKEN_BYTES)
         folder: Path | None = None
@@ -70,17 +70,17 @@ class Segment:
             with suppress(OSError):
                 os.close(fd)
             _remove(folder)
-            raise TransportError(f"cannot allocate {size} bytes of shared memory: {exc}") from exc
+            raise TransportError(f"Cannot allocate {size} bytes of shared memory: {exc}") from exc
         segment._map[:TOKEN_BYTES] = token
         return segment
 
     @classmethod
     def open(cls, offer: Offer, size: int) -> Segment:
-        """The segment that another process made for `size` bytes. Raises `TransportError` if it cannot be had or is
-        another one: this process may see other files under the same name."""
+        """Return the segment of `size` bytes that another process made. Raises `TransportError` if it cannot be opened
+        or is another one: this process may see other files under the same name."""
         try:
             if _HAS_MEMFD and not _PLACE.fullmatch(offer.path):  # opening a device can have effects of its own
-                raise OSError(errno.EINVAL, "it is something else")
+                raise OSError(errno.EINVAL, "not a shared-memory file")
             fd = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
             try:
                 _check(fd, offer, size + PAGE)
@@ -90,15 +90,16 @@ class Segment:
                 raise
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-            raise TransportError(f"the shared memory of another process cannot be opened: {why}") from exc
+            raise TransportError(f"Cannot open the shared memory of another process: {why}") from exc
         segment.settle()
         if not secrets.compare_digest(segment._map[:TOKEN_BYTES], offer.token):
             segment.close()
-            raise TransportError("the shared memory of another process is not the one it speaks of")
+            raise TransportError("The shared memory of another process is not the one that it offered")
         return segment
 
     def settle(self) -> None:
-        """Everybody has opened it: removes its name, so that it ends with the last process that uses it."""
+        """Remove the name of the segment, once everybody has opened it, so that it ends with the last process that uses
+        it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -106,7 +107,7 @@ class Segment:
         self._folder = None
 
     def close(self) -> None:
-        """Gives up this process's view of the memory, at the latest when its last user does. May be called twice."""
+        """Close this process's view of the memory, at the latest when its last user is gone. May be called twice."""
         self.settle()
         self.memory = memoryview(b"")
         with suppress(BufferError):  # somebody still holds a piece; it goes with that
@@ -123,8 +124,8 @@ def _remove(folder: Path | None) -> None:
 def _check(fd: int, offer: Offer, size: int) -> None:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size != offer.size or offer.size != size:
-        raise OSError(errno.EINVAL, "it is something else")
+        raise OSError(errno.EINVAL, "not the file that was offered")
     if found.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, "it belongs to another user")
+        raise OSError(errno.EPERM, "the file belongs to another user")
     if _HAS_MEMFD and not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _NO_SHRINK:
-        raise OSError(errno.EINVAL, "it could be taken away")
+        raise OSError(errno.EINVAL, "the file could be truncated")

@@ -153,7 +153,7 @@ class ShmStream(SocketEnd):
                 self._sock.send(b"\0")
 
     def flush(self) -> None:
-        """Sends what the socket would not take before."""
+        """Send what the socket would not take before."""
         if self._owed:
             with suppress(OSError):
                 self._owed = self._owed[self._sock.send(self._owed) :]
@@ -164,7 +164,7 @@ class ShmStream(SocketEnd):
         return bool(self._owed)
 
     def listen(self) -> None:
-        """Takes what has come over the socket: wake-ups, counters, the end."""
+        """Take what has come over the socket: wake-ups, counters, the end."""
         while not self.is_over:
             try:
                 data = self._sock.recv(4096)
@@ -191,7 +191,7 @@ class ShmStream(SocketEnd):
     # --- sleeping -------------------------------------------------------------------------------------------------
 
     def sleep(self, *, read: bool, write: bool) -> None:
-        """Asks the peer for a wake-up when there is something to read, or room to write."""
+        """Ask the peer for a wake-up when there is something to read, or room to write."""
         if not self._is_told:
             self._in.words[_READER_SLEEPS] = read
             self._out.words[_WRITER_SLEEPS] = write

@@ -100,7 +100,8 @@ class SealedStream(SocketEnd):
         return count
 
     def push(self) -> int:
-        """Goes on with what `is_sending`: what `sendmsg` returns once all of it is with the kernel, 0 before."""
+        """Continue to send the current record. Return what `sendmsg` returns once the kernel has all of it, and 0
+        before."""
         self._out_at += self._sock.send(self._out[self._out_at : self._out_end])
         if self._out_at < self._out_end:
             return 0
@@ -141,11 +142,11 @@ class SealedStream(SocketEnd):
         self._in_at = end
         self._look()
         if not count:
-            raise TamperedError("a record without content")  # nobody sends one; zero would mean the end
+            raise TamperedError("a record is empty")  # nobody sends one; zero would mean the end
         return count
 
     def _look(self) -> None:
-        """Finds out whether a whole record is there."""
+        """Find out whether a whole record is there."""
         at, have = self._in_at, self._in_end - self._in_at
         self._record_end = self._lacks = 0
         if have >= LENGTH.size:
@@ -159,8 +160,8 @@ class SealedStream(SocketEnd):
         self.has_pending = self._record_end > 0 or bool(self._spill)
 
     def pull(self) -> bool:
-        """Takes what the kernel has. Whether there is something to receive then: what is whole, or the end. Raises as
-        `recv_into`."""
+        """Read what the kernel has. Return whether there is something to receive then: a whole record, or the end.
+        Raises as `recv_into`."""
         if self.has_pending:
             return True
         if len(self._in) - self._in_at < MAX_RECORD + _PEEK:

@@ -25,7 +25,7 @@ LOOKS = 8
 """How often a silent machine is looked at within the patience."""
 HANG_UP: int = getattr(select, "POLLRDHUP", 0)
 """The peer has ended its direction; Linux tells so even when we do not want to read."""
-PEER_ENDED = "the connection that there was has ended"
+PEER_ENDED = "its first connection has ended"
 """Why no further connection is made."""
 _TCP_RXT_CONNDROPTIME = 0x80
 """macOS: seconds of retransmission after which a connection is dropped. Not in Python's socket module."""
@@ -34,20 +34,20 @@ _TCP_INFO = Struct("=3xB20xI28xI")
 
 
 def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """The addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
+    """Return the addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as exc:  # a name that cannot be written in DNS is a UnicodeError
         why = exc.strerror if isinstance(exc, OSError) else str(exc)
         raise TransportError(
-            f"host {host!r} is not known ({why}): check the spelling, or use its address", peer=host
+            f"Unknown host {host!r} ({why}); check the spelling, or use its address", peer=host
         ) from exc
     return [(family, address) for family, _, _, _, address in found]
 
 
 def tune(sock: socket.socket) -> socket.socket:
-    """Sets what every data socket needs.
+    """Set what every data socket needs.
 
     Buffers are left to the kernel, which sizes them to the path. Only between processes of one machine it lets
     megabytes pile up, which are out of the cache when they are read: there, a bounded send buffer made a
@@ -79,7 +79,7 @@ def keep_alive(sock: socket.socket, patience: float) -> None:
 
 
 def silence(sock: socket.socket) -> float:
-    """Seconds for which the other kernel has answered nothing though it was sent something; 0 while it answers.
+    """Return the seconds for which the other kernel has not answered what it was sent; 0 while it answers.
 
     TCP_USER_TIMEOUT would do this without us, but it also ends a connection whose other side answers and has no room
     left: that of a peer that computes, or holds its interpreter lock, while messages wait for it.
@@ -96,7 +96,7 @@ def silence(sock: socket.socket) -> float:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A non-blocking listening socket. Raises `TransportError` in words when the address cannot be had."""
+    """Return a non-blocking listening socket. Raises `TransportError` if the address cannot be used."""
     family, address = resolve(host, port, passive=True)[0]
     sock = keep_from_children(socket.socket(family, socket.SOCK_STREAM))
     try:
@@ -106,12 +106,12 @@ def listen(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except OSError as exc:
         sock.close()
-        raise TransportError(f"cannot listen on {format_address(host, port)}: {_in_words(exc)}") from exc
+        raise TransportError(f"Cannot listen on {format_address(host, port)}: {_in_words(exc)}") from exc
     return sock
 
 
 def listen_everywhere() -> socket.socket:
-    """`listen` on all addresses of this machine, IPv6 and IPv4, on a free port."""
+    """Return a socket that listens on all addresses of this machine, IPv6 and IPv4, on a free port."""
     if socket.has_dualstack_ipv6():
         with suppress(OSError):  # switched off for this network
             sock = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
@@ -121,13 +121,13 @@ def listen_everywhere() -> socket.socket:
 
 
 def adopt_listener(fd: int) -> socket.socket:
-    """The listening socket that a launcher opened for this process."""
+    """Return the listening socket that a launcher opened for this process."""
     try:
         sock = keep_from_children(socket.socket(fileno=fd))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except OSError as exc:
-        raise TransportError(f"file descriptor {fd} is no socket to listen on: {_in_words(exc)}") from exc
+        raise TransportError(f"File descriptor {fd} is not a listening socket: {_in_words(exc)}") from exc
     return sock
 
 
@@ -136,15 +136,15 @@ def _in_words(exc: OSError) -> str:
         case errno.EADDRINUSE:
             return "the port is in use; stop the other program or choose another port"
         case errno.EACCES:
-            return "permission denied; ports below 1024 need root, choose one above"
+            return "permission denied; choose a port above 1023 (those below need root)"
         case errno.EADDRNOTAVAIL:
-            return "this machine has no such address; see `ip address` or `ifconfig` for those it has"
+            return "this machine does not have this address; `ip address` or `ifconfig` lists its addresses"
         case _:
             return exc.strerror or str(exc)
 
 
 def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.socket | None = None) -> None:
-    """Returns when `sock` has `event`, of those of poll(2). Raises `TimeoutError` at `deadline`, and
+    """Return when `sock` has `event`, of those of poll(2). Raises `TimeoutError` at `deadline`, and
     `ConnectionAbortedError` as soon as `beside`, another connection with the same peer, has ended."""
     poll = select.poll()
     poll.register(sock, event)

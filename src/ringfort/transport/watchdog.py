@@ -17,27 +17,27 @@ have called different things may each wait for the other, and nothing that they 
 
 
 class Watchdog:
-    """Ends the jobs of a table that wait in vain."""
+    """Ends the jobs of a table that can make no progress."""
 
     def __init__(self, table: LinkTable) -> None:
         self._table = table
 
     def look(self) -> None:
-        """Looks for peers that are in another collective or whose machine is silent, and tells peers what we wait
+        """Look for peers that are in another collective or whose machine is silent, and tell peers what this rank waits
         for."""
         self._say_what_we_wait_for()
         self._look_for_mismatch()
         self._look_for_silence()
 
     def expire(self) -> None:
-        """Ends the jobs whose time is over."""
+        """End the jobs whose time is over."""
         now = self._table.now()
         for job in self._table.jobs:
             if job.deadline <= now and not job.is_done:
                 self._table.time_out(job)
 
     def next_look(self) -> float:
-        """When something is due, if nothing comes before."""
+        """Return when to look next, if nothing happens before."""
         return min(map(_due_at, self._table.jobs), default=0.0)
 
     def _say_what_we_wait_for(self) -> None:

@@ -88,7 +88,7 @@ def test_ranks_with_different_lists_do_not_meet() -> None:
 def test_a_list_of_another_length_is_said_in_words() -> None:
     with reserved_addresses(3) as (a, b, c):
         host = Background(ring, [a, b], 0, SHORT)
-        with pytest.raises(RefusedError, match="knows 3 ranks, rank 0 2"):
+        with pytest.raises(RefusedError, match="started with 3 ranks, rank 0 with 2"):
             ring([a, b, c], 1)
         with pytest.raises(DistributedError, match="missing: rank 1"):
             host.result()

@@ -185,12 +185,12 @@ def wrong_third_message() -> bytes:
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "not Ringfort"),
         (b"GET /\r\n", "not Ringfort"),
         (b"\x16\x03\x01\x02\x00\x01", "not Ringfort"),
-        (preamble() + bytes(48), "does not know this cluster's secret"),
-        (wrong_third_message(), "does not know this cluster's secret"),
-        (bytes(Handshake(member(), JOIN).outgoing) + b"\xff\xff\xff\xff", "claims 4294967295 bytes"),
+        (preamble() + bytes(48), "does not know the secret of this cluster"),
+        (wrong_third_message(), "does not know the secret of this cluster"),
+        (bytes(Handshake(member(), JOIN).outgoing) + b"\xff\xff\xff\xff", "Invalid message: 4294967295 bytes"),
         (preamble(version=99), f"version 99, this side {PROTOCOL_VERSION}"),
-        (preamble(mode=PLAIN, network_id=bytes(16)), "its encryption is off, here it is on"),
-        (preamble(network_id=bytes(16)), "belongs to another cluster than this side, which is in 'lab'"),
+        (preamble(mode=PLAIN, network_id=bytes(16)), "has encryption off, this side has it on"),
+        (preamble(network_id=bytes(16)), "belongs to another cluster, this side to 'lab'"),
     ],
     ids=["http", "short http", "tls", "no key", "no secret", "too long", "version", "mode", "cluster"],
 )
@@ -210,7 +210,7 @@ def test_a_plain_listener_drops_what_is_no_hello_and_what_is_too_long() -> None:
     scene = Scene(None)
     plain = preamble(mode=PLAIN, network_id=bytes(16))
     scene.call(plain + LENGTH.pack(4) + b"\xc1\xc1\xc1\xc1")
-    assert "malformed hello" in scene.refused()
+    assert "Malformed hello" in scene.refused()
     scene.call(plain + LENGTH.pack(MAX_PURPOSE + 1))
     assert str(MAX_PURPOSE + 1) in scene.refused(2)
     scene.close()
@@ -218,7 +218,7 @@ def test_a_plain_listener_drops_what_is_no_hello_and_what_is_too_long() -> None:
 
 def test_a_port_scanner_is_dropped(scene: Scene) -> None:
     scene.call().close()
-    assert "closed before it said who it is" in scene.refused()
+    assert "Connection closed by the other side in the handshake" in scene.refused()
 
 
 @pytest.mark.parametrize("encryption", ["on", "off"])
@@ -239,7 +239,7 @@ def test_another_version_is_told_why(scene: Scene) -> None:
 
 def test_who_does_not_know_the_secret_is_dropped_without_a_name(scene: Scene) -> None:
     connecting = scene.member(credentials=impostor())
-    assert "does not know this cluster's secret" in scene.refused()
+    assert "does not know the secret of this cluster" in scene.refused()
     with pytest.raises(NoConnectionError):
         connecting.result()
 
@@ -271,7 +271,7 @@ def test_who_has_no_room_for_what_it_is_told_is_dropped(scene: Scene, monkeypatc
     send = socket.socket.send
     monkeypatch.setattr(socket.socket, "send", lambda sock, data: send(sock, data[:1]))
     scene.call(bytes(Handshake(member(), JOIN).outgoing))
-    assert "it does not read what it is sent" in scene.refused()
+    assert "The other side does not read its handshake" in scene.refused()
 
 
 def test_the_oldest_client_makes_room_for_a_new_one() -> None:
@@ -349,7 +349,7 @@ def test_a_listener_without_descriptors_pauses_warns_once_and_goes_on(
         assert len(slept) == 20
         assert len(caplog.records) == 1
         where = f"127.0.0.1:{listener.address[1]}"
-        assert f"cannot accept connections at {where}: Too many open files; raise the limit with" in caplog.text
+        assert f"Cannot accept connections at {where}: Too many open files; raise the limit with" in caplog.text
         full.is_full = False
         while not listener._waiting:
             listener.wait(1010)
@@ -423,7 +423,7 @@ def test_a_thousand_refused_clients_are_few_lines_in_the_log_that_count_them_all
         scene.listener.close()
     assert turned == 1000
     assert len(caplog.records) == 2
-    assert "refused 999 more" in caplog.text
+    assert "Refused 999 more" in caplog.text
     assert len(scene.listener.refusals) == 8
     scene.close()
 
@@ -482,13 +482,13 @@ def test_what_is_said_is_heard_and_nothing_behind_it(pair: tuple[Connection, Con
 
 
 def test_a_peer_that_does_not_answer_is_named(pair: tuple[Connection, Connection]) -> None:
-    with pytest.raises(NoConnectionError, match="rank 7 accepted the connection but did not answer"):
+    with pytest.raises(NoConnectionError, match="No answer in time from rank 7, which accepted the connection"):
         pair[0].hear("rank 7", time.monotonic() + 0.05)
 
 
 def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[Connection, Connection]) -> None:
     pair[1].close()
-    with pytest.raises(NoConnectionError, match="rank 7 closed the connection"):
+    with pytest.raises(NoConnectionError, match="Connection closed by rank 7 before it answered"):
         pair[0].hear("rank 7", soon())
     with pytest.raises(NoConnectionError, match="broke"):
         pair[0].say(Ready(), soon())
@@ -496,7 +496,7 @@ def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[Connection, 
 
 def test_a_refusal_is_raised_as_what_it_means(pair: tuple[Connection, Connection]) -> None:
     pair[1].say(Refused("rank_taken", "taken"), soon())
-    with pytest.raises(RankTakenError, match="refused by rank 7: taken"):
+    with pytest.raises(RankTakenError, match="Refused by rank 7: taken"):
         pair[0].hear("rank 7", soon())
 
 
@@ -528,5 +528,5 @@ def test_whoever_answers_without_the_secret_is_a_handshake_error_that_names_them
     a, b = socket.socketpair()
     with a, b:
         b.sendall(preamble() + bytes(96))
-        with pytest.raises(HandshakeError, match="rank 7: "):
+        with pytest.raises(HandshakeError, match="Handshake with rank 7 failed: "):
             run(Connection.initiate(a, member(), JOIN, "rank 7"), soon())

@@ -170,7 +170,7 @@ def test_a_mistyped_code_is_one_line_with_the_place_and_changes_nothing(home: Pa
 
 
 def test_an_empty_pipe_is_a_bad_code() -> None:
-    assert "begins with ringfort-" in refused(2, "join", stdin="")
+    assert "must begin with ringfort-" in refused(2, "join", stdin="")
 
 
 def test_list_shows_names_and_public_ids_and_marks_the_one_in_use(

@@ -75,7 +75,7 @@ def test_parts_may_have_any_sizes_if_both_sides_agree() -> None:
         (lambda c, x: c.all_gather(x, out=[x]), "out='list of 1'"),
         (lambda c, x: c.all_gather(x, out=[x, x[:2]]), r"out\[1\]='float32 of 2 elements'"),
         (lambda c, x: c.all_gather(x, out=[x, x.astype(np.int8)]), r"out\[1\]='int8 of 3 elements'"),
-        (lambda c, x: c.scatter(None, 0, out=x), "the root passes one array per rank"),
+        (lambda c, x: c.scatter(None, 0, out=x), "the root must pass one array per rank"),
         (lambda c, x: c.scatter([x, x], 1, out=x), "only the root passes arrays"),
         (lambda c, x: c.reduce_scatter([x, x[:1]], out=x), r"x\[1\]"),
         (lambda c, x: c.reduce_scatter(np.stack([x, x]), out=x[:2]), "out='float32 of 2 elements'"),

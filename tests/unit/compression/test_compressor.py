@@ -144,7 +144,7 @@ def test_infinities_and_nans_are_reported(name: str, bad: float) -> None:
     assert kept is not None
     kept = kept.copy()
     x[3, 4] = bad
-    with pytest.raises(NonFiniteError, match="'w' holds") as caught:
+    with pytest.raises(NonFiniteError, match="Array 'w' contains infinite or NaN") as caught:
         compressor.compress(x, "w")
     assert caught.value.found == {0: 1}
     np.testing.assert_array_equal(compressor.residual("w"), kept)
@@ -183,7 +183,7 @@ def test_other_floats_are_compressed_as_float32(dtype: str) -> None:
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="on_nonfinite"):
         GradientCompressor("int8", on_nonfinite="ignore")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidArgumentError, match="choose one of"):
+    with pytest.raises(InvalidArgumentError, match="unknown strategy; use one of"):
         GradientCompressor("zip")
     with pytest.raises(InvalidArgumentError, match="needs links"):
         GradientCompressor("auto").compress(np.ones(3, np.float32))

@@ -182,10 +182,10 @@ def test_a_code_of_another_cluster_is_not_taken_under_this_name() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "begins with ringfort-"),
-        ("k7qf-3m2x", "begins with ringfort-"),
-        ("x" * 5000, "begins with ringfort-"),
-        ("ringfort-" * 1000, "begins with ringfort-"),
+        ("", "must begin with ringfort-"),
+        ("k7qf-3m2x", "must begin with ringfort-"),
+        ("x" * 5000, "must begin with ringfort-"),
+        ("ringfort-" * 1000, "must begin with ringfort-"),
         ("ringfort", "too short"),
         ("ringfort-default", "too short"),
         ("ringfort-" + LETTERS, "too short"),

@@ -55,12 +55,12 @@ def test_a_signature_under_somebody_elses_name_is_refused() -> None:
     ids=["no signature", "short signature", "short key", "more fields", "text for a key", "a list", "nothing"],
 )
 def test_what_has_another_form_is_refused(fields: object) -> None:
-    with pytest.raises(HandshakeError, match="cannot be read"):
+    with pytest.raises(HandshakeError, match="Malformed identity proof"):
         check_proof(msgspec.msgpack.encode(fields), STATIC, initiator=True, binding=BINDING)
 
 
 def test_what_is_too_long_is_refused_unread() -> None:
-    with pytest.raises(HandshakeError, match="at most"):
+    with pytest.raises(HandshakeError, match="the limit is"):
         check_proof(bytes(MAX_PROOF_BYTES + 1), STATIC, initiator=True, binding=BINDING)
 
 

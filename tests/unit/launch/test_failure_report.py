@@ -10,9 +10,9 @@ from ringfort.launch.agreement_messages import Failed, decode, encode
 from ringfort.launch.failure_report import TAIL_LINES, Failure, first
 
 VICTIMS = [
-    "ringfort.errors.PeerLostError: lost rank 1: its process died",
-    "ringfort.errors.ChannelClosedError: rank 1 has closed its backend",
-    "AbortedError: aborted by rank 0",
+    "ringfort.errors.PeerLostError: Lost rank 1: its process died",
+    "ringfort.errors.ChannelClosedError: The backend of rank 1 was closed",
+    "AbortedError: Aborted by rank 0",
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:43210",
     "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
 ]

@@ -55,7 +55,7 @@ def test_whoever_answers_in_a_ranks_place_with_another_key_is_not_called(listene
     connections: dict[int, Connection] = {}
     keys = [b"", here.credentials.identity.public_key]
     accepting = Background(setup.accept_agents, listener, range(1, 2), TOKEN, keys, connections, terms())
-    with pytest.raises(HandshakeError, match="another machine answers"):
+    with pytest.raises(HandshakeError, match="Another machine answers"):
         connect(0, [listener.address], Calls(1, TOKEN), here, identity=member().identity.public_key)
     accepting.result()
     connections[1].close()

@@ -321,7 +321,7 @@ def test_a_bucket_size_that_cannot_work_is_refused(bucket_bytes: Any) -> None:
 def test_a_leaf_that_is_not_of_floats_is_named(dtype: str) -> None:
     (error,) = averaged([{"layers": [Layer(np.ones(2), np.ones(2, dtype))]}])
     assert isinstance(error, InvalidArgumentError)
-    assert str(error) == f"tree['layers'][0].bias={dtype!r}: gradients are floats; convert this array or leave it out"
+    assert str(error) == f"tree['layers'][0].bias={dtype!r}: must be an array of floats; convert it or leave it out"
 
 
 @pytest.mark.parametrize("leaf", [1.5, "text", object()])

@@ -76,6 +76,7 @@ def test_each_abort_reason_becomes_the_error_that_it_is_at_the_one_who_hears_it(
     told = to_error(Lost(3, "cable pulled", by=1), me=3)
     assert isinstance(told, PeerLostError)
     assert (told.peer, told.reason) == (1, "it reported that its connection to this rank failed: cable pulled")
+    assert str(told) == "Rank 1 reported that its connection to this rank failed: cable pulled"
     assert to_error(Lost(3, "cable pulled", by=1), me=2).peer == 3
 
     left = to_error(Left(3), me=0)

@@ -430,5 +430,5 @@ def test_a_reader_wants_no_byte_behind_the_current_message() -> None:
 def test_a_message_that_is_too_long_is_refused_before_it_is_read(length: int) -> None:
     reader = RecordReader(None, 1000)
     reader.feed(LENGTH.pack(length))
-    with pytest.raises(ProtocolError, match=f"at most 1000 bytes, this one claims {length}"):
+    with pytest.raises(ProtocolError, match=f"Invalid message: {length} bytes; the limit is 1000"):
         reader.next()

@@ -47,7 +47,7 @@ def test_what_is_said_is_what_is_heard(said: Hello) -> None:
 @given(hellos, st.data())
 def test_half_a_hello_is_a_protocol_error(said: Hello, data: st.DataObject) -> None:
     whole = encode(said)
-    with pytest.raises(ProtocolError, match="malformed hello"):
+    with pytest.raises(ProtocolError, match="Malformed hello"):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
@@ -79,4 +79,4 @@ def test_a_refusal_is_an_error_of_its_kind_that_says_who_and_why(code: str, kind
     error = to_error(Refused(code, "because"), "rank 0 at host:1")
     assert type(error) is kind
     assert error.peer == "rank 0 at host:1"
-    assert "refused by rank 0 at host:1: because" in str(error)
+    assert "Refused by rank 0 at host:1: because" in str(error)

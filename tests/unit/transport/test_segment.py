@@ -44,7 +44,7 @@ def test_once_settled_nobody_else_can_open_it_and_nothing_is_left(kind: str, tmp
     theirs = Segment.open(ours.offer, SIZE)
     ours.settle()
     assert not list(tmp_path.iterdir())
-    with pytest.raises(TransportError, match="cannot be opened"):
+    with pytest.raises(TransportError, match="Cannot open the shared memory of another process"):
         Segment.open(ours.offer, SIZE)
     ours.memory[0] = 7
     assert theirs.memory[0] == 7
@@ -91,13 +91,21 @@ def test_another_token_another_size_or_another_file_is_refused(kind: str, tmp_pa
     for offer, asked, why in (
         (Offer(path, size, bytes(32)), SIZE, "not the one"),
         (Offer(path, size, token[:-1]), SIZE, "not the one"),
-        (Offer(path, size + 1, token), SIZE, "cannot be opened"),
-        (ours.offer, SIZE + 1, "cannot be opened"),
-        (Offer(str(other), size, token), SIZE, "not the one" if kind == "file" else "cannot be opened"),
-        (Offer(str(pipe), size, token), SIZE, "something else"),
-        (Offer(str(tmp_path), size, token), SIZE, "cannot be opened"),
-        (Offer(str(tmp_path / "missing"), size, token), SIZE, "cannot be opened"),
-        (Offer("a\0b", size, token), SIZE, "cannot be opened"),
+        (Offer(path, size + 1, token), SIZE, "Cannot open the shared memory of another process"),
+        (ours.offer, SIZE + 1, "Cannot open the shared memory of another process"),
+        (
+            Offer(str(other), size, token),
+            SIZE,
+            "not the one" if kind == "file" else "Cannot open the shared memory of another process",
+        ),
+        (
+            Offer(str(pipe), size, token),
+            SIZE,
+            "not a shared-memory file" if kind == "memory" else "not the file that was offered",
+        ),
+        (Offer(str(tmp_path), size, token), SIZE, "Cannot open the shared memory of another process"),
+        (Offer(str(tmp_path / "missing"), size, token), SIZE, "Cannot open the shared memory of another process"),
+        (Offer("a\0b", size, token), SIZE, "Cannot open the shared memory of another process"),
     ):
         with pytest.raises(TransportError, match=why):
             Segment.open(offer, asked)

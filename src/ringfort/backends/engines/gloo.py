@@ -46,7 +46,7 @@ class GlooBackend(MeshBackend):
         interface: str | None = None,
         config: DistributedConfig | None = None,
     ) -> None:
-        """Returns when every rank is linked to every other.
+        """Return when every rank is linked to every other.
 
         The ranks meet at a store of torch's: at `master`, `host:port`, where rank 0 opens one, or at `store`. Gloo
         listens on the interface that leads to the others, or on `interface`, by name.
@@ -83,7 +83,7 @@ class GlooBackend(MeshBackend):
         return may_have("ProcessGroupGloo")
 
     def close(self) -> None:
-        """Leaves the group. May be called twice, and from another thread; never raises."""
+        """Leave the group. May be called twice, and from another thread; never raises."""
         super().close()  # which lets go of Gloo's own collectives: they keep the store, and so in rank 0 a port
         with self._closing:
             pumps, self._pumps = self._pumps, []
@@ -127,13 +127,13 @@ class GlooNative(TorchNative):
 @cache
 def _say_once() -> None:
     _log.warning(
-        "Gloo does not encrypt: whoever is on the network can read and change what the ranks say. "
-        "TcpBackend and `ringfort.join()` do"
+        "Gloo does not encrypt: anyone on the network can read and change what the ranks send. "
+        "TcpBackend and `ringfort.join()` encrypt."
     )
 
 
 def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Callable[[str], Any]:
-    """Makes one of Gloo's groups. Every rank has to, with the same name."""
+    """Make one of Gloo's groups. Every rank has to, with the same name."""
 
     def make(name: str) -> Any:
         gloo = c10d.ProcessGroupGloo

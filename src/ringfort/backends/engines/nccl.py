@@ -26,8 +26,8 @@ from ringfort.transport.messages import Envelope
 _log = logging.getLogger(__name__)
 
 _HOW = (
-    "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); without one, TcpBackend and "
-    "HybridBackend move tensors of the CPU"
+    "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); for tensors on the CPU, use "
+    "TcpBackend or HybridBackend"
 )
 _PATH_BYTES = 256
 """Room for the place where the ranks of a group meet, which the first tells the others."""
@@ -88,7 +88,7 @@ class NcclNative(TorchNative):
         return self._c10d.ProcessGroupNCCL(self._open_store(), self._group.rank, self._group.world_size, options)
 
     def _open_store(self) -> Any:
-        """Where NCCL's ranks find each other: a file that only this user can open, or between hosts a port."""
+        """Return the store in which NCCL's ranks meet: a file that only this user can open, or between hosts a port."""
         group, c10d = self._group, self._c10d
         if group.world_size == 1:
             return c10d.HashStore()
@@ -122,7 +122,7 @@ class NcclNative(TorchNative):
             group.abort()  # ends the kernels that wait for the others
 
     def close(self) -> None:
-        """Lets go of the GPU."""
+        """Release the GPU."""
         group, self.group = self.group, None
         if group is not None:
             group.shutdown()
@@ -132,7 +132,7 @@ class NcclNative(TorchNative):
 
 
 def check_cuda() -> None:
-    """Raises `BackendUnavailableError` unless there are a GPU and NCCL."""
+    """Raise `BackendUnavailableError` unless there are a GPU and NCCL."""
     c10d_with("ProcessGroupNCCL", "nccl", _HOW)
     if not has_cuda():
         raise BackendUnavailableError("nccl", _HOW)
@@ -147,6 +147,6 @@ def has_cuda() -> bool:
 @cache
 def _say_once() -> None:
     _log.warning(
-        "NCCL does not encrypt: whoever is on the network between the hosts can read and change what its ranks send. "
-        "HybridBackend keeps NCCL inside each host"
+        "NCCL does not encrypt: anyone on the network between the hosts can read and change what the ranks send. "
+        "HybridBackend keeps NCCL inside each host."
     )

@@ -83,7 +83,7 @@ class TorchNative(Native):
         return Pending(is_done, (work, arguments))
 
     def close(self) -> None:
-        """Lets go of the group."""
+        """Let go of the group."""
         self.group = None
 
 
@@ -97,7 +97,8 @@ def may_have(group: str, library: str = "") -> bool:
 
 
 def c10d_with(group: str, engine: str, how: str) -> Any:
-    """torch's module of process groups, which must have the class `group`; else `engine` is unavailable."""
+    """Return torch's module of process groups. Raises `BackendUnavailableError` for `engine` without the class
+    `group`."""
     try:
         import_module("torch")
         c10d = import_module("torch._C._distributed_c10d")
@@ -109,15 +110,15 @@ def c10d_with(group: str, engine: str, how: str) -> Any:
 
 
 def break_group(group: Any) -> None:
-    """Closes the connections of a group of Gloo's, and so wakes every thread that waits on them. Gloo has one way to do
-    that, on all versions: a wait that runs out."""
+    """Close the connections of a Gloo group, which wakes every thread that waits on them. Gloo has one way to do that,
+    on all versions: a wait that times out."""
     peer = (group.rank() + 1) % group.size()
     with suppress(RuntimeError):
         group.recv([as_tensor(bytearray(1))], peer, _NO_TAG).wait(timedelta(milliseconds=1))
 
 
 def as_tensor(memory: Any) -> Any:
-    """A tensor of the same memory."""
+    """Return a tensor of the same memory."""
     torch = import_module("torch")
     if isinstance(memory, torch.Tensor):
         return memory
@@ -126,7 +127,7 @@ def as_tensor(memory: Any) -> Any:
 
 
 def _bytes(x: Any) -> Any:
-    """The memory of a flat array, or tensor, as bytes: an engine need not know what it only moves."""
+    """Return the memory of a flat array, or tensor, as bytes: an engine need not know what it only moves."""
     return as_tensor(x.view("u1") if isinstance(x, np.ndarray) else x.view(import_module("torch").uint8))
 
 

@@ -41,7 +41,7 @@ def test_a_configuration_that_asks_for_encryption_is_not_overruled_by_the_enviro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RINGFORT_ENCRYPTION", "off")
-    with pytest.raises(ConfigError, match="encryption='on': but RINGFORT_ENCRYPTION=off in the environment"):
+    with pytest.raises(ConfigError, match="encryption='on': contradicts RINGFORT_ENCRYPTION=off;"):
         Setup.make(AutoDiscoveryConfig(encryption="on"), 1, credentials())
     assert Setup.make(AutoDiscoveryConfig(encryption="on"), 1, credentials(), "on").wall is not None
     assert Setup.make(None, 1, credentials(), "on").wall is not None
