@@ -196,7 +196,7 @@ class AutoDiscoveryBackend(Backend):
         timeout = self.node.config.timeout if timeout is None else timeout
         check_timeout(timeout)
         if self._is_closed:
-            raise ChannelClosedError("this rank's backend is closed")
+            raise ChannelClosedError("This rank has closed its backend")
         terms = time.monotonic() + timeout
         failure: DistributedError | None = None
         while True:

@@ -59,23 +59,23 @@ class Head(NamedTuple):
     def read(cls, data: Array) -> Head:
         """Read the header at the beginning of `data`. Raises `ProtocolError`."""
         if data.size < SIZE:
-            raise ProtocolError(f"a compressed message of {data.size} bytes is shorter than its header of {SIZE}")
+            raise ProtocolError(f"Invalid compressed message: {data.size} bytes, but its header has {SIZE}")
         version, method, values, reserved, rank, count, rows, nonfinite, basis = _HEAD.unpack_from(data.data)
         if version != VERSION:
             raise ProtocolError(
-                f"compressed data has version {version}, this is version {VERSION}; update the older side"
+                f"Compressed message has version {version}, this side has {VERSION}; update the older side"
             )
         if reserved or count > MAX_COUNT or rows > count:
-            raise ProtocolError(f"invalid header of a compressed message: {count} elements, {rows} rows")
+            raise ProtocolError(f"Invalid compressed message: {count} elements, {rows} rows")
         try:
             return cls(Method(method), QuantizationType(values), count, rank, rows, nonfinite, basis)
         except ValueError as exc:
-            raise ProtocolError(f"unknown kind of compressed data: {exc}") from exc
+            raise ProtocolError(f"Invalid compressed message: {exc}") from exc
 
     def check(self, expected: Head, peer: int) -> None:
         """Raise `ProtocolError` unless `peer` sent the `expected` header, apart from `nonfinite` and `basis`."""
         if self[:5] != expected[:5]:
-            raise ProtocolError(f"rank {peer} sent {self}, but {expected} was expected", peer=peer)
+            raise ProtocolError(f"Rank {peer} sent {self}, but {expected} was expected", peer=peer)
 
 
 def write(

@@ -246,7 +246,7 @@ class Network:
             try:
                 self._turn()
             except Exception:  # a bug of ours: the calls of others must go on
-                _log.exception("bug in the RPC agent")
+                _log.exception("Bug in the RPC agent")
 
     def _turn(self) -> None:
         # First, so that whoever leaves an action from here on wakes this thread: earlier ones are seen below.
@@ -314,10 +314,10 @@ class Network:
         try:
             link.read(lambda event: self._on_event(link, event))
         except Exception as exc:  # a bug of ours: a message may be half read, so the link cannot be used any more
-            _log.exception("bug in the RPC agent; closing the link with rank %d", link.peer)
+            _log.exception("Bug in the RPC agent; closing the link with rank %d", link.peer)
             link.broken = f"bug in this rank's agent: {exc!r}"
         except BaseException:  # Ctrl-C, in a caller that leads
-            link.broken = "this rank was interrupted while it read"
+            link.broken = "this rank was interrupted while reading"
             raise
 
     def _look_at(self, link: Link) -> None:

@@ -143,13 +143,13 @@ class Serving:
         if request.keep:
             call.keep = Reference(self._references.rank, peer, request.keep)
             if self._references.is_full_for(peer):
-                why = f"it keeps values for {self._references.most} references of this rank, which is max_references"
+                why = f"it keeps max_references={self._references.most} values for this rank"
                 self._end(call, requests.overloaded(why))
                 return
         if request.name == requests.FETCH:
             self._fetch(call, message, request)
         elif not self.pool.submit(call):
-            why = f"{self.pool.queued} requests wait for {self._config.workers} workers, which is max_queued"
+            why = f"max_queued={self.pool.queued} requests wait for {self._config.workers} workers"
             self._end(call, requests.overloaded(why))
 
     def cancel(self, peer: int, number: int) -> None:

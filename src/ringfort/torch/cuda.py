@@ -35,7 +35,7 @@ class CudaDevice:
     def check(self) -> None:
         """Raise `InvalidArgumentError` while the caller captures a CUDA graph."""
         if torch.cuda.is_current_stream_capturing():
-            why = "a CUDA graph cannot hold what goes over the network; call it outside torch.cuda.graph"
+            why = "a CUDA graph cannot contain a collective over the network; call it outside torch.cuda.graph"
             raise InvalidArgumentError("tensor", "of a graph that is being captured", why)
 
     def stream(self) -> Any:

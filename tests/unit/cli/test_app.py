@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from ringfort.cli import app
+from ringfort.cli.outcome import Commands
 from ringfort.errors import PeerLostError
 from ringfort.launch.run_options import RunOptions
 
@@ -183,11 +184,19 @@ def test_an_engine_that_is_asked_for_and_missing_is_said_with_how_to_get_it(monk
     assert "gloo is not installed and is left out; to install it: pip install 'ringfort[torch]'" in err
 
 
-def test_what_ringfort_raises_becomes_a_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as caught, errors_as_lines():
-        raise PeerLostError(2, "its process died")
-    assert caught.value.exit_code == 1
-    assert capsys.readouterr().err == "error: Lost rank 2: its process died. Its own log says why.\n"
+def ended_with(error: BaseException) -> tuple[int, str]:
+    """The exit code and the standard error of a command that raises `error`."""
+    failing = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+
+    @failing.callback()
+    def root() -> None: ...
+
+    @failing.command()
+    def fail() -> None:
+        raise error
+
+    result = CliRunner().invoke(failing, ["fail"], catch_exceptions=False)
+    return result.exit_code, result.stderr
 
 
 def test_what_ringfort_raises_becomes_a_line_and_exit_code_1() -> None:
