@@ -200,7 +200,10 @@ def ended_with(error: BaseException) -> tuple[int, str]:
 
 
 def test_what_ringfort_raises_becomes_a_line_and_exit_code_1() -> None:
-    assert ended_with(PeerLostError(2, "its process died")) == (1, "error: lost rank 2: its process died\n")
+    assert ended_with(PeerLostError(2, "its process died")) == (
+        1,
+        "error: Lost rank 2: its process died. Its own log says why.\n",
+    )
 
 
 def test_ctrl_c_is_exit_code_130() -> None:
