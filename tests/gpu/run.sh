@@ -12,9 +12,9 @@ run() { # SECONDS LOG COMMAND...
     shift 2
     timeout --kill-after=5 "$seconds" "$@" 2>&1 | tee "$out/$log" || ended=1
 }
-run 40 device.log "$python" -c 'import torch; from ringfort.torch.streams import CudaDevice
+run 40 device.log "$python" -c 'import torch; from ringfort.torch.cuda import CudaDevice
 print(torch.__version__, torch.cuda.get_device_name(), CudaDevice("cuda").device)'
 run 120 benchmark.log "$python" -m benchmarks.gpu --out "$out/gpu.json"
-run 100 nccl.log "$python" -m pytest tests/unit/backends/test_nccl.py -q -p no:cacheprovider --maxfail=5 --tb=short
+run 100 nccl.log "$python" -m pytest tests/unit/backends/engines/test_nccl.py -q -p no:cacheprovider --maxfail=5 --tb=short
 run 270 cuda.log "$python" -m pytest tests/gpu -q -p no:cacheprovider --maxfail=9 --tb=short --durations=8
 exit $ended
