@@ -403,6 +403,15 @@ class NonFiniteError(DistributedError, ValueError):
         self.found = found
 
 
+class CheckpointError(DistributedError, OSError):
+    """A checkpoint cannot be read or written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"Checkpoint {path}: {why}")
+        self.path = path
+        self.why = why
+
+
 class AbortedError(DistributedError):
     """The group was aborted: by `abort()` on this rank, or by `peer`, for the `reason` that it gave."""
 

@@ -141,6 +141,8 @@ class Voter:
     policy: Policy = "majority"
     votes: Votes = field(default_factory=Votes)
     current: Epoch | None = None
+    learned_at: int = 0
+    """The highest number when it last copied the state of a run."""
     _companions: set[str] = field(default_factory=set[str])
     _companions_of: Votes | None = None
 
@@ -201,6 +203,20 @@ class Voter:
         recalled = tuple(sorted(basis.records, key=_by_key)[-MAX_RECALLED:])
         mine = self.votes
         self.votes = Votes(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
+
+    def learn(self, epoch: Epoch) -> None:
+        """Respect `epoch`, whose state this peer copies as a learner: with its copy it founds nothing beside it."""
+        others = tuple(d for d in self.votes.doubts if self.me in d.peers or d.lineages != epoch.lineages)
+        # Above what it has accepted: an epoch that is committed late must not find it with another state.
+        highest = max(self.votes.highest + 1, epoch.number)
+        self.votes = Votes(highest, self.votes.formed, (*others, epoch)[-MAX_DOUBTS:])
+        self.learned_at = highest
+
+    @property
+    def is_learner(self) -> bool:
+        """Whether its state is a copy with which no epoch has seated it yet: then it may only be in an epoch that all
+        members enter with the same state."""
+        return self.learned_at > (0 if self.votes.formed is None else self.votes.formed.number)
 
     def accepting(self, proposal: Propose) -> Votes:
         """Return the votes of this peer after it accepts `proposal`."""

@@ -1,0 +1,88 @@
+"""Which samples a step covers, how they are cut into micro-batches, and which member computes which. Pure.
+
+Integers only: a deal must come out the same at every member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ringfort.training.elastic.sample_order import Array, random_key, sample_order
+
+MAX_PARTS: Final = 4096
+"""Micro-batches per step. Each has a bit in the token of every member."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data set of a run and how it is cut. Part of what all members must agree on."""
+
+    samples: int
+    batch: int
+    microbatch: int
+    seed: int = 0
+
+    def span(self, cursor: int) -> Span:
+        """Return what the step at `cursor` covers. The last step of a pass is short: no step crosses two passes."""
+        number, begin = divmod(cursor, self.samples)
+        return Span(number, begin, min(begin + self.batch, self.samples))
+
+    def parts(self, span: Span) -> int:
+        """Return the number of micro-batches of a step."""
+        return -(-(span.end - span.begin) // self.microbatch)
+
+    def part(self, span: Span, index: int) -> Array:
+        """Return the samples of one micro-batch, as indices into the data set."""
+        begin = span.begin + index * self.microbatch
+        return sample_order(self.seed, span.number, self.samples, begin, min(begin + self.microbatch, span.end))
+
+    def size(self, span: Span, index: int) -> int:
+        """Return the number of samples of one micro-batch."""
+        return min(self.microbatch, span.end - span.begin - index * self.microbatch)
+
+    def random(self, step: int, index: int) -> np.random.Generator:
+        """Return the random generator of one micro-batch: the same whoever computes it, and however often."""
+        return np.random.default_rng(random_key(self.seed, step, index))
+
+
+@dataclass(frozen=True)
+class Span:
+    """The places `begin` to `end` in the order of pass `number`, which one step covers."""
+
+    number: int
+    begin: int
+    end: int
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.end - self.begin
+
+
+def deal(missing: Sequence[int], speeds: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return which of the `missing` micro-batches each member computes, in proportion to `speeds`.
+
+    A speed is a positive whole number, such as samples per second; 0 if unknown, which counts as the mean of the
+    others. A member that was dealt nothing gets an empty turn. Whoever would finish last gets the next one least: each
+    micro-batch goes to the member that would be done with it first.
+    """
+    known = [speed for speed in speeds if speed > 0]
+    usual = max(1, sum(known) // len(known)) if known else 1
+    paces = [speed if speed > 0 else usual for speed in speeds]
+    counts = [0] * len(paces)
+    for _ in missing:
+        # (count + 1) / pace is when the member would be done; compared without division.
+        best = 0
+        for member in range(1, len(paces)):
+            if (counts[member] + 1) * paces[best] < (counts[best] + 1) * paces[member]:
+                best = member
+        counts[best] += 1
+    dealt, first = list[tuple[int, ...]](), 0
+    for count in counts:
+        dealt.append(tuple(missing[first : first + count]))
+        first += count
+    return dealt

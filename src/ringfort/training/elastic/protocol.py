@@ -1,0 +1,407 @@
+"""The steps of an elastic run, and how members agree on them when machines come and go. Pure.
+
+A `Replica` is one member's copy of the run. `Replica.epoch` is what it does in one epoch, as a generator: it yields an
+instruction, and is resumed with the result. When an epoch ends, the generator is closed at whatever place it was, and
+the next epoch begins a new one. What must survive that is in the replica: the mark, the held result, the local sum.
+
+    yields                  is resumed with
+    Gather(value)           the values of all members, in the order of their ranks
+    Reduce()                the sum of all members' local sums
+    Share(root, result)     the root's `Result`, at every member
+    Compute(part)           nothing, after the micro-batch was added to the local sum (`Replica.add`)
+    Apply(result, tokens)   nothing, after the program has applied the result to its state
+    Pause()                 nothing, after a moment in which a new member may be seated, or the epoch has ended
+
+One step: each member adds the gradients of its micro-batches to its local sum; a reduction gives the result; the
+members *seal* it by telling each other, in a token, that they hold it; a member that has everybody's token applies it.
+
+The rules, and where each is kept:
+
+ 1. Nobody applies a result without a seal of the current epoch, in recovery too. (`_seal`)
+ 2. A result that was reduced is *held* until it is sealed. If a member of the next epoch holds one, that one is sealed
+    and applied, and nothing is computed again. Of several, that of the highest epoch counts. (`settle`)
+ 3. Nobody new is seated while a step is pending: a growing epoch is accepted only by members with the same mark that
+    hold nothing, and accepting freezes that. (`Replica.fence`, and cluster/core/membership.py)
+ 4. A member tells what it holds only when it can no longer hold or seal anything of an older epoch. (`Replica.fence`)
+ 5. Each micro-batch is in exactly one local sum. Sums cannot be taken apart: of two that overlap, one is dropped whole.
+    Every seal checks the coverage. (`settle`, `_seal`)
+ 6. Nobody decides a deal by itself: deals follow from the reports and tokens that all members have. (`_deal`)
+ 7. A reduction is never repeated within an epoch: what fails ends the epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Final, TypeAlias
+
+from ringfort.errors import DistributedError
+from ringfort.training.elastic.dealing import Data, deal
+
+FOUNDING: Final = -1
+"""The step of a member that is in no branch yet. Founding a branch seals the state itself."""
+DIGESTS: Final = 2**64
+"""Digests are added modulo this."""
+
+
+class Fenced(DistributedError):  # noqa: N818  # it ends an epoch; nobody's fault
+    """A later epoch was accepted, so nothing of this one may be held or sealed."""
+
+    is_recoverable = True
+
+
+class StepError(DistributedError):
+    """Members that should agree do not: a fault of a machine or of this library."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a member is in the run: all that decides whether two members have the same state."""
+
+    branch: str = ""
+    """The unbroken run that it follows; empty before the first."""
+    step: int = FOUNDING
+    """The last step that was sealed; a founding is step 0, or the step of the checkpoint it starts from."""
+    chain: bytes = b""
+    """A digest of all sealed results of the branch."""
+    cursor: int = 0
+    """Samples that were consumed, over all passes."""
+
+    @property
+    def lineage(self) -> str:
+        """The lineage of epochs in which the branch was founded; empty before that. Only an epoch of this lineage may
+        continue the branch."""
+        return lineage_of(self.branch)
+
+    def after(self, result: Result, digest: int) -> Mark:
+        """Return the mark of a member at this one that applies `result`, whose payload has this digest."""
+        text = repr((self.chain, result.step, digest)).encode()
+        return Mark(result.branch, result.step, blake2b(text, digest_size=16).digest(), result.cursor)
+
+
+def branch_name(lineage: str, epoch: int) -> str:
+    """Return the name of a branch that is founded in an epoch of `lineage`."""
+    return f"{lineage}@{epoch}"
+
+
+def lineage_of(branch: str) -> str:
+    """Return the lineage in which `branch` was founded."""
+    return branch.rpartition("@")[0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step changes: the reduced gradients, or, for a founding, the whole state."""
+
+    branch: str
+    step: int
+    cursor: int
+    """The samples that are consumed once it is applied."""
+    payload: Any = field(default=None, compare=False, repr=False)
+    is_state: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """A result that was reduced or received in `epoch` and is not sealed here."""
+
+    epoch: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a member tells when an epoch begins."""
+
+    mark: Mark
+    held: int = 0
+    """The epoch in which it got the result that it holds; 0 for none."""
+    held_step: int = FOUNDING
+    covered: frozenset[int] = frozenset()
+    """The micro-batches in its local sum for the step after `mark`."""
+    speed: int = 0
+    """Samples per second when it computes; 0 if unknown."""
+    saved: int = FOUNDING
+    """The step of the newest checkpoint on its disk that fits this run."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One member's word that it holds a result. All members' `about` must be equal."""
+
+    about: tuple[Any, ...]
+    """Branch, epoch, step, cursor and the chain before."""
+    digest: int = 0
+    """The sum of the digests of this member's blocks of the result."""
+    covered: frozenset[int] = frozenset()
+    speed: int = 0
+    wants_pause: bool = False
+    """A new member is ready to be seated."""
+    is_finite: bool = True
+    sums: tuple[float, ...] = ()
+    """Sums of the program, such as the loss."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Exchange values with all members."""
+
+    value: Report | Token
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Add up the local sums of all members, out of place."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Send the result of `root` to all members."""
+
+    root: int
+    result: Result | None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Compute the gradients of one micro-batch."""
+
+    step: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Apply a sealed result to the state."""
+
+    result: Result
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait at the end of a step until a new member is seated, for a moment at most."""
+
+
+Instruction: TypeAlias = Gather | Reduce | Share | Compute | Apply | Pause
+
+
+Founder: TypeAlias = Callable[[str], Result]
+"""Makes the first state of a branch, whose name it is given."""
+Digest: TypeAlias = Callable[[Result, int, int], int]
+"""Digests the blocks of a result that are the share of rank `me` of `size`. The digests of all shares add up to that of
+the result, however many there are: so a member of a smaller group finds the same one."""
+
+
+# --- what the reports of an epoch's members mean ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Seal a result that the member of rank `root` has, before anything else."""
+
+    root: int
+    is_sealed: bool
+    """The root has sealed it; otherwise it holds it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Begin a branch with the state of the member of rank `root`."""
+
+    root: int
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Compute the next step. `kept` are the micro-batches that each member's local sum already covers."""
+
+    kept: tuple[frozenset[int], ...]
+
+
+Opening: TypeAlias = Adopt | Found | Continue
+
+
+def settle(reports: Sequence[Report]) -> Opening:
+    """Return how the members that sent `reports` go on. All of them get the same answer.
+
+    Members of one epoch are in one branch and at most one step apart: the membership law sees to that.
+    """
+    branches = {report.mark.branch for report in reports} - {""}
+    if len(branches) > 1:
+        raise StepError(f"Members of two branches are in one epoch: {', '.join(sorted(branches))}")
+    ranks = range(len(reports))
+    top = max((report.mark for report in reports), key=lambda mark: mark.step)
+    if any(report.mark != top for report in reports):
+        # Somebody has sealed what the others hold.
+        return Adopt(next(rank for rank in ranks if reports[rank].mark == top), is_sealed=True)
+    holders = [
+        rank for rank in ranks if reports[rank].held and (top.branch == "" or reports[rank].held_step > top.step)
+    ]
+    if holders:  # rule 2
+        return Adopt(max(holders, key=lambda rank: (reports[rank].held, -rank)), is_sealed=False)
+    if top.branch == "":
+        return Found(max(ranks, key=lambda rank: (reports[rank].saved, -rank)))
+    kept, seen = list[frozenset[int]](), set[int]()
+    for report in reports:
+        keeps = report.covered if seen.isdisjoint(report.covered) else frozenset[int]()  # rule 5
+        kept.append(keeps)
+        seen |= keeps
+    return Continue(tuple(kept))
+
+
+# --- one member -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """What a fenced member says of itself to the membership law: it stays true until it is in another epoch."""
+
+    mark: Mark = Mark()
+    is_pending: bool = False
+    """It holds a result that others may have applied already, or not yet."""
+    lineage: str = ""
+    """The lineage of what it has or holds."""
+
+
+class Replica:
+    """One member's copy of a run: its mark, what it holds, and its local sum. The state itself is the program's."""
+
+    def __init__(self, data: Data, found: Founder, digest: Digest, *, mark: Mark | None = None) -> None:
+        self.data = data
+        self.mark = mark or Mark()
+        self.held: Held | None = None
+        self.covered: frozenset[int] = frozenset()
+        self.speed = 0
+        self.saved = FOUNDING
+        self.wants_pause = False
+        self.history: deque[tuple[Mark, Result]] = deque(maxlen=1)
+        """The latest sealed results, each with the mark before it: for members that are one step behind."""
+        self._found = found
+        self._digest = digest
+        self._fence = 0
+        self._lock = Lock()
+
+    # --- called from other threads ------------------------------------------------------------------------------------
+
+    def fence(self, epoch: int) -> Standstill:
+        """Let nothing of an epoch below `epoch` be held or sealed any more, and return what this member has. Rules 3
+        and 4: whoever tells without the fence may hold a result, or apply one, right after it said that it has none."""
+        with self._lock:
+            self._fence = max(self._fence, epoch)
+            lineage = self.mark.lineage or ("" if self.held is None else lineage_of(self.held.result.branch))
+            return Standstill(self.mark, self.held is not None, lineage)
+
+    def learn(self, mark: Mark, history: Iterable[tuple[Mark, Result]]) -> None:
+        """Take over another member's mark, with its state. What this one held and summed belongs to nothing now."""
+        with self._lock:
+            self.mark, self.held, self.covered = mark, None, frozenset()
+            self.history.clear()
+            self.history.extend(history)
+
+    # --- one epoch ----------------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """Return what this member tells when an epoch begins."""
+        epoch, step = (0, FOUNDING) if self.held is None else (self.held.epoch, self.held.result.step)
+        return Report(self.mark, epoch, step, self.covered, self.speed, self.saved)
+
+    def add(self, part: int) -> None:
+        """Note that the local sum now includes micro-batch `part`."""
+        self.covered |= {part}
+
+    def epoch(self, number: int, me: int, size: int, lineage: str) -> Generator[Instruction, Any, None]:
+        """Take part in epoch `number` of `lineage` as rank `me` of `size`. Ends only by being closed, or by an
+        error."""
+        while True:
+            reports: Sequence[Report] = yield Gather(self.report())
+            opening = settle(reports)
+            if isinstance(opening, Continue):
+                break
+            yield from self._adopt(number, me, size, lineage, opening)
+        kept, speeds = opening.kept, [report.speed for report in reports]
+        if kept[me] != self.covered:
+            self.covered = frozenset()  # somebody else's sum has some of these micro-batches
+        while True:
+            speeds = yield from self._step(number, me, kept, speeds)
+            kept = (frozenset[int](),) * size
+
+    def _adopt(
+        self, number: int, me: int, size: int, lineage: str, opening: Adopt | Found
+    ) -> Generator[Instruction, Any, None]:
+        """Seal what a member already has: a result that it holds or has sealed, or the state that founds a branch."""
+        mine: Result | None = None
+        if opening.root == me:
+            if isinstance(opening, Found):
+                mine = self._found(branch_name(lineage, number))
+            elif opening.is_sealed:
+                _, mine = self.history[-1]
+            else:
+                assert self.held is not None
+                mine = self.held.result
+        result: Result = yield Share(opening.root, mine)
+        is_sealed_here = (result.branch, result.step) == (self.mark.branch, self.mark.step)
+        if not is_sealed_here:
+            self._hold(number, result)
+        about = (result.branch, number, result.step, result.cursor)
+        tokens: Sequence[Token] = yield Gather(Token(about, self._digest(result, me, size)))
+        digest = _agreed(tokens)
+        if is_sealed_here:
+            before, _ = self.history[-1]
+            if before.after(result, digest) != self.mark:
+                raise StepError(f"Step {result.step} has two results")
+        else:
+            self._seal(number, result, digest)
+            yield Apply(result, tuple(tokens))
+
+    def _step(
+        self, number: int, me: int, kept: Sequence[frozenset[int]], speeds: Sequence[int]
+    ) -> Generator[Instruction, Any, list[int]]:
+        mark, span = self.mark, self.data.span(self.mark.cursor)
+        parts = self.data.parts(span)
+        missing = sorted(set(range(parts)).difference(*kept))
+        for part in deal(missing, speeds)[me]:  # rule 6
+            yield Compute(mark.step + 1, part)
+        payload: Any = yield Reduce()
+        result = Result(mark.branch, mark.step + 1, mark.cursor + span.samples, payload)
+        self._hold(number, result)
+        about = (result.branch, number, result.step, result.cursor, mark.chain)
+        digest = self._digest(result, me, len(kept))
+        tokens: Sequence[Token] = yield Gather(Token(about, digest, self.covered, self.speed, self.wants_pause))
+        digest = _agreed(tokens)
+        covered = [part for token in tokens for part in token.covered]
+        if sorted(covered) != list(range(parts)):  # rule 5
+            raise StepError(f"Step {result.step} does not cover each micro-batch exactly once")
+        self._seal(number, result, digest)
+        yield Apply(result, tuple(tokens))
+        if any(token.wants_pause for token in tokens):
+            yield Pause()
+        return [token.speed for token in tokens]
+
+    def _hold(self, epoch: int, result: Result) -> None:
+        with self._lock:
+            self._check_fence(epoch)
+            self.held = Held(epoch, result)
+
+    def _seal(self, epoch: int, result: Result, digest: int) -> None:
+        """Everybody's token is here: the result counts. Rule 1."""
+        with self._lock:
+            self._check_fence(epoch)
+            self.history.append((self.mark, result))
+            self.mark = self.mark.after(result, digest)
+            self.held = None
+            self.covered = frozenset()
+
+    def _check_fence(self, epoch: int) -> None:
+        if epoch < self._fence:
+            raise Fenced(f"Epoch {epoch} has ended")
+
+
+def _agreed(tokens: Sequence[Token]) -> int:
+    """Return the digest of the result that all `tokens` are about."""
+    if len({token.about for token in tokens}) != 1:
+        raise StepError(f"Members hold different results: {[token.about for token in tokens]}")
+    return sum(token.digest for token in tokens) % DIGESTS
