@@ -16,9 +16,7 @@ from random import Random
 from typing import Final
 
 from ringfort.cluster.core.election import ElectionState
-from ringfort.cluster.core.events import EpochStarted
-from ringfort.cluster.core.instructions import Instruction, Notify, Send
-from ringfort.cluster.core.membership import records_of
+from ringfort.cluster.core.events import EpochStarted, Instruction, Notify, Send
 from ringfort.cluster.core.peer_messages import ElectionVote, Epoch, Term
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
@@ -105,7 +103,7 @@ class Rules:
             last = self._last.get(peer.id)
             # A member may have gone on before the leader heard that all had accepted.
             known = [last] if last is not None and last.number < new.number else []
-            known += [record for votes in peer.recalls for record in records_of(votes)]
+            known += [record for votes in peer.recalls for record in votes.records]
             remembered |= {lineage for epoch in known if epoch.key in self.epochs for lineage in epoch.lineages}
         for lineage in remembered - set(new.lineages):
             last = max((e for e in self.epochs.values() if lineage in e.lineages), key=lambda e: e.number)

@@ -16,7 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.events import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes

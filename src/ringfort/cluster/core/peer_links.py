@@ -12,10 +12,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from ringfort.cluster.core.contacts import BAN, Contact, node_of
-from ringfort.cluster.core.events import CloneFound, Misbehaved, PeerJoined, PeerLost
+from ringfort.cluster.core.events import CloneFound, Close, Learn, Misbehaved, PeerJoined, PeerLost
 from ringfort.cluster.core.health import HealthStatus
-from ringfort.cluster.core.instructions import Close, Learn
-from ringfort.cluster.core.membership import records_of
 from ringfort.cluster.core.peer_messages import Beat, Departed, Epoch, Hangup, Hello, Introduce, Report
 from ringfort.cluster.core.state import PeerState
 
@@ -58,12 +56,12 @@ class Links:
             self.close(surplus, "there is a second link")
         if surplus is contact:
             return False
+        state.health.watch(member.peer, state.time)
         if surplus is None:
             state.forget(member.peer)
         else:  # the same peer on another link: its report and the epoch with it stay valid
             contact.report = surplus.report
-        state.health.watch(member.peer, state.time)
-        if surplus is not None:  # messages on the other link, in either direction, may have been lost
+            # Messages on the other link, in either direction, may have been lost.
             state.election.unheard(member.peer)
             state.send(contact.link, state.own_report())
             self.brief(contact)
@@ -150,11 +148,11 @@ class Links:
         self.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
-        ours = {record.key: record for record in records_of(self._state.voter.votes)}
-        for record in records_of(report.votes):
+        ours = {record.key: record for record in self._state.voter.votes.records}
+        for record in report.votes.records:
             # A doubt may also be an epoch of an earlier process of its machine.
-            mine = peer in record.peers if record is report.votes.formed else _names_node_of(peer, record)
-            if not mine or record.number > report.votes.highest:
+            is_earlier = record is not report.votes.formed and node_of(peer) in map(node_of, record.peers)
+            if not (peer in record.peers or is_earlier) or record.number > report.votes.highest:
                 return f"its report contradicts itself about epoch {record.number}"
             if record.key in ours and ours[record.key] != record:
                 return f"its epoch {record.number} differs from the one that was agreed on"
@@ -208,8 +206,9 @@ class Links:
             contact = state.contacts.get(event.peer)
             if event.status is HealthStatus.UNHEALTHY and contact is not None:
                 self.close(contact, f"silent for {event.silence:.1f} s")
-        for contact in state.contacts.without_hello(state.time - HELLO_WITHIN):
-            self.close(contact, "it did not say who it is")
+        for contact in list(state.contacts.links.values()):
+            if contact.hello is None and contact.opened < state.time - HELLO_WITHIN:
+                self.close(contact, "it did not say who it is")
 
     def beat_all(self) -> None:
         """Send a heartbeat to every peer if it is due."""
@@ -224,7 +223,3 @@ class Links:
         now = self._state.now
         held = now - contact.their_time_came if contact.their_time else 0.0
         self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))
-
-
-def _names_node_of(peer: str, epoch: Epoch) -> bool:
-    return any(node_of(member) == node_of(peer) for member in epoch.peers)

@@ -7,9 +7,8 @@ from typing import Final
 
 from ringfort.cluster.core.contacts import Contact, Contacts, node_of
 from ringfort.cluster.core.election import Claim, ElectionManager
-from ringfort.cluster.core.events import ClusterEvent, EpochEnded
+from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Instruction, Notify, Send
 from ringfort.cluster.core.health import HealthMonitor
-from ringfort.cluster.core.instructions import Instruction, Notify, Send
 from ringfort.cluster.core.membership import Voter, known_to
 from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Votes
 from ringfort.config import AutoDiscoveryConfig
@@ -130,17 +129,9 @@ class PeerState:
 
     def own_report(self) -> Report:
         """Return this peer's report."""
-        current = self.voter.current
-        return Report(
-            self.voter.votes,
-            0 if current is None else current.number,
-            self.sees,
-            self.restart_without,
-            self.work,
-            self.holds,
-            self.is_stuck,
-            self.yields,
-        )
+        votes, current = self.voter.votes, self.voter.current
+        number = 0 if current is None else current.number
+        return Report(votes, number, self.sees, self.restart_without, self.work, self.holds, self.is_stuck, self.yields)
 
     def own_claim(self) -> Claim:
         """Return this peer's claim in an election."""
