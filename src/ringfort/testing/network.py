@@ -16,6 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.events import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
 from ringfort.cluster.core.peer import PeerCore
@@ -75,8 +76,6 @@ class _Pipe:
     link: int
     source: SimulatedPeer
     target: SimulatedPeer
-    back: _Pipe | None = None
-    is_open: bool = True
     free_at: float = 0.0
     stalled: deque[AnyMessage | None] = field(default_factory=deque["AnyMessage | None"])
     """Messages that wait for a cut to heal; None is the end of the stream."""
@@ -150,8 +149,8 @@ class SimulatedNetwork:
         if copy_of is None:
             self._disks[key].append(peer)
         self._tick(peer, -1.0)
-        self._at(0.0, self._repeat, peer, self._announce, 0.5, 1.5)
-        self._at(0.0, self._repeat, peer, self._dial, 0.175, 0.325)
+        self._at(self.now, self._repeat, peer, self._announce, 0.5, 1.5)
+        self._at(self.now, self._repeat, peer, self._dial, 0.175, 0.325)
         return peer
 
     def wipe(self, host: int) -> None:
@@ -219,11 +218,9 @@ class SimulatedNetwork:
         self.log(f"reset between hosts {one} and {other}")
         for peer in self.alive:
             for pipe in [p for p in peer.links.values() if {p.source.host, p.target.host} == {one, other}]:
-                assert pipe.back is not None
                 pipe.stalled.clear()
-                pipe.is_open = pipe.back.is_open = False
                 peer.links.pop(pipe.link)
-                self._at(self._delay(pipe.target.host), self._deliver, peer, self._close, peer, pipe.link)
+                self._at(self.now + self._delay(pipe.target.host), self._deliver, peer, self._close, peer, pipe.link)
 
     def partition(self, side: Iterable[int]) -> None:
         """Block all traffic between the hosts in `side` and the others."""
@@ -296,8 +293,8 @@ class SimulatedNetwork:
 
     # --- wires ------------------------------------------------------------------------------------------------------
 
-    def _at(self, delay: float, do: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._heap, (self.now + delay, next(self._serial), do, arguments))
+    def _at(self, time: float, do: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._heap, (time, next(self._serial), do, arguments))
 
     def _delay(self, source: int) -> float:
         delays = self._delays
@@ -311,9 +308,7 @@ class SimulatedNetwork:
             pipe.stalled.append(message)
             return
         pipe.free_at = max(pipe.free_at, self.now + self._delay(pipe.source.host))
-        heapq.heappush(
-            self._heap, (pipe.free_at, next(self._serial), self._deliver, (pipe.target, self._arrive, pipe, message))
-        )
+        self._at(pipe.free_at, self._deliver, pipe.target, self._arrive, pipe, message)
 
     def _deliver(self, peer: SimulatedPeer, do: Callable[..., None], *arguments: Any) -> None:
         """Have a living peer handle an event; a frozen one handles it after it thaws."""
@@ -324,11 +319,12 @@ class SimulatedNetwork:
 
     def _arrive(self, pipe: _Pipe, message: AnyMessage | None) -> None:
         peer = pipe.target
-        if message is None and pipe.is_open:
-            pipe.is_open = False
-            peer.links.pop(pipe.link, None)
+        if pipe.link not in peer.links:
+            return  # it has closed the link
+        if message is None:
+            del peer.links[pipe.link]
             self._close(peer, pipe.link)
-        elif message is not None and pipe.is_open:
+        else:
             self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
 
     def _close(self, peer: SimulatedPeer, link: int) -> None:
@@ -365,11 +361,12 @@ class SimulatedNetwork:
                     pipe = peer.links.pop(link, None)
                     if pipe is not None:
                         self._put(pipe, None)
-                        assert pipe.back is not None
-                        pipe.back.is_open = False
                 case Persist(votes=votes):
                     delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
-                    self._at(delay, self._deliver, peer, self._written, peer, votes) if delay else written.append(votes)
+                    if delay:
+                        self._at(self.now + delay, self._deliver, peer, self._written, peer, votes)
+                    else:
+                        written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
@@ -387,7 +384,7 @@ class SimulatedNetwork:
         due = self.now + max(0.0, peer.core.deadline - self._clock(peer)) / peer.rate
         if scheduled <= self.now or due < scheduled:
             peer.tick_at = due
-            heapq.heappush(self._heap, (due, next(self._serial), self._on_tick, (peer, due)))
+            self._at(due, self._on_tick, peer, due)
 
     def _on_tick(self, peer: SimulatedPeer, due: float) -> None:
         if not peer.alive or due != peer.tick_at:
@@ -402,13 +399,13 @@ class SimulatedNetwork:
         if peer.alive:
             if not peer.frozen:
                 do(peer)
-            self._at(self.random.uniform(least, most), self._repeat, peer, do, least, most)
+            self._at(self.now + self.random.uniform(least, most), self._repeat, peer, do, least, most)
 
     def _announce(self, peer: SimulatedPeer) -> None:
         for other in self.alive:
             for _ in range(1 + (self.random.random() < self._delays.double)):
                 if other is not peer and self.random.random() >= self._delays.loss:
-                    self._at(self._delay(peer.host) * 10, self._hear, peer, other)
+                    self._at(self.now + self._delay(peer.host) * 10, self._hear, peer, other)
 
     def _hear(self, source: SimulatedPeer, target: SimulatedPeer) -> None:
         if target.alive and (source.host, target.host) not in self._cuts:
@@ -422,16 +419,16 @@ class SimulatedNetwork:
             if other is None:
                 peer.known.discard(about)
             elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
-                self._at(2 * self._delay(peer.host), self._open, peer, other)
+                self._at(self.now + 2 * self._delay(peer.host), self._open, peer, other)
 
     def _open(self, caller: SimulatedPeer, callee: SimulatedPeer) -> None:
         if not caller.alive or not callee.alive or caller.frozen or callee.frozen:
             return
-        there = _Pipe(next(self._links), caller, callee)
-        back = _Pipe(there.link, callee, caller, there)
-        there.back = back
-        caller.links[there.link], callee.links[back.link] = there, back
+        link = next(self._links)
         callee.known.add(caller.id)
-        for peer, other, initiated in ((callee, caller, False), (caller, callee, True)):
-            node = other.id.rpartition(".")[0]
-            self._do(peer, peer.core.connected(self._clock(peer), there.link, node, initiated=initiated))
+        both = ((callee, caller), (caller, callee))
+        for peer, other in both:
+            peer.links[link] = _Pipe(link, peer, other)
+        for peer, other in both:
+            node = node_of(other.id)
+            self._do(peer, peer.core.connected(self._clock(peer), link, node, initiated=peer is caller))

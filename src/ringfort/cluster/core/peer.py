@@ -184,8 +184,8 @@ class PeerCore:
         elif contact.hello is None:
             if not isinstance(message, messages.Hello):
                 self._links.refuse(contact, "it did not say who it is")
-            elif self._links.meet(contact, message):
-                self._links.beat(contact)
+            else:
+                self._links.meet(contact, message)
         elif isinstance(message, messages.Beat):
             if self._links.beat_arrived(contact, message):
                 return

@@ -33,39 +33,41 @@ class Links:
 
     # --- hello and goodbye --------------------------------------------------------------------------------------------
 
-    def meet(self, contact: Contact, hello: Hello) -> bool:
-        """Take the hello of a link. Return False if the link is not used: the peer is refused, or has another link."""
+    def meet(self, contact: Contact, hello: Hello) -> None:
+        """Take the hello of a link, and use the link unless the peer is refused."""
         state, member = self._state, hello.member
+        other_host = state.contacts.clone_host(member)
         if contact.node and node_of(member.peer) != contact.node:
             self.refuse(contact, f"it claims to be {member.peer}, but the handshake proved {contact.node}")
-            return False
-        if member.peer == state.me.peer or state.contacts.is_banned(member.peer, state.time):
-            self.close(
-                contact,
-                "this link leads to this peer itself" if member.peer == state.me.peer else "it was refused before",
-            )
-            return False
-        other_host = state.contacts.clone_host(member)
-        if other_host is not None:
+        elif member.peer == state.me.peer:
+            self.close(contact, "this link leads to this peer itself")
+        elif state.contacts.is_banned(member.peer, state.time):
+            self.close(contact, "it was refused before")
+        elif other_host is not None:
             state.notify(CloneFound(member.peer, other_host, member.host))
             state.contacts.ban(member.peer, state.time + BAN)
             self.close(contact, "its key is in use on another machine")
-            return False
+        else:
+            self._use(contact, hello)
+
+    def _use(self, contact: Contact, hello: Hello) -> None:
+        """Use a link, or the other one that there is with the same peer, and close the surplus one."""
+        state, peer = self._state, hello.member.peer
         surplus = state.contacts.introduce(contact, hello)
         if surplus is not None:
             self.close(surplus, "there is a second link")
         if surplus is contact:
-            return False
-        state.health.watch(member.peer, state.time)
+            return
+        state.health.watch(peer, state.time)
         if surplus is None:
-            state.forget(member.peer)
+            state.forget(peer)
         else:  # the same peer on another link: its report and the epoch with it stay valid
             contact.report = surplus.report
             # Messages on the other link, in either direction, may have been lost.
-            state.election.unheard(member.peer)
+            state.election.unheard(peer)
             state.send(contact.link, state.own_report())
             self.brief(contact)
-        return True
+        self.beat(contact)
 
     def brief(self, contact: Contact) -> None:
         """Send a peer what it needs besides the report: that this peer leads, if so, and the processes it vouches
