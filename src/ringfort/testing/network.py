@@ -112,7 +112,8 @@ class SimulatedNetwork:
         self.hosts = hosts
         self._config = AutoDiscoveryConfig() if config is None else config
         self._delays = Delays() if delays is None else delays
-        self._observer = observer
+        self.observer = observer
+        """Called with every instruction of every peer."""
         self._traced = traced
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = count()
@@ -372,8 +373,8 @@ class SimulatedNetwork:
                 case Notify(event=event):
                     if self._traced:
                         self.log(f"{peer.id}: {event}")
-            if self._observer is not None:
-                self._observer(peer, instruction)
+            if self.observer is not None:
+                self.observer(peer, instruction)
         for votes in written:
             self._deliver(peer, self._written, peer, votes)
         if instructions or peer.tick_at <= self.now:
@@ -426,9 +427,7 @@ class SimulatedNetwork:
             return
         link = next(self._links)
         callee.known.add(caller.id)
-        both = ((callee, caller), (caller, callee))
-        for peer, other in both:
+        for peer, other in ((callee, caller), (caller, callee)):
             peer.links[link] = _Pipe(link, peer, other)
-        for peer, other in both:
-            node = node_of(other.id)
-            self._do(peer, peer.core.connected(self._clock(peer), link, node, initiated=peer is caller))
+            proved = node_of(other.id)
+            self._do(peer, peer.core.connected(self._clock(peer), link, proved, initiated=peer is caller))

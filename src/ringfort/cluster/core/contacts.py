@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from ringfort.cluster.core.peer_messages import Hello, Member, Report
+from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report
 
 RATE: Final = 200.0
 """Messages per second that a peer may send for long. A cluster of a hundred peers that starts at once sends fewer."""
@@ -32,12 +33,10 @@ class Contact:
     """The latest. A contact counts once it has sent a report."""
     asked: float = 0.0
     """When this peer sent the latest heartbeat that was answered: the other was certainly there then."""
-    their_time: float = 0.0
-    """The time in its latest heartbeat, by its clock."""
-    their_time_came: float = 0.0
+    beat: Beat = field(default_factory=partial(Beat, 0.0))
+    """Its latest heartbeat; sent at 0 if there is none yet."""
+    beat_came: float = 0.0
     """When that heartbeat arrived, by this peer's clock."""
-    step: int = 0
-    """Training steps of its program, from its latest heartbeat."""
     hung_up: str = ""
     """Why the other side closes this link, if it has said so."""
     has_left: bool = False

@@ -192,8 +192,8 @@ class Links:
             return False
         if state.contacts.get(contact.peer) is not contact:
             return True
-        contact.their_time, contact.their_time_came, contact.step = beat.sent, state.now, beat.step
-        was_busy = state.health.is_busy(contact.peer)
+        was_busy = contact.beat.busy
+        contact.beat, contact.beat_came = beat, state.now
         state.health.heard(contact.peer, state.time, busy=beat.busy)
         if beat.echo > contact.asked:
             contact.asked = beat.echo
@@ -222,6 +222,6 @@ class Links:
 
     def beat(self, contact: Contact) -> None:
         """Send a heartbeat, which echoes the other side's latest."""
-        now = self._state.now
-        held = now - contact.their_time_came if contact.their_time else 0.0
-        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))
+        state, echo = self._state, contact.beat.sent
+        held = state.now - contact.beat_came if echo else 0.0
+        state.send(contact.link, Beat(state.now, echo, held, state.busy, state.step))
