@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -25,6 +26,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 Observer = Callable[["SimulatedPeer", Instruction], None]
+Action = Callable[[], None]
 
 
 @dataclass
@@ -52,9 +54,7 @@ class SimulatedPeer:
     frozen: bool = False
     links: dict[int, _Pipe] = field(default_factory=dict[int, "_Pipe"])
     known: set[str] = field(default_factory=set[str])
-    backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = field(
-        default_factory=deque[tuple[Callable[..., None], tuple[Any, ...]]]
-    )
+    backlog: deque[Action] = field(default_factory=deque[Action])
     tick_at: float = -1.0
     votes: Votes = field(default_factory=Votes)
     """The last that it wrote to the disk."""
@@ -81,6 +81,7 @@ class _Pipe:
     """Messages that wait for a cut to heal; None is the end of the stream."""
 
 
+@dataclass(eq=False)
 class SimulatedNetwork:
     """Hosts 0, 1, ... with a peer each. Start them, inject faults, `run_until`, inspect them.
 
@@ -91,17 +92,17 @@ class SimulatedNetwork:
     assert network.agreed
     """
 
-    def __init__(
-        self,
-        seed: int,
-        hosts: int,
-        config: AutoDiscoveryConfig | None = None,
-        *,
-        delays: Delays | None = None,
-        observer: Observer | None = None,
-        traced: bool = False,
-    ) -> None:
-        self.random = Random(seed)
+    seed: int
+    hosts: int
+    config: AutoDiscoveryConfig | None = None
+    _: KW_ONLY
+    delays: Delays = field(default_factory=Delays)
+    observer: Observer | None = None
+    """Called with every instruction of every peer."""
+    traced: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
         self.now = 0.0
         self.trace: list[str] = []
         """The trace, if `traced`."""
@@ -109,20 +110,14 @@ class SimulatedNetwork:
         """The latest peer of each host."""
         self.ended: list[SimulatedPeer] = []
         """Peers that have ended."""
-        self.hosts = hosts
-        self._config = AutoDiscoveryConfig() if config is None else config
-        self._delays = Delays() if delays is None else delays
-        self.observer = observer
-        """Called with every instruction of every peer."""
-        self._traced = traced
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Action]] = []
         self._serial = count()
         self._links = count(1)
         self._instances = count(1)
         self._cuts: set[tuple[int, int]] = set()
         self._slow: dict[int, float] = {}
         self._disk_faults: dict[int, tuple[float, str]] = {}
-        self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(hosts)}
+        self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(self.hosts)}
         """The processes that have a file on the disk of each host."""
 
     # --- faults -----------------------------------------------------------------------------------------------------
@@ -138,7 +133,7 @@ class SimulatedNetwork:
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
         key = host if copy_of is None else copy_of
         me = Member(f"n{key}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",), name=f"host{host}")
-        config = replace(self._config, restart_without=without, run=run)
+        config = replace(self.config or AutoDiscoveryConfig(), restart_without=without, run=run)
         core = PeerCore(me, config, offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer
@@ -203,8 +198,7 @@ class SimulatedNetwork:
         self.log(f"{peer.id} thaws")
         peer.frozen = False
         while peer.backlog and peer.alive:
-            do, arguments = peer.backlog.popleft()
-            do(*arguments)
+            peer.backlog.popleft()()
         if peer.alive:
             self._do(peer, peer.core.tick(self._clock(peer)))
 
@@ -263,8 +257,8 @@ class SimulatedNetwork:
         """Run until the given time."""
         heap = self._heap
         while heap and heap[0][0] <= time:
-            self.now, _, do, arguments = heapq.heappop(heap)
-            do(*arguments)
+            self.now, _, do = heapq.heappop(heap)
+            do()
         self.now = time
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -289,16 +283,16 @@ class SimulatedNetwork:
 
     def log(self, text: str) -> None:
         """Add a line to the trace."""
-        if self._traced:
+        if self.traced:
             self.trace.append(f"{self.now:8.3f}  {text}")
 
     # --- wires ------------------------------------------------------------------------------------------------------
 
     def _at(self, time: float, do: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._heap, (time, next(self._serial), do, arguments))
+        heapq.heappush(self._heap, (time, next(self._serial), partial(do, *arguments)))
 
     def _delay(self, source: int) -> float:
-        delays = self._delays
+        delays = self.delays
         slow = self._slow.get(source)
         extra = 0.0 if slow is None else self.random.random() * slow
         return delays.least + self.random.random() * (delays.most - delays.least) + extra
@@ -314,7 +308,7 @@ class SimulatedNetwork:
     def _deliver(self, peer: SimulatedPeer, do: Callable[..., None], *arguments: Any) -> None:
         """Have a living peer handle an event; a frozen one handles it after it thaws."""
         if peer.frozen:
-            peer.backlog.append((do, arguments))
+            peer.backlog.append(partial(do, *arguments))
         elif peer.alive:
             do(*arguments)
 
@@ -371,7 +365,7 @@ class SimulatedNetwork:
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
-                    if self._traced:
+                    if self.traced:
                         self.log(f"{peer.id}: {event}")
             if self.observer is not None:
                 self.observer(peer, instruction)
@@ -404,8 +398,8 @@ class SimulatedNetwork:
 
     def _announce(self, peer: SimulatedPeer) -> None:
         for other in self.alive:
-            for _ in range(1 + (self.random.random() < self._delays.double)):
-                if other is not peer and self.random.random() >= self._delays.loss:
+            for _ in range(1 + (self.random.random() < self.delays.double)):
+                if other is not peer and self.random.random() >= self.delays.loss:
                     self._at(self.now + self._delay(peer.host) * 10, self._hear, peer, other)
 
     def _hear(self, source: SimulatedPeer, target: SimulatedPeer) -> None:

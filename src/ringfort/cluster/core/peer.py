@@ -251,7 +251,7 @@ class PeerCore:
         state = self._state
         state.me = replace(self.me, addresses=tuple(addresses))
         self._hello = replace(self._hello, member=state.me)
-        state.tell_all(messages.Introduce(self.me.peer, self.me.addresses))
+        state.tell(None, messages.Introduce(self.me.peer, self.me.addresses))
 
     @_event
     def force_election(self) -> None:
@@ -280,7 +280,7 @@ class PeerCore:
         state = self._state
         state.departed[peer] = votes
         state.vouched[peer] = Departed(peer, votes, "its process has ended", died=True)
-        state.tell_all(state.vouched[peer])
+        state.tell(None, state.vouched[peer])
         self._refresh()
 
     @_event
