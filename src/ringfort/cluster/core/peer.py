@@ -60,10 +60,8 @@ from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.epochs import Epochs
 from ringfort.cluster.core.events import Close, Instruction, Persist
 from ringfort.cluster.core.health import HealthSummary
-from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, Votes
-from ringfort.cluster.core.proposer import RingOrder
-from ringfort.cluster.core.state import LEAP, PeerState
+from ringfort.cluster.core.state import LEAP, RingOrder
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -117,13 +115,11 @@ class PeerCore:
         process of this machine."""
         self.deadline = now
         """When `tick` is to be called next."""
-        self._state = state = PeerState(me, config, now, work_done or (lambda: 0))
+        self._state = state = Epochs(me, config, now, work_done or (lambda: 0), ring_order)
         self.contacts = state.contacts
         self.health = state.health
         self.election = state.election
         self.voter = state.voter
-        self._links = Links(state)
-        self._epochs = Epochs(state, self._links, ring_order)
         self._hello = messages.Hello(me, name, version, config.run)
 
     # --- queries ----------------------------------------------------------------------------------------------------
@@ -178,16 +174,16 @@ class PeerCore:
         if contact is None:
             return
         if contact.is_flooding(self._state.now):
-            self._links.refuse(contact, "it floods this peer with messages")
+            self._state.refuse(contact, "it floods this peer with messages")
         elif isinstance(message, messages.Hangup):
             contact.hung_up = message.why or "it gave no reason"
         elif contact.hello is None:
             if not isinstance(message, messages.Hello):
-                self._links.refuse(contact, "it did not say who it is")
+                self._state.refuse(contact, "it did not say who it is")
             else:
-                self._links.meet(contact, message)
+                self._state.meet(contact, message)
         elif isinstance(message, messages.Beat):
-            if self._links.beat_arrived(contact, message):
+            if self._state.beat_arrived(contact, message):
                 return
         elif self.contacts.get(contact.peer) is contact or isinstance(message, Departed):  # which is not repeated
             self._take(contact, message)
@@ -198,7 +194,7 @@ class PeerCore:
         """Something malformed arrived on `link`."""
         contact = self.contacts.links.get(link)
         if contact is not None:
-            self._links.refuse(contact, why)
+            self._state.refuse(contact, why)
             self._refresh()
 
     @_event
@@ -206,7 +202,7 @@ class PeerCore:
         """A link has ended."""
         contact, was_last = self.contacts.ended(link)
         if contact is not None and was_last:
-            self._links.lose(contact, why)
+            self._state.lose(contact, why)
         self._refresh()
 
     @_event
@@ -296,7 +292,7 @@ class PeerCore:
     @_event
     def persisted(self, votes: Votes, why: str = "") -> None:
         """The votes of a `Persist` are on the disk; or they could not be written, for the reason `why`."""
-        self._epochs.written(votes, why)
+        self._state.written(votes, why)
         self._refresh()
 
     # --- what follows -------------------------------------------------------------------------------------------------
@@ -310,42 +306,42 @@ class PeerCore:
         state, peer = self._state, contact.peer
         match message:
             case messages.Report():
-                committed = self._links.reported(contact, message)
+                committed = state.reported(contact, message)
                 if committed is not None:
-                    self._epochs.start(committed.key)
+                    state.start(committed.key)
             case messages.Campaign() | messages.ElectionVote() | messages.Lead() | messages.Retire():
                 if peer in state.reports:
                     state.election.received(state.time, peer, message)
                     state.tell_election()
             case messages.Propose():
-                self._epochs.consider(contact, message)
+                state.proposed(contact, message)
             case messages.Accept() | messages.Reject():
-                self._epochs.answered(peer, message)
+                state.answered(peer, message)
             case messages.Commit(number=number):
-                self._epochs.committed(contact, number)
+                state.committed(contact, number)
             case messages.Introduce(peer=about, addresses=addresses):
-                self._links.introduced(contact, about, addresses)
+                state.introduced(contact, about, addresses)
             case Departed():
-                self._links.departed(contact, message)
+                state.depart(contact, message)
             case _:
-                self._links.refuse(contact, f"it sent {type(message).__name__} a second time")
+                state.refuse(contact, f"it sent {type(message).__name__} a second time")
 
     def _refresh(self) -> None:
         """Do everything that may follow from a change or from the passing of time."""
         state = self._state
-        self._links.drop_silent_peers()
+        state.drop_silent_peers()
         if state.me.slots:
-            self._epochs.check_current()
+            state.check_current()
             state.election.observe(state.time, state.own_claim(), state.claims)
             state.tell_election()
             state.yields = state.yields and self.leader is None
-            self._epochs.lead()
+            state.lead()
         state.tell_report()
-        self._links.beat_all()
+        state.beat_all()
         waiting = (
-            self._links.next_beat,
+            state.next_beat,
             state.election.deadline if state.me.slots else inf,
-            self._epochs.deadline,
+            state.next_proposal,
             state.time + LEAP / 2,
         )
         self.deadline = state.now + max(GRAIN, min(waiting) - state.time)
