@@ -87,7 +87,7 @@ def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
 def _dies_with_its_link(original: Callable[..., Any]) -> Callable[..., Any]:
     def lose(self: Links, contact: Any, why: str) -> None:
         if contact.report is not None and not contact.hung_up:
-            self.departed[contact.peer] = contact.report.votes
+            self._state.departed[contact.peer] = contact.report.votes
         original(self, contact, why)
 
     return lose

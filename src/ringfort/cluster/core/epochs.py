@@ -16,52 +16,52 @@ from ringfort.cluster.core.events import EpochStarted, Persist, Waiting
 from ringfort.cluster.core.membership import unlawful
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Votes
-from ringfort.cluster.core.proposer import Proposer
-from ringfort.cluster.core.state import ambiguous_names
+from ringfort.cluster.core.proposer import Proposer, RingOrder
+from ringfort.cluster.core.state import PeerState, ambiguous_names
 
 DISCOVERY: Final = 3.0
 """Multiples of `settle` that discovery may take before a new process says which peers it waits for."""
 
 
-class Epochs(Links):
-    """The state of a core, and how it takes part in epochs. Call `lead` and `check_current` after every change."""
+class Epochs:
+    """The part of a core that takes part in epochs. Call `lead` and `check_current` after every change."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._proposer = Proposer(self)
+    def __init__(self, state: PeerState, links: Links, ring_order: RingOrder | None) -> None:
+        self._state = state
+        self._links = links
+        self._proposer = Proposer(state, ring_order)
         self._told_waiting = ""
         self._writing: tuple[Votes, Callable[[str], None]] | None = None
         """Votes that are being written to the disk, and what to call then: with the reason if they could not be."""
 
     @property
-    def next_proposal(self) -> float:
-        """When a proposal is due without an event, in `time`."""
+    def deadline(self) -> float:
+        """When something is due without an event, in the state's `time`."""
         return self._proposer.deadline if self._writing is None else inf
 
     # --- a member -----------------------------------------------------------------------------------------------------
 
-    def proposed(self, contact: Contact, proposal: Propose) -> None:
-        """The peer of `contact` makes a proposal."""
-        leader = proposal.epoch.leader
-        if leader != contact.peer or proposal.term.candidate != contact.peer:
-            self.refuse(contact, f"it makes a proposal in the name of {leader}")
-        else:
-            self._consider(proposal)
-
-    def _consider(self, proposal: Propose) -> None:
-        """Answer a proposal of another leader, or this peer's own."""
+    def consider(self, contact: Contact | None, proposal: Propose) -> None:
+        """Answer a proposal of the leader, or this peer's own (without a `contact`)."""
+        state = self._state
+        leader = state.me.peer if contact is None else contact.peer
+        epoch = proposal.epoch
+        if epoch.leader != leader or proposal.term.candidate != leader:
+            assert contact is not None
+            self._links.refuse(contact, f"it makes a proposal in the name of {epoch.leader}")
+            return
         why = self._objection(proposal)
         if why is not None:
-            self._answer(proposal.epoch, why)
+            self._answer(epoch, why)
             return
-        if proposal.epoch.leader != self.me.peer:
+        if leader != state.me.peer:
             self._proposer.rest()  # from now on, this peer must never commit its own proposal
-        self._write(self.voter.accepting(proposal), partial(self._accept, proposal))
+        self._write(state.voter.accepting(proposal), partial(self._accept, proposal))
 
     def _write(self, votes: Votes, then: Callable[[str], None]) -> None:
         """Have votes written. They must be on the disk before they take effect; until then this peer casts no other."""
         self._writing = (votes, then)
-        self.out.append(Persist(votes))
+        self._state.out.append(Persist(votes))
 
     def written(self, votes: Votes, why: str) -> None:
         """`votes` are on the disk and take effect; or they are not, for the reason `why`, and have none."""
@@ -72,82 +72,85 @@ class Epochs(Links):
     def _accept(self, proposal: Propose, why: str) -> None:
         objection = why or self._objection(proposal)  # again: the disk may have taken long
         if not objection:
-            self.end_epoch(self.voter.accept(proposal), f"{proposal.epoch} follows")
+            self._state.end_epoch(self._state.voter.accept(proposal), f"{proposal.epoch} follows")
         self._answer(proposal.epoch, objection)
 
     def _objection(self, proposal: Propose) -> str | None:
-        wanted = set(proposal.epoch.peers)
+        state, wanted = self._state, set(proposal.epoch.peers)
         if self._writing is not None:
             return "my disk is slow: an earlier vote is still being written"
-        if self.election.leader != proposal.epoch.leader:
-            return f"I follow {self.election.leader}"
-        why = self.voter.objection(proposal)
+        if state.election.leader != proposal.epoch.leader:
+            return f"I follow {state.election.leader}"
+        why = state.voter.objection(proposal)
         if why is not None:
             return why
-        unseen = wanted - self.reports.keys() - {self.me.peer}
+        unseen = wanted - state.reports.keys() - {state.me.peer}
         if unseen:
             return f"I do not see {min(unseen)}"
-        if self.holds and self._is_whole() and wanted > set(self.voter.current.peers if self.voter.current else ()):
+        if state.holds and self._is_whole() and wanted > set(state.voter.current.peers if state.voter.current else ()):
             return "I hold the epoch: new peers must wait"  # the leader may not have known when it proposed
         return None
 
     def _is_whole(self) -> bool:
         """Return whether this peer is in an epoch that no member has left for a later one. A member that has left does
         not come back, so holding the epoch would keep the rest waiting."""
-        current = self.voter.current
-        others = () if current is None else (peer for peer in current.peers if peer in self.reports)
-        return current is not None and all(self.reports[p].votes.highest <= current.number for p in others)
+        state, current = self._state, self._state.voter.current
+        others = () if current is None else (peer for peer in current.peers if peer in state.reports)
+        return current is not None and all(state.reports[p].votes.highest <= current.number for p in others)
 
     def _answer(self, epoch: Epoch, objection: str | None) -> None:
         """Tell the leader of `epoch`, possibly this peer, whether it accepts."""
         answer = Reject(epoch.number, objection[:256]) if objection else Accept(epoch.number)
-        self.tell_report()
-        if epoch.leader == self.me.peer:
+        self._state.tell_report()
+        if epoch.leader == self._state.me.peer:
             self.answered(epoch.leader, answer)
         else:
-            self.tell((epoch.leader,), answer)
+            self._state.tell((epoch.leader,), answer)
 
     def committed(self, contact: Contact, number: int) -> None:
         """The peer of `contact` says that all members have accepted its proposal."""
-        if number > self.voter.votes.highest:
-            self.refuse(contact, f"it commits epoch {number}, which this peer never accepted")
+        if number > self._state.voter.votes.highest:
+            self._links.refuse(contact, f"it commits epoch {number}, which this peer never accepted")
             return
         self.start((number, contact.peer))
 
     def start(self, key: tuple[int, str]) -> None:
         """The epoch of `key` is committed. This peer is in it, unless it has accepted a later one."""
-        epoch = self.voter.commit(key)
+        epoch = self._state.voter.commit(key)
         if epoch is not None:
             self._proposer.started(epoch)
-            self.notify(EpochStarted(epoch))
+            self._state.notify(EpochStarted(epoch))
             self.check_current()  # a member may have been lost since it was accepted
 
     def check_current(self) -> None:
         """End the current epoch if this peer has lost a member, or may not continue."""
-        known = {self.me.peer, *self.reports}
-        missing = set(self.voter.current.peers) - known if self.voter.current else set[str]()
-        self.is_stuck = not self.voter.votes.companions <= known and bool(self._unlawful(known))
-        if missing or self.is_stuck:
-            self.end_epoch(self.voter.leave(), f"contact with {_listed(missing)} is lost")
+        state = self._state
+        known = {state.me.peer, *state.reports}
+        missing = set(state.voter.current.peers) - known if state.voter.current else set[str]()
+        state.is_stuck = not state.voter.votes.companions <= known and bool(self._unlawful(known))
+        if missing or state.is_stuck:
+            state.end_epoch(state.voter.leave(), f"contact with {_listed(missing)} is lost")
 
     def _unlawful(self, known: set[str]) -> list[Epoch]:
         """Return the epochs of which this peer needs a majority and does not have one."""
-        return unlawful(known, self.voter.votes, self.departed, self.without, self.config.on_partition)
+        state = self._state
+        return unlawful(known, state.voter.votes, state.departed, state.without, state.config.on_partition)
 
     def _why_stuck(self) -> str:
         """Say which peers this one waits for."""
-        known = {self.me.peer, *self.reports}
+        state = self._state
+        known = {state.me.peer, *state.reports}
         ours, earlier = set[str](), set[str]()
         records = self._unlawful(known)
         shared = ambiguous_names(member for record in records for member in record.members)
         for record in records:
-            lost = [m for m in record.members if m.peer not in known and m.peer not in self.dead]
+            lost = [m for m in record.members if m.peer not in known and m.peer not in state.dead]
             names = {f"{m.name} ({node_of(m.peer)})" if m.name in shared else m.name or m.peer for m in lost}
-            (ours if self.me.peer in record.peers else earlier).update(names)
+            (ours if state.me.peer in record.peers else earlier).update(names)
         if ours:
             what = "too few members of the last epoch are connected; the others may be at work elsewhere"
             return f"{what}. Missing: {_listed(ours)}"
-        if not earlier or self.time < DISCOVERY * self.config.settle:
+        if not earlier or state.time < DISCOVERY * state.config.settle:
             return ""
         which = "; several machines share that name: use the id in brackets" if shared else ""
         return (
@@ -160,25 +163,26 @@ class Epochs(Links):
 
     def lead(self) -> None:
         """Propose, if this peer leads; and tell the program what it waits for."""
-        why = self._why_stuck() if self.is_stuck else ""
-        if self.election.state is not ElectionState.MASTER:
+        state = self._state
+        why = self._why_stuck() if state.is_stuck else ""
+        if state.election.state is not ElectionState.MASTER:
             self._proposer.rest()
         elif self._writing is None:
             why = self._propose() or why
         if why != self._told_waiting:
             self._told_waiting = why
             if why:
-                self.notify(Waiting(why))
+                state.notify(Waiting(why))
 
     def _propose(self) -> str:
         """Make the next proposal if it is due. Return what the leader waits for."""
-        proposal = self._proposer.step()
-        if self._proposer.is_stuck and any(not report.stuck for report in self.reports.values()):
-            self.election.step_down(self.time)
-            self.tell_election()
+        state, proposal = self._state, self._proposer.step()
+        if self._proposer.is_stuck and any(not report.stuck for report in state.reports.values()):
+            state.election.step_down(state.time)
+            state.tell_election()
         if proposal is not None:
-            self.tell(proposal.epoch.peers, proposal)
-            self._consider(proposal)
+            state.tell(proposal.epoch.peers, proposal)
+            self.consider(None, proposal)
         return self._proposer.why
 
     def answered(self, peer: str, answer: Accept | Reject) -> None:
@@ -186,15 +190,15 @@ class Epochs(Links):
         if isinstance(answer, Reject):
             self._proposer.rejected(peer, answer.number, answer.why)
             return
-        epoch = self._proposer.accepted(self.time, peer, answer.number)
+        epoch = self._proposer.accepted(self._state.time, peer, answer.number)
         if epoch is not None:
-            self._write(self.voter.committing(epoch.key), partial(self._commit, epoch))
+            self._write(self._state.voter.committing(epoch.key), partial(self._commit, epoch))
 
     def _commit(self, epoch: Epoch, why: str) -> None:
         if why:
             self._proposer.give_up(why)
             return
-        self.tell(epoch.peers, Commit(epoch.number))
+        self._state.tell(epoch.peers, Commit(epoch.number))
         self.start(epoch.key)
 
 

@@ -118,10 +118,14 @@ def basis_of(all_votes: Iterable[Votes], answering: Collection[str]) -> Basis:
         if d.lineages and d.leader not in answering and d.key not in formed and not is_covered(d, last)
     }
     return Basis(
-        tuple(sorted(last, key=lambda epoch: epoch.key)),
-        tuple(sorted(doubts.values(), key=lambda epoch: epoch.key)),
+        tuple(sorted(last, key=_by_key)),
+        tuple(sorted(doubts.values(), key=_by_key)),
         max((s.highest for s in all_votes), default=0),
     )
+
+
+def _by_key(epoch: Epoch) -> tuple[int, str]:
+    return epoch.key
 
 
 @dataclass
@@ -179,7 +183,7 @@ class Voter:
     def recall(self, all_votes: Iterable[Votes]) -> None:
         """Take over the votes of earlier processes of this machine, before this one casts any."""
         basis = basis_of(all_votes, ())
-        recalled = tuple(sorted(basis.records, key=lambda epoch: epoch.key)[-MAX_RECALLED:])
+        recalled = tuple(sorted(basis.records, key=_by_key)[-MAX_RECALLED:])
         mine = self.votes
         self.votes = Votes(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
 
@@ -245,7 +249,11 @@ def largest_lawful(
 
 
 def unlawful(
-    group: Collection[str], votes: Votes, departed: Mapping[str, Votes], without: Collection[str], policy: Policy
+    group: Collection[str],
+    votes: Votes,
+    departed: Mapping[str, Votes],
+    without: Collection[str],
+    policy: Policy,
 ) -> list[Epoch]:
     """Return the epochs that bind a peer with these votes and of which `group` has no majority."""
     basis = basis_of(_with_the_departed([votes], departed), {*group, *departed})

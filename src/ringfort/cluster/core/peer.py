@@ -60,8 +60,10 @@ from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.epochs import Epochs
 from ringfort.cluster.core.events import Close, Instruction, Persist
 from ringfort.cluster.core.health import HealthSummary
+from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, Votes
-from ringfort.cluster.core.state import LEAP, RingOrder
+from ringfort.cluster.core.proposer import RingOrder
+from ringfort.cluster.core.state import LEAP, PeerState
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -115,11 +117,13 @@ class PeerCore:
         process of this machine."""
         self.deadline = now
         """When `tick` is to be called next."""
-        self._state = state = Epochs(me, config, now, work_done or (lambda: 0), ring_order)
+        self._state = state = PeerState(me, config, now, work_done or (lambda: 0))
         self.contacts = state.contacts
         self.health = state.health
         self.election = state.election
         self.voter = state.voter
+        self._links = Links(state)
+        self._epochs = Epochs(state, self._links, ring_order)
         self._hello = messages.Hello(me, name, version, config.run)
 
     # --- queries ----------------------------------------------------------------------------------------------------
@@ -174,16 +178,16 @@ class PeerCore:
         if contact is None:
             return
         if contact.is_flooding(self._state.now):
-            self._state.refuse(contact, "it floods this peer with messages")
+            self._links.refuse(contact, "it floods this peer with messages")
         elif isinstance(message, messages.Hangup):
             contact.hung_up = message.why or "it gave no reason"
         elif contact.hello is None:
             if not isinstance(message, messages.Hello):
-                self._state.refuse(contact, "it did not say who it is")
+                self._links.refuse(contact, "it did not say who it is")
             else:
-                self._state.meet(contact, message)
+                self._links.meet(contact, message)
         elif isinstance(message, messages.Beat):
-            if self._state.beat_arrived(contact, message):
+            if self._links.beat_arrived(contact, message):
                 return
         elif self.contacts.get(contact.peer) is contact or isinstance(message, Departed):  # which is not repeated
             self._take(contact, message)
@@ -194,7 +198,7 @@ class PeerCore:
         """Something malformed arrived on `link`."""
         contact = self.contacts.links.get(link)
         if contact is not None:
-            self._state.refuse(contact, why)
+            self._links.refuse(contact, why)
             self._refresh()
 
     @_event
@@ -202,7 +206,7 @@ class PeerCore:
         """A link has ended."""
         contact, was_last = self.contacts.ended(link)
         if contact is not None and was_last:
-            self._state.lose(contact, why)
+            self._links.lose(contact, why)
         self._refresh()
 
     @_event
@@ -292,7 +296,7 @@ class PeerCore:
     @_event
     def persisted(self, votes: Votes, why: str = "") -> None:
         """The votes of a `Persist` are on the disk; or they could not be written, for the reason `why`."""
-        self._state.written(votes, why)
+        self._epochs.written(votes, why)
         self._refresh()
 
     # --- what follows -------------------------------------------------------------------------------------------------
@@ -306,42 +310,42 @@ class PeerCore:
         state, peer = self._state, contact.peer
         match message:
             case messages.Report():
-                committed = state.reported(contact, message)
+                committed = self._links.reported(contact, message)
                 if committed is not None:
-                    state.start(committed.key)
+                    self._epochs.start(committed.key)
             case messages.Campaign() | messages.ElectionVote() | messages.Lead() | messages.Retire():
                 if peer in state.reports:
                     state.election.received(state.time, peer, message)
                     state.tell_election()
             case messages.Propose():
-                state.proposed(contact, message)
+                self._epochs.consider(contact, message)
             case messages.Accept() | messages.Reject():
-                state.answered(peer, message)
+                self._epochs.answered(peer, message)
             case messages.Commit(number=number):
-                state.committed(contact, number)
+                self._epochs.committed(contact, number)
             case messages.Introduce(peer=about, addresses=addresses):
-                state.introduced(contact, about, addresses)
+                self._links.introduced(contact, about, addresses)
             case Departed():
-                state.depart(contact, message)
+                self._links.departed(contact, message)
             case _:
-                state.refuse(contact, f"it sent {type(message).__name__} a second time")
+                self._links.refuse(contact, f"it sent {type(message).__name__} a second time")
 
     def _refresh(self) -> None:
         """Do everything that may follow from a change or from the passing of time."""
         state = self._state
-        state.drop_silent_peers()
+        self._links.drop_silent_peers()
         if state.me.slots:
-            state.check_current()
+            self._epochs.check_current()
             state.election.observe(state.time, state.own_claim(), state.claims)
             state.tell_election()
             state.yields = state.yields and self.leader is None
-            state.lead()
+            self._epochs.lead()
         state.tell_report()
-        state.beat_all()
+        self._links.beat_all()
         waiting = (
-            state.next_beat,
+            self._links.next_beat,
             state.election.deadline if state.me.slots else inf,
-            state.next_proposal,
+            self._epochs.deadline,
             state.time + LEAP / 2,
         )
         self.deadline = state.now + max(GRAIN, min(waiting) - state.time)

@@ -23,68 +23,74 @@ MAX_DEPARTED: Final = 1024
 """Departed peers that are remembered, with their last votes."""
 
 
-class Links(PeerState):
-    """The state of a core, and how it gains and loses peers."""
+class Links:
+    """The part of a core that gains and loses peers."""
+
+    def __init__(self, state: PeerState) -> None:
+        self.next_beat = 0.0
+        """When the next heartbeats are due, in the state's `time`."""
+        self._state = state
 
     # --- hello and goodbye --------------------------------------------------------------------------------------------
 
     def meet(self, contact: Contact, hello: Hello) -> None:
         """Take the hello of a link, and use the link unless the peer is refused."""
-        member = hello.member
-        other_host = self.contacts.clone_host(member)
+        state, member = self._state, hello.member
+        other_host = state.contacts.clone_host(member)
         if contact.node and node_of(member.peer) != contact.node:
             self.refuse(contact, f"it claims to be {member.peer}, but the handshake proved {contact.node}")
-        elif member.peer == self.me.peer:
+        elif member.peer == state.me.peer:
             self.close(contact, "this link leads to this peer itself")
-        elif self.contacts.is_banned(member.peer, self.time):
+        elif state.contacts.is_banned(member.peer, state.time):
             self.close(contact, "it was refused before")
         elif other_host is not None:
-            self.notify(CloneFound(member.peer, other_host, member.host))
-            self.contacts.ban(member.peer, self.time + BAN)
+            state.notify(CloneFound(member.peer, other_host, member.host))
+            state.contacts.ban(member.peer, state.time + BAN)
             self.close(contact, "its key is in use on another machine")
         else:
             self._use(contact, hello)
 
     def _use(self, contact: Contact, hello: Hello) -> None:
         """Use a link, or the other one that there is with the same peer, and close the surplus one."""
-        peer = hello.member.peer
-        surplus = self.contacts.introduce(contact, hello)
+        state, peer = self._state, hello.member.peer
+        surplus = state.contacts.introduce(contact, hello)
         if surplus is not None:
             self.close(surplus, "there is a second link")
         if surplus is contact:
             return
-        self.health.watch(peer, self.time)
+        state.health.watch(peer, state.time)
         if surplus is None:
-            self.forget(peer)
+            state.forget(peer)
         else:  # the same peer on another link: its report and the epoch with it stay valid
             contact.report = surplus.report
             # Messages on the other link, in either direction, may have been lost.
-            self.election.unheard(peer)
-            self.send(contact.link, self.own_report())
+            state.election.unheard(peer)
+            state.send(contact.link, state.own_report())
             self.brief(contact)
         self.beat(contact)
 
     def brief(self, contact: Contact) -> None:
         """Send a peer what it needs besides the report: that this peer leads, if so, and the processes it vouches
         for."""
-        self.election.met(contact.peer)
-        self.tell_election()
-        for vouched in self.vouched.values():
-            self.send(contact.link, vouched)
+        self._state.election.met(contact.peer)
+        self._state.tell_election()
+        for vouched in self._state.vouched.values():
+            self._state.send(contact.link, vouched)
 
     def introduce_all(self, contact: Contact) -> None:
         """Introduce a peer and all others to each other, which is enough for networks without multicast."""
         assert contact.hello is not None
-        for other in self.contacts:
+        for other in self._state.contacts:
             if other is not contact and other.hello is not None:
                 for one, about in ((contact, other.hello.member), (other, contact.hello.member)):
                     if about.addresses:
-                        self.send(one.link, Introduce(about.peer, about.addresses))
+                        self._state.send(one.link, Introduce(about.peer, about.addresses))
 
     def introduced(self, contact: Contact, about: str, addresses: tuple[str, ...]) -> None:
         """Take the addresses of `about`, possibly itself, from the peer of `contact`."""
-        if about != self.me.peer and self.contacts.get(about) is None:
-            self.out.append(Learn(about, addresses, contact.peer))
+        state = self._state
+        if about != state.me.peer and state.contacts.get(about) is None:
+            state.out.append(Learn(about, addresses, contact.peer))
         elif about == contact.peer and contact.hello is not None:
             member = replace(contact.hello.member, addresses=addresses)
             contact.hello = replace(contact.hello, member=member)
@@ -92,57 +98,59 @@ class Links(PeerState):
     def refuse(self, contact: Contact, why: str) -> None:
         """Close the link of a misbehaving peer and refuse it for a while."""
         who = contact.peer or contact.node or "a peer"
-        self.notify(Misbehaved(who, why))
+        self._state.notify(Misbehaved(who, why))
         if contact.peer:
-            self.contacts.ban(contact.peer, self.time + BAN)
+            self._state.contacts.ban(contact.peer, self._state.time + BAN)
         self.close(contact, why)
 
     def close(self, contact: Contact, why: str) -> None:
         """Close a link and tell the other side why."""
-        _, was_last = self.contacts.ended(contact.link)
-        self.send(contact.link, Hangup(why[:256]))
-        self.out.append(Close(contact.link, why))
+        _, was_last = self._state.contacts.ended(contact.link)
+        self._state.send(contact.link, Hangup(why[:256]))
+        self._state.out.append(Close(contact.link, why))
         if was_last:
             self.lose(contact, why)
 
     def lose(self, contact: Contact, why: str) -> None:
         """The last link with a peer has ended. It is lost, so nobody waits for it, but not dead."""
-        peer = contact.peer
-        self.health.forget(peer)
-        self.forget(peer)
-        if contact.report is not None and self.counts(contact):
+        state, peer = self._state, contact.peer
+        state.health.forget(peer)
+        state.forget(peer)
+        if contact.report is not None and state.counts(contact):
             why = f"it closed the link: {contact.hung_up}" if contact.hung_up else why
-            self.notify(PeerLost(peer, why, peer in self.departed, contact.has_left))
+            state.notify(PeerLost(peer, why, peer in state.departed, contact.has_left))
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
     def reported(self, contact: Contact, report: Report) -> Epoch | None:
         """Take a report. With its first report, a peer has joined. Return an epoch that it shows to be committed."""
+        state = self._state
         lie = self._lie_in(contact.peer, report)
         if lie:
             self.refuse(contact, lie)
             return None
         is_first = contact.report is None
         contact.report = report
-        if not self.counts(contact):
+        if not state.counts(contact):
             if is_first:
                 self.introduce_all(contact)
             return None
-        self.note(contact.peer, report)
+        state.note(contact.peer, report)
         if is_first:
             self._welcome(contact)
         formed = report.votes.formed
         # If it is in doubt here, the leader died before it could tell all members.
-        return formed if formed is not None and formed in self.voter.votes.doubts else None
+        return formed if formed is not None and formed in state.voter.votes.doubts else None
 
     def _welcome(self, contact: Contact) -> None:
+        state = self._state
         assert contact.hello is not None
-        self.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
+        state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
         self.introduce_all(contact)
         self.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
-        ours = {record.key: record for record in self.voter.votes.records}
+        ours = {record.key: record for record in self._state.voter.votes.records}
         for record in report.votes.records:
             # A doubt may also be an epoch of an earlier process of its machine.
             is_earlier = record is not report.votes.formed and node_of(peer) in map(node_of, record.peers)
@@ -155,21 +163,21 @@ class Links(PeerState):
             return f"it claims to be in epoch {report.current}, but its votes do not show that"
         return ""
 
-    def depart(self, contact: Contact, said: Departed) -> None:
+    def departed(self, contact: Contact, said: Departed) -> None:
         """The peer of `contact` leaves, or reports that an earlier process of its node has ended."""
-        about = said.peer
+        state, about = self._state, said.peer
         if node_of(about) != node_of(contact.peer):
             self.refuse(contact, f"it reports the end of {about}, a peer of another node")
             return
-        if about == self.me.peer:
+        if about == state.me.peer:
             self.refuse(contact, "it reports that this peer has ended")
             return
-        self.departed.pop(about, None)
-        self.departed[about] = said.votes
-        while len(self.departed) > MAX_DEPARTED:
-            del self.departed[next(iter(self.departed))]
-        self.find_restart_without()
-        gone = self.contacts.get(about)
+        state.departed.pop(about, None)
+        state.departed[about] = said.votes
+        while len(state.departed) > MAX_DEPARTED:
+            del state.departed[next(iter(state.departed))]
+        state.find_restart_without()
+        gone = state.contacts.get(about)
         if gone is not None:
             gone.has_left = not said.died
             self.close(gone, said.why or "it left")
@@ -178,39 +186,42 @@ class Links(PeerState):
 
     def beat_arrived(self, contact: Contact, beat: Beat) -> bool:
         """Take a heartbeat. Return True if nothing else can follow from it."""
-        if beat.echo > self.now or 0 < beat.echo < contact.asked:
+        state = self._state
+        if beat.echo > state.now or 0 < beat.echo < contact.asked:
             self.refuse(contact, "it echoes a time that was never sent")
             return False
-        if self.contacts.get(contact.peer) is not contact:
+        if state.contacts.get(contact.peer) is not contact:
             return True
         was_busy = contact.beat.busy
-        contact.beat, contact.beat_came = beat, self.now
-        self.health.heard(contact.peer, self.time, busy=beat.busy)
+        contact.beat, contact.beat_came = beat, state.now
+        state.health.heard(contact.peer, state.time, busy=beat.busy)
         if beat.echo > contact.asked:
             contact.asked = beat.echo
-            self.health.answered(contact.peer, max(0.0, self.now - beat.echo - beat.held))
-        return self.health.status(contact.peer) is HealthStatus.HEALTHY and beat.busy == was_busy
+            state.health.answered(contact.peer, max(0.0, state.now - beat.echo - beat.held))
+        return state.health.status(contact.peer) is HealthStatus.HEALTHY and beat.busy == was_busy
 
     def drop_silent_peers(self) -> None:
         """Close the links of peers that are lost, and links without a hello."""
-        for event in self.health.check(self.time):
-            self.notify(event)
-            contact = self.contacts.get(event.peer)
+        state = self._state
+        for event in state.health.check(state.time):
+            state.notify(event)
+            contact = state.contacts.get(event.peer)
             if event.status is HealthStatus.UNHEALTHY and contact is not None:
                 self.close(contact, f"silent for {event.silence:.1f} s")
-        for contact in list(self.contacts.links.values()):
-            if contact.hello is None and contact.opened < self.time - HELLO_WITHIN:
+        for contact in list(state.contacts.links.values()):
+            if contact.hello is None and contact.opened < state.time - HELLO_WITHIN:
                 self.close(contact, "it did not say who it is")
 
     def beat_all(self) -> None:
         """Send a heartbeat to every peer if it is due."""
-        if self.time >= self.next_beat:
-            self.next_beat = self.time + self.config.health.interval
-            for contact in self.contacts:
+        state = self._state
+        if state.time >= self.next_beat:
+            self.next_beat = state.time + state.config.health.interval
+            for contact in state.contacts:
                 self.beat(contact)
 
     def beat(self, contact: Contact) -> None:
         """Send a heartbeat, which echoes the other side's latest."""
-        echo = contact.beat.sent
-        held = self.now - contact.beat_came if echo else 0.0
-        self.send(contact.link, Beat(self.now, echo, held, self.busy, self.step))
+        state, echo = self._state, contact.beat.sent
+        held = state.now - contact.beat_came if echo else 0.0
+        state.send(contact.link, Beat(state.now, echo, held, state.busy, state.step))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
@@ -26,11 +26,14 @@ MAX_FAILURES: Final = 4
 NEWS: Final = 1.0
 """Seconds after a commit before the epoch is proposed again to a member that has not reported the commit."""
 
+RingOrder = Callable[[Sequence[Member]], Sequence[int]]
+"""Returns the ring order for an epoch's members, as indices."""
+
 
 class Proposer:
     """Proposes one epoch at a time. `why` says what it waits for, `deadline` until when."""
 
-    def __init__(self, state: PeerState) -> None:
+    def __init__(self, state: PeerState, ring_order: RingOrder | None = None) -> None:
         self.me = state.me.peer
         self.pending: Propose | None = None
         self.deadline = inf
@@ -38,6 +41,7 @@ class Proposer:
         self.is_stuck = False
         """Other peers may form an epoch, but not with this one, so one of them should lead."""
         self._state = state
+        self._ring_order = ring_order
         self._accepted: set[str] = set()
         self._wanted: frozenset[str] = frozenset()
         self._since = 0.0
@@ -170,7 +174,7 @@ class Proposer:
         followed = basis.formed if votes.formed is None else (*basis.formed, votes.formed)
         before = max(followed, key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number), default=None)
         members = seat(before, {peer: known[peer] for peer in group}, number)
-        ring = tuple(state.ring_order(members)) if state.ring_order else ()
+        ring = tuple(self._ring_order(members)) if self._ring_order else ()
         lineages, ended = heritage(basis.formed, group, state.dead)
         if not lineages and (len(group) > 1 or basis.doubts or ended):
             lineages = (f"{self.me}#{number}",)

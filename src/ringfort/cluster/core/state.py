@@ -1,12 +1,8 @@
-"""`PeerState`: what a peer knows and what it is about to send. Pure.
-
-`Links` (peer_links.py) adds how it gains and loses peers, `Epochs` (epochs.py) how it agrees with them on epochs.
-"""
+"""`PeerState`: what a peer knows and what it is about to send, shared by the parts of its core. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ringfort.cluster.core.contacts import Contact, Contacts, node_of
@@ -23,23 +19,14 @@ LEAP: Final = 0.4
 must not find the others silent."""
 
 
-RingOrder = Callable[[Sequence[Member]], Sequence[int]]
-"""Returns the ring order for an epoch's members, as indices."""
-
-
-@dataclass(eq=False)
 class PeerState:
-    """What more than one part of the core needs. `Links` and `Epochs` extend and change it; it decides nothing."""
+    """What more than one part of the core needs. The parts change it; it decides nothing."""
 
-    me: Member
-    config: AutoDiscoveryConfig
-    now: float
-    """The clock's reading, by which ages are measured."""
-    work_done: Callable[[], int]
-    ring_order: RingOrder | None = None
-
-    def __post_init__(self) -> None:
-        me, config = self.me, self.config
+    def __init__(self, me: Member, config: AutoDiscoveryConfig, now: float, work_done: Callable[[], int]) -> None:
+        self.me = me
+        self.config = config
+        self.now = now
+        """The clock's reading, by which ages are measured."""
         self.time = 0.0
         """Seconds for which this peer was certainly awake; a leap of the clock counts for little. Timeouts of other
         peers are measured by it."""
@@ -71,9 +58,8 @@ class PeerState:
         """It may not continue: too many members of its last epoch are not connected."""
         self.yields = False
         """It has stepped down, and there is no new leader yet."""
-        self.next_beat = 0.0
-        """When the next heartbeats are due, in `time`."""
         self._told: Report | None = None
+        self._work_done = work_done
 
     def advance(self, now: float) -> None:
         """Set the time. Raise `InvalidArgumentError` if the clock goes back."""
@@ -136,7 +122,7 @@ class PeerState:
         """Note that this peer has left `left`, if it was in an epoch. Its work is counted now, because an election may
         follow."""
         if left is not None:
-            self.work = min(self.work_done(), MAX_NUMBER - 1)
+            self.work = min(self._work_done(), MAX_NUMBER - 1)
             self.notify(EpochEnded(left, why))
 
     # --- sending -----------------------------------------------------------------------------------------------------
