@@ -32,6 +32,7 @@ from ringfort.cluster.core.events import (
     ClusterEvent,
     DiskTrouble,
     EpochStarted,
+    Instruction,
     Misbehaved,
     Noted,
     OtherClusters,
@@ -40,7 +41,6 @@ from ringfort.cluster.core.events import (
 )
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.core.health import HealthStatus
-from ringfort.cluster.core.instructions import Instruction
 from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report, Votes
 from ringfort.cluster.core.topology import STALE_AFTER
 from ringfort.cluster.discovery.directory import Source

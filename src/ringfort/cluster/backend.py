@@ -15,7 +15,7 @@ from ringfort.backends.base import Backend
 from ringfort.backends.group import Group, Traffic
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.connection import Connection
-from ringfort.bootstrap.links import Links, links_over
+from ringfort.bootstrap.links import links_over
 from ringfort.bootstrap.terms import machine_for
 from ringfort.cluster.core.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.core.health import JITTER_ROOM, HealthSummary
@@ -51,28 +51,9 @@ lost first, and by the same word at all members."""
 class _EpochBackend(MeshBackend):
     """A rank of the group that was formed in one epoch. It ends with the epoch."""
 
-    def __init__(
-        self, node: ClusterNode, epoch: Epoch | None, config: DistributedConfig, links: Links | None = None
-    ) -> None:
-        """Without an epoch it is the world of one that a process is before it has met others."""
-        self.epoch = epoch
-        self.has_lost = False
-        if epoch is None or links is None:
-            super().__init__(0, 1, config, {}, SocketPoller({}))
-            return
-        # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
-        ring = epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else ()
-        super().__init__(
-            epoch.peers.index(node.peer_id),
-            len(epoch.members),
-            config,
-            *links,
-            epoch=epoch.number % _EPOCHS,
-            ring=ring,
-            bandwidths=_bandwidths(node, epoch),
-            is_measured=True,
-            next_operation=_counted(node),
-        )
+    epoch: Epoch | None = None
+    """None for the world of one that a process is before it has met others."""
+    has_lost = False
 
 
 def _counted(node: ClusterNode) -> Callable[[], int]:
@@ -122,13 +103,12 @@ class AutoDiscoveryBackend(Backend):
         Raises as `ClusterNode` and its `start` do.
         """
         self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
-        self._owns_node = node is None
         self._waited: Epoch | None = None
         self._forming: tuple[Epoch, tuple[Connection, ...]] | None = None
         """While the members of an epoch agree on their connections: what ends with it, for there is no mesh yet."""
         self._is_closed = False
         self.config = _like_node(group or DistributedConfig(), self.node, encryption)
-        self._mesh = _EpochBackend(self.node, None, self.config)
+        self._mesh = _EpochBackend(0, 1, self.config, {}, SocketPoller({}))
         try:
             self.node.start()
         except BaseException:
@@ -137,6 +117,7 @@ class AutoDiscoveryBackend(Backend):
         # The node must not hold this: a group that is dropped ends at once.
         self._unsubscribe = self.node.subscribe(weakly(self._on_event, None))
         self._farewell = None if node is None else when_gone(self, partial(_let_go, node, self._unsubscribe))
+        """What ends the use of a node that is not this backend's own; None for its own, which it closes."""
 
     @property
     def epoch(self) -> Epoch | None:
@@ -230,7 +211,20 @@ class AutoDiscoveryBackend(Backend):
             if self.node.epoch != epoch:  # its end came before there was anything to end
                 _shut_down(connections.values())
             links = links_over(place, connections, self.config, self.node.credentials, deadline=deadline)
-            self._mesh = _EpochBackend(self.node, epoch, self.config, links)
+            mesh = _EpochBackend(
+                place,
+                len(epoch.members),
+                self.config,
+                *links,
+                epoch=epoch.number % _EPOCHS,
+                # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
+                ring=epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else (),
+                bandwidths=_bandwidths(self.node, epoch),
+                is_measured=True,
+                next_operation=_counted(self.node),
+            )
+            mesh.epoch = epoch
+            self._mesh = mesh
         finally:
             self._forming = None
         if self.node.epoch != epoch:  # its end came before there was a group to end
@@ -291,13 +285,12 @@ class AutoDiscoveryBackend(Backend):
     def close(self) -> None:
         """Leaves the group, and the cluster if the node is this backend's own."""
         self._is_closed = True
-        if self._farewell is not None:
-            self._farewell.call_off()
         self._unsubscribe()
         self._mesh.close()
-        if self._owns_node:
+        if self._farewell is None:
             self.node.close()
         else:
+            self._farewell.call_off()
             _let_go(self.node, self._unsubscribe)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfort.cluster.core.events import DiskTrouble, Waiting
-from ringfort.cluster.core.instructions import Instruction, Notify, Persist, Send
+from ringfort.cluster.core.events import DiskTrouble, Instruction, Notify, Persist, Send, Waiting
 from ringfort.cluster.core.peer_messages import Accept, Beat, Epoch, Lead, Member, Propose, Reject, Term, Votes
 from ringfort.cluster.net.durable_votes import DurableVotes
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer

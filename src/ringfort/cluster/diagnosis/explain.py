@@ -61,7 +61,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
         program=machine.program,
-        step=contact.step if contact else 0,
+        step=contact.beat.step if contact else 0,
         uptime=None if machine.started is None else clock() - machine.started,
         accelerators=tuple(one.name for one in machine.accelerators),
     )

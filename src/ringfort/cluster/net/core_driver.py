@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.events import Close, ClusterEvent, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Votes
 from ringfort.cluster.net.host import clock

@@ -37,7 +37,7 @@ def metrics() -> LinkMetrics:
     for link, peer in enumerate(("a.1", "b.1"), 1):
         hello = Hello(Member(peer, f"host of {peer}"), peer)
         contact = Contact(link, "", True, 0.0)
-        core.contacts.opened(contact)
+        core.contacts.links[contact.link] = contact
         core.contacts.introduce(contact, hello)
         made.on_machine_report(hello, MachineReport(NodeProfile(peer=peer)), clock())
     return made
