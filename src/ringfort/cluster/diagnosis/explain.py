@@ -35,10 +35,10 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     leader = core.leader if hello.run == control.setup.config.run else None
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
-    entry = None if contact is None else control.links.open.get(contact.link)
+    link = None if contact is None else control.links.open.get(contact.link)
     bandwidths = control.link_metrics.bandwidths(peer)
     machine = control.link_metrics.node(peer)
-    remote = control.link_metrics.address(peer) or (entry.remote if entry else "")
+    remote = control.link_metrics.address(peer) or (link.remote if link else "")
     address = next(iter(control.listener.addresses), "") if is_self else _listening_address(remote, hello)
     interface = control.connector.interface_of(address if is_self else remote)
     return PeerView(

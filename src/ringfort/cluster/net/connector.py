@@ -264,7 +264,7 @@ class PeerConnector:
         self.directory.answered(address, key_of(peer), clock())
 
     def failed(self, address: str, why: str) -> None:
-        """Note that the link to `address` failed."""
+        """Note that the link to `address` failed; empty if the peer opened it."""
         self.directory.failed(address, clock(), why)
         self.look()
 
