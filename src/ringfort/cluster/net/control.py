@@ -35,14 +35,13 @@ from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import ControlLink, LinkTable
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.core_driver import CoreDriver
-from ringfort.cluster.net.durable_votes import DurableVotes
+from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
 from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.link_metrics import LinkMetrics
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.net.profile import this_machine
 from ringfort.cluster.net.setup import Setup
-from ringfort.cluster.net.vote_writer import VoteWriter
 from ringfort.cluster.tasks import BackgroundTasks
 from ringfort.config import format_address, parse_address
 from ringfort.errors import DistributedError, HandshakeError, ProtocolError
@@ -157,7 +156,7 @@ class Control:
 
     def _before_tick(self) -> None:
         self._on_tick()
-        self.votes.touch()
+        self.votes.store.touch()
 
     async def _vouch(self) -> None:
         """Report the processes of this node that have ended."""
