@@ -11,7 +11,6 @@ import secrets
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from ringfort.cluster.diagnosis.checks import FIREWALLS, MDNS_PORT, Findings, To
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
 from ringfort.cluster.discovery.mdns import THIS_MACHINE, browse, interface_troubles, machines_of, trouble_of
 from ringfort.cluster.discovery.static import parse_peers
-from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.cluster.discovery.system import list_interfaces, run_tool
 from ringfort.cluster.net.profile import find_accelerators, own_version
 from ringfort.cluster.net.waiting import within
 from ringfort.cluster.node import ClusterNode
@@ -216,9 +215,7 @@ def look_at_firewalls(
     for name, command in commands.items():
         if shutil.which(command[0]) is None:
             continue
-        done = None
-        with suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = run_tool(*command, timeout=timeout)
         if done is not None and (done.returncode == 0 or "not running" in done.stdout + done.stderr):
             found[name] = done.stdout or done.stderr
         else:
@@ -263,10 +260,8 @@ def _ask_torch() -> tuple[tuple[str, ...] | None, str]:
         "import json, torch; "
         "print(json.dumps([torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]))"
     )
-    command = [sys.executable, "-c", code]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    done = run_tool(sys.executable, "-c", code, timeout=_TORCH_TIMEOUT)
+    if done is None:
         return None, f"no answer in {_TORCH_TIMEOUT:g} s"
     lines = done.stdout.splitlines() or [""]
     try:

@@ -130,35 +130,28 @@ def _kind_in_sysfs(entry: Path) -> LinkKind:
 def parse_hardware_ports(text: str) -> dict[str, LinkKind]:
     """Return the kind of each device in the output of `networksetup -listallhardwareports`."""
     found: dict[str, LinkKind] = {}
-    port = ""
-    for line in text.splitlines():
-        label, _, value = line.partition(": ")
-        if label == "Hardware Port":
-            port = value
-        elif label == "Device" and value:
-            found[value] = (
-                LinkKind.WIFI
-                if port in ("Wi-Fi", "AirPort")
-                else LinkKind.THUNDERBOLT
-                if "Thunderbolt" in port and "Ethernet" not in port
-                else LinkKind.ETHERNET
-            )
+    for port, device in re.findall(r"^Hardware Port: (.*)\nDevice: (.+)$", text, re.MULTILINE):
+        is_thunderbolt = "Thunderbolt" in port and "Ethernet" not in port
+        wired = LinkKind.THUNDERBOLT if is_thunderbolt else LinkKind.ETHERNET
+        found[device] = LinkKind.WIFI if port in ("Wi-Fi", "AirPort") else wired
     return found
 
 
 @lru_cache(maxsize=1)
 def _mac_ports() -> Mapping[str, LinkKind]:
     """Return the hardware ports. They are read once; a card that is plugged in later counts as unknown, and is used."""
-    if sys.platform != "darwin":
-        return {}
+    done = (
+        run_tool("networksetup", "-listallhardwareports", timeout=_TOOL_TIMEOUT) if sys.platform == "darwin" else None
+    )
+    return {} if done is None else parse_hardware_ports(done.stdout)
+
+
+def run_tool(*command: str, timeout: float) -> subprocess.CompletedProcess[str] | None:
+    """Run a command. Return None if it is not installed or has not ended after `timeout` seconds."""
     try:
-        done = subprocess.run(
-            ["networksetup", "-listallhardwareports"],
-            capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False,
-        )  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return parse_hardware_ports(done.stdout)
+        return None
 
 
 def _foreign(name: str) -> str:

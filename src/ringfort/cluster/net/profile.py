@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from ringfort.cluster.core.topology import Accelerator, NodeProfile
+from ringfort.cluster.discovery.system import run_tool
 from ringfort.config import MIB
 
 NVIDIA_FOLDER: Final = Path("/proc/driver/nvidia/gpus")
@@ -97,12 +96,6 @@ def from_driver(folder: Path) -> tuple[Accelerator, ...]:
 
 
 def _from_nvidia_smi() -> tuple[Accelerator, ...]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ()
+    options = "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"
+    done = run_tool("nvidia-smi", *options, timeout=_TOOL_TIMEOUT)
+    return () if done is None or done.returncode else parse_nvidia_smi(done.stdout)
