@@ -13,7 +13,7 @@ Everything that outsiders can make grow is bounded: addresses in total, for each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -123,12 +123,12 @@ class AddressDirectory:
                 # It was just announced or has connected, so it is there: there is no need to wait out a long pause.
                 entry.next_try = min(entry.next_try, now + FIRST_PAUSE)
 
-    def withdraw(self, addresses: Iterable[str], source: Source) -> None:
-        """Remove addresses that a source has withdrawn, unless another source knows them or they are proved."""
-        for address in addresses:
-            entry = self._entries.get(address)
-            if entry is not None:
-                entry.sources.discard(source)
+    def withdraw(self, claim: str, keep: Sequence[str] = ()) -> None:
+        """Remove the announced addresses of `claim` except those to `keep`, unless another source knows them or they
+        are proved."""
+        for address, entry in list(self._entries.items()):
+            if entry.claimed == claim and address not in keep:
+                entry.sources.discard(Source.MDNS)
                 if not entry.sources and not entry.proved:
                     del self._entries[address]
 

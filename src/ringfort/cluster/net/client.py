@@ -83,15 +83,11 @@ class ControlClient:
         """Return a connection to each member, by rank. Raise as `ask` does."""
         return self._request(request, timeout).connections
 
-    def tell(self, request: ipc.AnyRequest) -> None:
-        """Send a request without waiting for the answer."""
-        self._post(ipc.Ask(next(self._numbers), request, self.work_done()))
-
     def _request(self, request: ipc.AnyRequest, timeout: float) -> _Pending:
         """Send a request and return its answer and connections. Cancel it if that fails."""
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
-        self._post(ipc.Ask(number, request, self.work_done()))
+        self.post(ipc.Ask(number, request, self.work_done()))
         if self._failure is not None:  # the service ended before it saw the request
             _fail(pending, self._failure)
         try:
@@ -100,14 +96,15 @@ class ControlClient:
             pending.answer.result(0)
             return pending
         except BaseException:
-            self._post(ipc.Cancel(number))
+            self.post(ipc.Cancel(number))
             for connection in pending.connections.values():
                 connection.close()
             raise
         finally:
             self._pending.pop(number, None)
 
-    def _post(self, message: ipc.ToService) -> None:
+    def post(self, message: ipc.ToService) -> None:
+        """Send a message without waiting for an answer."""
         with suppress(RuntimeError):  # the loop is closed: the service has ended
             self._loop.call_soon_threadsafe(self._connection.send, message)
 

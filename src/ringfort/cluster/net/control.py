@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -43,7 +44,6 @@ from ringfort.cluster.net.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.net.profile import this_machine
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.tasks import BackgroundTasks
-from ringfort.config import format_address, parse_address
 from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import hello
 
@@ -184,10 +184,8 @@ class Control:
         match connection.purpose:
             case hello.Control():
                 self._attach(connection)
-            case hello.Probe() if not self._probing.locked():
-                self._tasks.start(self._answer_probe(connection), connection.sock)
             case hello.Probe():
-                connection.close()
+                self._tasks.start(self._answer_probe(connection), connection.sock)
             case hello.Meet() as said:
                 self.epoch_connections.accepted(connection, said)
             case _:
@@ -221,10 +219,13 @@ class Control:
         self.links.send(number, MachineReport.of(self.link_metrics.own, clock()))
 
     async def _answer_probe(self, connection: Connection) -> None:
+        if self._probing.locked():
+            connection.close()
+            return
         async with self._probing:
             try:
                 self._measured(connection.address, await answer_probe(connection, self.setup.peer))
-            except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
+            except (DistributedError, TimeoutError) as exc:
                 _log.debug("A probe from %s failed: %s", connection.address, exc)
 
     # --- links ------------------------------------------------------------------------------------------------------
@@ -343,10 +344,6 @@ class Control:
 
     def _tell_addresses(self) -> None:
         self.connector.directory.is_own(self.listener.addresses)
-        self.driver.call(self.core.set_addresses, [_without_scope(address) for address in self.listener.addresses])
-
-
-def _without_scope(address: str) -> str:
-    """Remove the scope of a link-local address, which means nothing on another machine."""
-    host, port = parse_address(address)
-    return format_address(host.partition("%")[0], port)
+        # The scope of a link-local address, as in [fe80::1%eth0]:52415, means nothing on another machine.
+        told = [re.sub("%[^]]*", "", address) for address in self.listener.addresses]
+        self.driver.call(self.core.set_addresses, told)

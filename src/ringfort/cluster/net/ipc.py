@@ -8,6 +8,7 @@
                                      <-     State, Happened (an event), Logged
                                      <-     Ping
     Pong                             ->
+    Stop                             ->
 
 Both ends belong to one user on one machine, so the messages may carry keys. A message is msgpack in a record
 without encryption.
@@ -46,12 +47,6 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """The lowest level of log records that are forwarded."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Leave the cluster and end. The service answers by closing the connection."""
-
-    why: str
-
-
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
     """Open a data connection to every other member of `epoch`."""
 
@@ -67,7 +62,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     arguments: tuple[Any, ...] = ()
 
 
-AnyRequest = Start | Stop | Connect | Call
+AnyRequest = Start | Connect | Call
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -91,7 +86,13 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     step: int = 0
 
 
-ToService = Ask | Cancel | Pong
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Leave the cluster and end. The service answers by closing the connection."""
+
+    why: str
+
+
+ToService = Ask | Cancel | Pong | Stop
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):

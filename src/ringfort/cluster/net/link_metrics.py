@@ -74,7 +74,9 @@ class LinkMetrics:
     def add(self, found: Measurement, address: str) -> bool:
         """Take the result of a probe. Return False if a faster path to that peer is known."""
         path = self._paths.get(found.peer)
-        if path is None or self._connector.interface_of(path.address) != self._connector.interface_of(address):
+        if path is None or self._connector.choice.interface_at(path.address) != self._connector.choice.interface_at(
+            address
+        ):
             if path is not None and path.latest.bandwidth >= found.bandwidth:
                 return False
             path = self._paths[found.peer] = _Path(address, found)
@@ -156,7 +158,7 @@ class LinkMetrics:
 
     def _profile(self, peer: str) -> ConnectionProfile:
         path = self._paths[peer]
-        interface = self._connector.interface_of(path.address)
+        interface = self._connector.choice.interface_at(path.address)
         round_trip = self._core.health.round_trip(peer)
         return ConnectionProfile(
             kind=LinkKind.UNKNOWN if interface is None else interface.kind,
