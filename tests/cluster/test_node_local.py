@@ -783,8 +783,7 @@ def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
         action(inside(node))
 
     assert isinstance(node._host, ThreadHost)
-    assert node._host.loop is not None
-    asyncio.run_coroutine_threadsafe(act(), node._host.loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(act(), node._host.service._loop).result(PATIENCE)
 
 
 def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:
@@ -793,7 +792,7 @@ def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: 
         directory.learn([ELSEWHERE], Source.STATIC, clock())
         control._on_first_message(link, Hello(control.core.me))
         directory.learn([ELSEWHERE], Source.STATIC, clock())
-        assert ELSEWHERE not in directory
+        assert ELSEWHERE not in directory._entries
 
     in_loop(cluster.start(), meet)
 

@@ -261,12 +261,6 @@ class AddressDirectory:
             if not kept and now - entry.seen > FORGET_AFTER:
                 del self._entries[address]
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, address: object) -> bool:
-        return address in self._entries
-
     # --- rules -------------------------------------------------------------------------------------------------------
 
     def _begun(self) -> dict[str, float]:

@@ -98,7 +98,8 @@ def _nature(name: str, flags: frozenset[str], entry: Path, ports: Mapping[str, L
     if "loopback" in flags:
         return {"kind": LinkKind.LOOPBACK}
     tunnel = "pointopoint" in flags
-    about: dict[str, Any] = {"foreign": _foreign(name), "no_arp": "noarp" in flags}
+    foreign = next((purpose for pattern, purpose in _FOREIGN if pattern.match(name)), "")
+    about: dict[str, Any] = {"foreign": foreign, "no_arp": "noarp" in flags}
     if entry.is_dir():
         return {
             **about,
@@ -152,10 +153,6 @@ def run_tool(*command: str, timeout: float) -> subprocess.CompletedProcess[str] 
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-
-
-def _foreign(name: str) -> str:
-    return next((purpose for pattern, purpose in _FOREIGN if pattern.match(name)), "")
 
 
 def _prefix_length(netmask: str | None) -> int:

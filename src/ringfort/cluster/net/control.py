@@ -259,10 +259,9 @@ class Control:
             return
         if link.dialled:
             self.connector.answered(link.dialled, peer)
+            self._tasks.start(self.link_metrics.measure(peer))
         self._update_directory(peer)
         self.connector.learn(peer, message.member.addresses, peer)
-        if link.dialled:
-            self._tasks.start(self.link_metrics.measure(peer, link.dialled))
         if self.setup.slots == 0:
             self._tasks.start(self.link_metrics.measure_range(peer))
 

@@ -55,11 +55,9 @@ class LinkMetrics:
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
-    async def measure(self, peer: str, address: str) -> None:
-        """Measure all paths to a peer that has just connected, starting with the path of its control link."""
+    async def measure(self, peer: str) -> None:
+        """Measure all paths to a peer that has just connected."""
         await asyncio.sleep(MEASURE_AFTER)
-        if self._is_linked(peer) and not self._connector.directory.is_measured(address):
-            await self._connector.measure(address)
         if self._is_linked(peer):
             await self._connector.measure_ways(peer)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,25 +76,18 @@ def from_torch(torch: Any) -> tuple[Accelerator, ...]:
 
 def parse_nvidia_smi(text: str) -> tuple[Accelerator, ...]:
     """Return the GPUs in lines such as `NVIDIA H200, 143771`: a name, and MiB of memory. Other lines are ignored."""
-    found: list[Accelerator] = []
-    for line in text.splitlines():
-        name, _, memory = line.rpartition(",")
-        if name and memory.strip().isdecimal():
-            found.append(Accelerator(name.strip()[:_MAX_NAME], int(memory) * MIB))
-    return tuple(found)
+    found = re.findall(r"^(.+), *(\d+)$", text, re.MULTILINE)
+    return tuple(Accelerator(name.strip()[:_MAX_NAME], int(memory) * MIB) for name, memory in found)
 
 
 def from_driver(folder: Path) -> tuple[Accelerator, ...]:
     """Return the GPUs in the folder of the kernel driver, which has only their names."""
-    found: list[Accelerator] = []
+    names: list[str] = []
     for path in sorted(folder.glob("*/information")):
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        names = [value.strip() for label, _, value in (line.partition(":") for line in lines) if label == "Model"]
-        found += [Accelerator(name[:_MAX_NAME]) for name in names[:1]]
-    return tuple(found)
+        with suppress(OSError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            names += re.findall(r"^Model:\s*(.+)", text, re.MULTILINE)[:1]
+    return tuple(Accelerator(name.strip()[:_MAX_NAME]) for name in names)
 
 
 def _from_nvidia_smi() -> tuple[Accelerator, ...]:
