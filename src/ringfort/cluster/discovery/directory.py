@@ -240,13 +240,11 @@ class AddressDirectory:
 
     def is_measured(self, address: str) -> bool:
         """Return whether the bandwidth of `address` was measured."""
-        entry = self._entries.get(address)
-        return entry is not None and entry.bandwidth is not None
+        return address in self._entries and self._entries[address].bandwidth is not None
 
     def has_failed(self, address: str) -> bool:
         """Return whether the last attempt at `address` failed."""
-        entry = self._entries.get(address)
-        return entry is not None and bool(entry.why)
+        return address in self._entries and bool(self._entries[address].why)
 
     def troubles(self) -> list[tuple[str, str]]:
         """Return the addresses that have never led to a peer, each with the reason. Addresses of peers that were

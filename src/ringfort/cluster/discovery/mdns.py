@@ -159,8 +159,7 @@ class MdnsDiscovery:
     async def _announce(self, zeroconf: AsyncZeroconf, info: ServiceInfo) -> None:
         try:
             register = cast("Callable[..., Awaitable[Awaitable[None]]]", zeroconf.async_register_service)  # pyright: ignore[reportUnknownMemberType]
-            sent = await register(info, cooperating_responders=True)
-            await sent
+            await (await register(info, cooperating_responders=True))
         except OSError as exc:
             self._say(trouble_of(exc))
 
@@ -267,8 +266,7 @@ def _listeners(choice: Choice) -> list[str | int]:
 
 def trouble_of(exc: Exception) -> Trouble:
     """Return the trouble that an error of the system means, with its fix."""
-    number = exc.errno if isinstance(exc, OSError) else None
-    match number:
+    match getattr(exc, "errno", None):
         case errno.EADDRINUSE:
             return Trouble(
                 "another program uses the mDNS port 5353 exclusively, so no peer is found",

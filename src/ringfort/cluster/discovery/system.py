@@ -53,16 +53,12 @@ def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
         if name not in stats:  # it disappeared between the two calls
             continue
         flags = frozenset(str(getattr(stats[name], "flags", "")).split(","))
-        listed = [
-            (address.address, _prefix_length(address.netmask))
-            for address in addresses
-            if address.family in (socket.AF_INET, socket.AF_INET6)
-        ]
+        listed = [one for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
         interface = Interface(
             name=name,
             index=indexes.get(name, 0),
-            addresses=tuple(address for address, _ in listed),
-            prefixes=tuple(prefix for _, prefix in listed),
+            addresses=tuple(one.address for one in listed),
+            prefixes=tuple(_prefix_length(one.netmask) for one in listed),
             is_up=stats[name].isup,
             multicast="multicast" in flags,
             mtu=stats[name].mtu,

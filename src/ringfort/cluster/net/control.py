@@ -25,7 +25,7 @@ from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Noted, OtherClusters, PeerLost
 from ringfort.cluster.core.gossip import Gossip, MachineReport, Note, decode
-from ringfort.cluster.core.other_clusters import ALONE_SECONDS, OtherClusterWatch
+from ringfort.cluster.core.other_clusters import OtherClusterWatch
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Hello, Member
 from ringfort.cluster.core.topology import NodeProfile
@@ -53,8 +53,8 @@ _LISTEN_AGAIN: Final = 1.0
 """Seconds before another attempt to listen on an address that was not available."""
 STOP_WITHIN: Final = 2.0
 """Seconds that a goodbye may take. The last messages of a link may take one."""
-_LOOK_FOR_OTHER_CLUSTERS: Final = 1.0
-"""Seconds between two looks while this peer waits for others."""
+_LOOK_FOR_OTHER_CLUSTERS: Final = 0.5
+"""Seconds between two looks for other clusters."""
 
 
 class Control:
@@ -165,17 +165,14 @@ class Control:
 
     async def _watch_other_clusters(self) -> None:
         watch = OtherClusterWatch()
-        pause = ALONE_SECONDS
-        watch.look(clock(), (), is_waiting=True)
         while True:
-            await asyncio.sleep(pause)
-            pause = _LOOK_FOR_OTHER_CLUSTERS
             epoch = self.core.epoch
             is_waiting = epoch is None or len(epoch.members) == 1
             # Not this machine: a demo or a test that runs beside this program is not what it waits for.
             machines = tuple(m for m in self.connector.other_clusters() if m != THIS_MACHINE) if is_waiting else ()
             if watch.look(clock(), machines, is_waiting=is_waiting):
                 self._on_event(OtherClusters(machines))
+            await asyncio.sleep(_LOOK_FOR_OTHER_CLUSTERS)
 
     # --- connections ------------------------------------------------------------------------------------------------
 
