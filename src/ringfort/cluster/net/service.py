@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringfort.cluster.core.events import ClusterEvent, Noted
@@ -22,6 +21,7 @@ from ringfort.cluster.diagnosis import explain
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.control import STOP_WITHIN, Control
 from ringfort.cluster.net.ipc_connection import IpcConnection
+from ringfort.cluster.net.process_watch import ProcessWatch
 from ringfort.errors import ChannelClosedError, DistributedError
 
 _log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ BUSY_AFTER: Final = 0.5
 """Seconds without a response after which the program counts as busy."""
 _DEAD_WITHIN: Final = 10
 """Seconds after the end of the training process by which the control process has ended as well."""
-_LOOK: Final = 0.05
-"""Seconds between two checks of a stopped training process."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program that does not read them. Later notes are dropped."""
 
@@ -52,35 +50,14 @@ FUNCTIONS: Final[dict[str, Callable[[Control, tuple[Any, ...]], object]]] = {
 """What a node may call, under the names of its methods."""
 
 
-@dataclass(frozen=True)
-class ParentProcess:
-    """The training process, if this is its control process."""
-
-    pid: int = field(default_factory=os.getppid)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended: it is no longer the parent."""
-        return os.getppid() != self.pid
-
-    def wait_while_stopped(self) -> None:
-        """Return when the process runs or has ended. SIGSTOP, Ctrl-Z or a debugger stops a process."""
-        import psutil  # not at the top: the training process does not need it
-
-        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        with suppress(psutil.Error):  # it has ended
-            while not self.has_ended and psutil.Process(self.pid).status() in stopped:
-                time.sleep(_LOOK)
-
-
 class ControlService:
     """`run` returns when the node has sent `Stop` or is gone."""
 
-    def __init__(self, sock: socket.socket, parent: ParentProcess | None = None) -> None:
-        """Pass `parent` if the node is in the parent process."""
+    def __init__(self, sock: socket.socket, watch: ProcessWatch | None = None) -> None:
+        """Pass `watch` if the node is in the parent process."""
         self.control: Control | None = None
         self._connection = IpcConnection(sock, ipc.decode_for_service, self._on_message, self._on_death)
-        self._parent = parent
+        self._watch = watch
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._work = 0
         self._state: ipc.State | None = None
@@ -93,6 +70,9 @@ class ControlService:
         self._loop = loop
         self._end: asyncio.Future[tuple[str, bool]] = loop.create_future()
         self._connection.start()
+        parent = None if self._watch is None else self._watch.descriptor
+        if parent is not None:
+            loop.add_reader(parent, self._on_death)
         ping = loop.call_later(PING_EVERY, self._ping)
         try:
             why, died = await self._end
@@ -105,10 +85,16 @@ class ControlService:
         finally:
             ping.cancel()
             self._connection.close()
+            if parent is not None:
+                loop.remove_reader(parent)
+            if self._watch is not None:
+                self._watch.close()
 
     def _on_death(self) -> None:
         """Report to the peers at once that the training process has ended without closing its node."""
-        if self._parent is not None:
+        if self._watch is not None:
+            if self._watch.descriptor is not None:
+                self._loop.remove_reader(self._watch.descriptor)  # it stays readable
             signal.alarm(_DEAD_WITHIN)  # whatever hangs, a control process does not outlive its training process long
         self._stop("its process ended without closing its node", died=True)
 
@@ -159,7 +145,7 @@ class ControlService:
         return None
 
     async def _start(self, request: ipc.Start) -> ipc.State:
-        if self._parent is not None:
+        if self._watch is not None:
             _forward_logs(self._connection, request.log_level)
         control = Control(
             request.setup, self._publish, lambda: self._work, on_change=self._send_state, before_tick=self._before_tick
@@ -198,11 +184,10 @@ class ControlService:
         self._loop.call_later(PING_EVERY, self._ping)
 
     def _before_tick(self) -> None:
-        """Send no heartbeats for a training process that is stopped: its peers are to see it as silent. If it has
-        ended, the socket says so at once, unless something has inherited the other end."""
-        if self._parent is not None:
-            self._parent.wait_while_stopped()
-            if self._parent.has_ended:
+        """Send no heartbeats for a training process that is stopped: its peers are to see it as silent."""
+        if self._watch is not None:
+            self._watch.wait_while_stopped()
+            if self._watch.has_ended:
                 self._on_death()
 
 
@@ -227,14 +212,17 @@ _IGNORED_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", 
 """Signals that a terminal, a scheduler or a service manager sends to all processes of a program."""
 
 
-def main(descriptor: int) -> None:
-    """Run the control process. `descriptor` is its end of the socket."""
+def main(descriptor: int, pidfd: int) -> None:
+    """Run the control process. `pidfd` is -1 if there is none."""
     # It ends with its training process and not before: that one may take its time to handle a signal to the group.
     for name in _IGNORED_SIGNALS:
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     os.chdir("/")  # keeps no folder in use
-    os.set_inheritable(descriptor, False)
-    asyncio.run(_serve(ControlService(socket.socket(fileno=descriptor), ParentProcess())))
+    for each in (descriptor, pidfd):
+        if each >= 0:
+            os.set_inheritable(each, False)
+    watch = ProcessWatch(pidfd if pidfd >= 0 else None)
+    asyncio.run(_serve(ControlService(socket.socket(fileno=descriptor), watch)))
 
 
 async def _serve(service: ControlService) -> None:

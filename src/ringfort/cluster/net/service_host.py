@@ -14,12 +14,14 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Final
 
+from ringfort.cluster.net.process_watch import open_own_pidfd
 from ringfort.cluster.net.service import ControlService
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Thread
 
 _PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[2:]; from ringfort.cluster.net.service import main; main(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[3:]; from ringfort.cluster.net.service import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 """It copies this process's search path before it imports anything, so that neither the current folder nor a .pth file
 decides what is loaded. (`-m` would put the current folder first.)"""
@@ -30,22 +32,26 @@ class ProcessHost:
 
     def __init__(self, sock: socket.socket) -> None:
         """Start the process, which takes over `sock`."""
+        pidfd = open_own_pidfd()
+        inherited = [sock.fileno(), *([] if pidfd is None else [pidfd])]
         package = str(Path(__file__).parents[2])
         path = [entry or str(Path.cwd()) for entry in sys.path if isinstance(entry, str)]  # pyright: ignore[reportUnnecessaryIsInstance]
         command = [os.fsdecode(spawn.get_executable()), "-S", *(["-B"] if sys.dont_write_bytecode else []), "-c"]
-        command += [_PROGRAM, str(sock.fileno()), *path, package]
+        command += [_PROGRAM, str(sock.fileno()), str(-1 if pidfd is None else pidfd), *path, package]
         try:
             # A session of its own: Ctrl-C and a closed terminal are for the training process, which then leaves.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[sock.fileno()],
+                pass_fds=inherited,
                 start_new_session=True,
             )
             keep_from_children(self)
         finally:
             sock.close()
+            if pidfd is not None:
+                os.close(pidfd)
 
     def wait(self, seconds: float) -> bool:
         """Return whether it ends within `seconds`."""
