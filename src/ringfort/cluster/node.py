@@ -354,7 +354,7 @@ class ClusterNode:
 
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:
     """Have the service leave the cluster, and wait for its end. May be called again, for example after an interrupt."""
-    client.tell(ipc.Stop(why))
+    client.post(ipc.Stop(why))
     if not host.wait(_STOP):
         host.kill()
         host.wait(_KILLED)

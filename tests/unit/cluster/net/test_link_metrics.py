@@ -24,7 +24,11 @@ BY_CABLE, BY_RADIO = "10.0.0.2:1", "10.0.1.2:1"
 
 
 class FakeConnector:
-    def interface_of(self, address: str) -> Interface | None:
+    @property
+    def choice(self) -> FakeConnector:
+        return self
+
+    def interface_at(self, address: str) -> Interface | None:
         return {"10.0.0": CABLE, "10.0.1": RADIO}.get(address.rpartition(".")[0])
 
 
