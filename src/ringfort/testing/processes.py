@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, suppress
 
 from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
@@ -28,9 +27,6 @@ from ringfort.launch.processes import Child, Children
 from ringfort.testing.check import CHECK_TIMEOUT, KILLED, Check
 from ringfort.testing.groups import reserved_addresses
 from ringfort.testing.ranks import RANKS_TIMEOUT, HangError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 MakeBackend = Callable[[int, Sequence[str]], Backend]
 
@@ -51,7 +47,7 @@ def make_ring_without_shared_memory(rank: int, addresses: Sequence[str]) -> Back
     return RingBackend(config)
 
 
-class ProcessRanks:
+class ProcessRanks(AbstractContextManager["ProcessRanks"]):
     """Processes that run checks, one per rank. Each is started when it is first needed, and again after it ended."""
 
     def __init__(self, most: int, make: str = "ringfort.testing.processes:make_tcp") -> None:
@@ -94,9 +90,6 @@ class ProcessRanks:
                 silent = set(range(ranks)) - answers.keys()
                 raise HangError(PATIENCE, dict.fromkeys(sorted(silent), "  (in a process of its own)\n"))
         return [answers[rank] for rank in range(ranks)]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._children.close()

@@ -16,9 +16,8 @@ from ringfort.testing.ranks import RANKS_TIMEOUT
 
 def answer(make: MakeBackend, name: str, rank: int, addresses: Sequence[str]) -> str | None:
     """Run one rank's part of a check. Returns None, or what went wrong."""
-    faulthandler.dump_traceback_later(
-        RANKS_TIMEOUT, exit=True
-    )  # a hang ends the process, with the stacks of all threads
+    # A hang ends the process, with the stacks of all threads.
+    faulthandler.dump_traceback_later(RANKS_TIMEOUT, exit=True)
     try:
         with make(rank, addresses) as backend:
             ALL_CHECKS[name].run_rank(backend, is_process=True)
