@@ -13,7 +13,7 @@ from typing import Any
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import STRATEGIES, Options
 from ringfort.bench.results import OURS
-from ringfort.bench.schedule import Schedule
+from ringfort.bench.runner import Schedule
 from ringfort.bench.workers import start_workers
 from ringfort.errors import InvalidArgumentError
 

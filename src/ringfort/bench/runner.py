@@ -1,19 +1,40 @@
-"""A benchmark run: starts the workers of every engine for each world size, and collects their times in a report."""
+"""A benchmark run: starts the workers of every engine for each world size, and lets them take turns.
+
+In each round every engine makes one burst of calls, in alternating order, so that what disturbs the machine disturbs
+all alike. A burst has as many calls as fit into a moment, so that a fast engine is not measured cold because a slow one
+was called before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import NamedTuple
 
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.engines.base import Host
+from ringfort.bench.engines.ours import RingfortEngine
 from ringfort.bench.machine import describe_machine
-from ringfort.bench.options import Case, Options
+from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.patterns import element_type
-from ringfort.bench.results import OURS, Report, Row
-from ringfort.bench.schedule import Ask, Schedule, is_ours
-from ringfort.bench.workers import WorkersFailedError, start_workers
+from ringfort.bench.results import OURS, Report, Row, Timing
+from ringfort.bench.workers import Message, WorkersFailedError, start_workers
+
+BURST_SECONDS = 0.02
+"""Per burst: long compared with the barrier between bursts, short compared with the drift of a machine."""
+MAX_BURST = 2000
+"""Calls. Ranks that were woken for a burst may share a core for some milliseconds: bursts of 50 calls of 4 B, which
+are over by then, had medians of 14 and of 85 microseconds over TCP, by chance."""
+WARM_UP = 2
+"""Calls, at least, before any counts, besides the two that check and estimate: socket windows grow, caches fill."""
+WARM_UP_SECONDS = 0.2
+"""An engine that takes longer than this for one call does not get faster by another one."""
+
+Round = Mapping[str, int]
+"""How many calls each engine makes."""
+Ask = Callable[..., Sequence[Message]]
+"""`Workers.ask`: gives a command to all ranks of an engine, and returns their answers."""
 
 
 class Step(NamedTuple):
@@ -65,3 +86,95 @@ def all_workers(options: Options, ranks: int, hosts: Sequence[Host] = ()) -> Gen
                     raise
                 lost[name] = " ".join(str(exc).split())
         yield Schedule(engines, lost, options)
+
+
+def plan_rounds(seconds: Mapping[str, float], options: Options) -> list[Round]:
+    """Plan the rounds, given the seconds that one call of each engine takes."""
+    bursts = {name: _calls(taken) for name, taken in seconds.items()}
+    if options.repeat is not None:  # the same number of calls for all engines, as asked for
+        least = min(bursts.values())
+        whole, rest = divmod(options.repeat, least)
+        return [dict.fromkeys(seconds, calls) for calls in [least] * whole + ([rest] if rest else [])]
+    one_round = sum(bursts[name] * taken for name, taken in seconds.items())
+    rounds = min(max(MIN_ROUNDS, int(options.min_time * len(seconds) / one_round)), MAX_ROUNDS)
+    return [bursts] * rounds
+
+
+def _calls(seconds: float) -> int:
+    """Calls per burst, if one takes `seconds`."""
+    return min(max(1, int(BURST_SECONDS / seconds)), MAX_BURST)
+
+
+class Schedule:
+    """Measures one case after the other, with all engines among the same number of ranks.
+
+    A failure of our own engine ends the run. Another engine that fails is reported, and left out from then on.
+    """
+
+    def __init__(self, engines: Mapping[str, Ask], lost: Mapping[str, str], options: Options) -> None:
+        self._engines = dict(engines)
+        self._lost = dict(lost)
+        """Engines that failed, and why."""
+        self._options = options
+
+    def measure(self, case: Case, on_part: Callable[[float], None]) -> Row:
+        """Measure one case. `on_part` is told which share of it is done."""
+        skipped: dict[str, str] = {}
+        seconds: dict[str, float] = {}
+        for name in list(self._engines):
+            taken = self._prepare(name, case, skipped)
+            if taken is not None:
+                seconds[name] = taken
+        times: dict[str, list[list[list[int]]]] = {name: [] for name in seconds}
+        rounds = plan_rounds(seconds, self._options)
+        for turn, calls in enumerate(rounds):
+            for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+                answers = self._ask(name, do="burst", calls=calls[name])
+                if answers is not None:
+                    times[name].append([answer["nanoseconds"] for answer in answers])
+            on_part((turn + 1) / len(rounds))
+        for name in list(self._engines):
+            self._ask(name, do="drop")
+        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self._engines}
+        return Row(case.world_size, case.nbytes, timings, {**skipped, **self._lost})
+
+    def end(self) -> None:
+        """Let every engine leave its group in its own way."""
+        for name in list(self._engines):
+            self._ask(name, do="end")
+
+    def _prepare(self, name: str, case: Case, skipped: dict[str, str]) -> float | None:
+        answers = self._ask(name, do="prepare", case=asdict(case))
+        if answers is None:
+            return None
+        if "skipped" in answers[0]:
+            skipped[name] = answers[0]["skipped"]
+            return None
+        seconds = _slowest(answers)
+        if seconds < WARM_UP_SECONDS:
+            answers = self._ask(name, do="burst", calls=max(WARM_UP, _calls(seconds)))
+            seconds = None if answers is None else _slowest(answers)
+        return seconds
+
+    def _ask(self, name: str, **command: object) -> Sequence[Message] | None:
+        """The answers of all ranks; None if the engine is lost."""
+        if name not in self._engines:
+            return None
+        try:
+            return self._engines[name](**command)
+        except WorkersFailedError as exc:
+            if is_ours(name):
+                raise
+            self._lost[name] = str(exc).splitlines()[0].rstrip(":")
+            del self._engines[name]
+            return None
+
+
+def is_ours(name: str) -> bool:
+    """Whether the engine is this library (or one of its strategies), which is never left out."""
+    return issubclass(ENGINES.get(name, RingfortEngine), RingfortEngine)
+
+
+def _slowest(answers: Sequence[Message]) -> float:
+    """Seconds of the last call of a burst, at its slowest rank."""
+    return max(1, *(answer["nanoseconds"][-1] for answer in answers)) / 1e9

@@ -103,7 +103,6 @@ class Server:
 
     def drop(self, strategy: str = "") -> None:
         """Release the buffers of the case, for all strategies."""
-        del strategy
         self._bounds, self._source = {}, None
         gc.collect()
 

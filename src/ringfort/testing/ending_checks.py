@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ringfort.backends.base import Backend
 from ringfort.config import MIB
@@ -18,6 +19,15 @@ PROMPT = 5.0
 """Seconds within which an immediate effect is seen, even on a busy machine. Well below the timeout of a call."""
 
 LARGE = 4 * MIB
+
+
+def _calls_to(backend: Backend, peer: int) -> list[Callable[[], None]]:
+    """Calls that need `peer`, one of each kind. The first waits for news of it: a send may not have heard them yet."""
+    return [
+        lambda: backend.recv(bytearray(1), peer),
+        lambda: backend.send(b"x", peer),
+        lambda: backend.exchange(b"", peer, bytearray(), peer),
+    ]
 
 
 @check(ranks=2)
@@ -140,7 +150,7 @@ def an_abort_wakes_every_waiter_here_and_at_the_peers(backend: Backend) -> None:
             backend.send(b"here", 0, tag=9)
 
     at_once(lambda: wait(0), lambda: wait(1), give_up)
-    refuses(AbortedError, lambda: backend.send(b"x", (backend.rank + 1) % 3), backend.barrier)
+    refuses(AbortedError, *_calls_to(backend, (backend.rank + 1) % 3), backend.barrier)
     if backend.rank == 0:
         backend.abort("once more")
 
@@ -182,13 +192,7 @@ def close_may_be_called_twice_and_ends_what_waits(backend: Backend) -> None:
 
     at_once(wait, go)
     leave(backend)
-    refuses(
-        ChannelClosedError,
-        lambda: backend.send(b"x", other),
-        lambda: backend.recv(bytearray(1), other),
-        lambda: backend.exchange(b"", other, bytearray(), other),
-        backend.barrier,
-    )
+    refuses(ChannelClosedError, *_calls_to(backend, other), backend.barrier)
     backend.abort("too late")
 
 
@@ -198,7 +202,7 @@ def a_peer_that_closed_is_named_by_those_who_need_it(backend: Backend) -> None:
     if backend.rank == 2:
         leave(backend)
         return
-    refuses(ChannelClosedError, lambda: backend.recv(bytearray(1), 2), lambda: backend.send(b"x", 2), naming=gone)
+    refuses(ChannelClosedError, *_calls_to(backend, 2), naming=gone)
     other = 1 - backend.rank  # the others can still exchange messages
     expect_exchange(backend, pattern(backend.rank, LARGE), other, pattern(other, LARGE), other)
 
@@ -275,13 +279,7 @@ def a_killed_peer_is_named_by_every_survivor(backend: Backend) -> None:
         while True:
             backend.barrier()
     assert isinstance(caught.error, ConnectionError)
-    refuses(
-        PeerLostError,
-        backend.barrier,
-        lambda: backend.recv(bytearray(1), 1),
-        lambda: backend.send(b"x", 1),
-        naming=lost,
-    )
+    refuses(PeerLostError, backend.barrier, *_calls_to(backend, 1), naming=lost)
     other = 2 - backend.rank  # the survivors can still exchange messages
     expect_exchange(backend, pattern(backend.rank, LARGE), other, pattern(other, LARGE), other)
 

@@ -42,7 +42,9 @@ class GlooEngine(Engine):
         dist = self._dist
         out = output(case, self._rank)
         x, y = self._tensor(source), self._tensor(out)
-        rows = self._rows(case, x, y)
+        # The parts that torch wants as a list, at the root only.
+        whole = {"gather": y, "scatter": x}.get(case.op) if self._rank == 0 else None
+        rows = None if whole is None else list(whole.unbind(0))
         # torch wants a flat tensor where we have one row per rank.
         flat = {"all_gather": y, "reduce_scatter": x}.get(case.op)
         flat = None if flat is None else flat.view(-1)
@@ -58,11 +60,6 @@ class GlooEngine(Engine):
             "scatter": lambda: dist.scatter(y, rows, 0),
         }
         return Bound(runs[case.op], lambda: source if out is None else out)
-
-    def _rows(self, case: Case, x: Any, y: Any) -> list[Any] | None:
-        """The parts that torch wants as a list, at the root only."""
-        whole = {"gather": y, "scatter": x}.get(case.op)
-        return list(whole.unbind(0)) if whole is not None and self._rank == 0 else None
 
     def _tensor(self, array: Array | None) -> Any:
         """A tensor of the same memory."""
