@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from ringfort.bench.engines import ENGINES
@@ -105,42 +105,42 @@ def _calls(seconds: float) -> int:
     return min(max(1, int(BURST_SECONDS / seconds)), MAX_BURST)
 
 
+@dataclass
 class Schedule:
     """Measures one case after the other, with all engines among the same number of ranks.
 
     A failure of our own engine ends the run. Another engine that fails is reported, and left out from then on.
     """
 
-    def __init__(self, engines: Mapping[str, Ask], lost: Mapping[str, str], options: Options) -> None:
-        self._engines = dict(engines)
-        self._lost = dict(lost)
-        """Engines that failed, and why."""
-        self._options = options
+    engines: dict[str, Ask]
+    lost: dict[str, str]
+    """Engines that failed, and why."""
+    options: Options
 
     def measure(self, case: Case, on_part: Callable[[float], None]) -> Row:
         """Measure one case. `on_part` is told which share of it is done."""
         skipped: dict[str, str] = {}
         seconds: dict[str, float] = {}
-        for name in list(self._engines):
+        for name in list(self.engines):
             taken = self._prepare(name, case, skipped)
             if taken is not None:
                 seconds[name] = taken
         times: dict[str, list[list[list[int]]]] = {name: [] for name in seconds}
-        rounds = plan_rounds(seconds, self._options)
+        rounds = plan_rounds(seconds, self.options)
         for turn, calls in enumerate(rounds):
             for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
                 answers = self._ask(name, do="burst", calls=calls[name])
                 if answers is not None:
                     times[name].append([answer["nanoseconds"] for answer in answers])
             on_part((turn + 1) / len(rounds))
-        for name in list(self._engines):
+        for name in list(self.engines):
             self._ask(name, do="drop")
-        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self._engines}
-        return Row(case.world_size, case.nbytes, timings, {**skipped, **self._lost})
+        timings = {name: Timing.of(taken) for name, taken in times.items() if name in self.engines}
+        return Row(case.world_size, case.nbytes, timings, {**skipped, **self.lost})
 
     def end(self) -> None:
         """Let every engine leave its group in its own way."""
-        for name in list(self._engines):
+        for name in list(self.engines):
             self._ask(name, do="end")
 
     def _prepare(self, name: str, case: Case, skipped: dict[str, str]) -> float | None:
@@ -158,15 +158,15 @@ class Schedule:
 
     def _ask(self, name: str, **command: object) -> Sequence[Message] | None:
         """The answers of all ranks; None if the engine is lost."""
-        if name not in self._engines:
+        if name not in self.engines:
             return None
         try:
-            return self._engines[name](**command)
+            return self.engines[name](**command)
         except WorkersFailedError as exc:
             if is_ours(name):
                 raise
-            self._lost[name] = str(exc).splitlines()[0].rstrip(":")
-            del self._engines[name]
+            self.lost[name] = str(exc).splitlines()[0].rstrip(":")
+            del self.engines[name]
             return None
 
 

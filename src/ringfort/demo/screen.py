@@ -126,7 +126,9 @@ class Show:
                 table.add_row(str(step + 1), *row)
         self._console.print(table)
         self._print("")
-        self._claim(outcome.weights_identical, "weights bit-identical on all ranks", self._digests(outcome))
+        digests = outcome.group.digests
+        shown = f"{digests[0][:16]}..." if outcome.weights_identical else ", ".join(digests)
+        self._claim(outcome.weights_identical, "weights bit-identical on all ranks", f"SHA-256 {shown}")
         self._claim(
             outcome.curves_equal,
             "loss curve equal to one process with the same total batch",
@@ -139,10 +141,6 @@ class Show:
         for command, what in NEXT:
             self._print(f"  {command:<{max(len(one) for one, _ in NEXT)}}   {what}")
         self._print("`ringfort` lists the commands; `ringfort doctor` finds connection problems.")
-
-    def _digests(self, outcome: Outcome) -> str:
-        digests = outcome.group.digests
-        return f"SHA-256 {digests[0][:16]}..." if outcome.weights_identical else "SHA-256 " + ", ".join(digests)
 
     def _claim(self, holds: bool, claim: str, evidence: str) -> None:
         verdict = (" PASS  " if holds else " FAIL  ", "bold green" if holds else "bold red")

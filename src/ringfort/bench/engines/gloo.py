@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from ringfort.bench.patterns import Array
 class GlooEngine(Engine):
     """Gloo through `torch.distributed`."""
 
-    name: ClassVar[str] = "gloo"
-    about: ClassVar[str] = "torch.distributed over Gloo, plaintext TCP; GLOO_SOCKET_IFNAME names the interface"
-    module: ClassVar[str] = "torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
-    install: ClassVar[str] = "pip install 'ringfort[torch]'"
+    name = "gloo"
+    about = "torch.distributed over Gloo, plaintext TCP; GLOO_SOCKET_IFNAME names the interface"
+    module = "torch"
+    packages = ("torch",)
+    install = "pip install 'ringfort[torch]'"
 
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:

@@ -10,7 +10,6 @@ import mmap
 import select
 import socket
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
@@ -41,12 +40,12 @@ def on_a_page(nbytes: int) -> memoryview:
 class SocketsEngine(Engine):
     """Bare non-blocking sockets, with the socket options of `transport.tcp`."""
 
-    name: ClassVar[str] = "sockets"
-    about: ClassVar[str] = (
+    name = "sockets"
+    about = (
         "the limit of TCP: 2(n-1)/n of the array to the next rank and as much from the previous one, over bare "
         "non-blocking sockets, without arithmetic or frames"
     )
-    packages: ClassVar[tuple[str, ...]] = ("numpy",)
+    packages = ("numpy",)
 
     def setup(self, seat: Seat) -> None:
         """Each rank connects to the next."""
@@ -117,8 +116,8 @@ class SocketsEngine(Engine):
 class MemcpyEngine(SocketsEngine):
     """Copies through shared memory; the sockets are for the barrier alone."""
 
-    name: ClassVar[str] = "memcpy"
-    about: ClassVar[str] = (
+    name = "memcpy"
+    about = (
         "the limit of shared memory: 2(n-1)/n of the array copied into shared memory, and as much out of the "
         "neighbour's, 512 KiB at a time, without arithmetic or waiting"
     )
