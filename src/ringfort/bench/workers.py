@@ -105,7 +105,9 @@ class Workers:
     def ask(self, **command: object) -> list[Message]:
         """Give all ranks the same command, and return their answers in rank order. Raises `WorkersFailedError`."""
         while True:
-            self._tell(command)
+            for wire in self._wires.values():
+                with suppress(OSError):  # the process has ended, which the missing answer tells
+                    send(wire, command)
             answers = self._answers()
             if "share" not in answers[0]:
                 return answers
@@ -159,13 +161,6 @@ class Workers:
             if not ready:
                 self._check(deadline, f"no answer from ranks {sorted(missing.values())} in {ANSWER_SECONDS:g} s")
         return [found[rank] for rank in sorted(found)]
-
-    def _tell(self, message: Message) -> None:
-        for rank, wire in sorted(self._wires.items()):
-            try:
-                send(wire, message)
-            except OSError as exc:
-                raise self._failed(f"rank {rank} ended") from exc
 
     def _check(self, deadline: float, late: str) -> None:
         """Read the output of the processes. Raises if one has ended, or if it is too late."""

@@ -167,10 +167,10 @@ def pattern(seed: int, size: int) -> bytes:
     return (_NOISE * ((start + size) // len(_NOISE) + 1))[start : start + size]
 
 
-def expect(backend: Backend, data: bytes, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+def expect(backend: Backend, data: bytes, src: int, *, tag: int = 0) -> None:
     """Receive a message from `src`, and fail unless it is `data`."""
     into = bytearray(len(data))
-    backend.recv(into, src, tag=tag, timeout=timeout)
+    backend.recv(into, src, tag=tag)
     assert into == data, f"a message of {len(data)} bytes from rank {src} with tag {tag} is not what was sent"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
-from ringfort.config import KIB, parse_address
+from ringfort.config import KIB, format_address, parse_address
 from ringfort.transport.tcp import tune
 
 BLOCK = 256 * KIB
@@ -52,8 +52,7 @@ class SocketsEngine(Engine):
         self._seat = seat
         with socket.create_server((seat.address, 0)) as listener:
             listener.settimeout(60)  # seconds; the parent has given up by then
-            port = listener.getsockname()[1]
-            addresses = seat.share(f"{seat.address}:{port}")
+            addresses = seat.share(format_address(*listener.getsockname()[:2]))
             after = addresses[(seat.rank + 1) % seat.world_size]
             if seat.world_size == 2:  # one connection for both directions
                 one = socket.create_connection(parse_address(after), timeout=60) if seat.rank else listener.accept()[0]

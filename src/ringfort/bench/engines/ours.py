@@ -38,8 +38,7 @@ class RingfortEngine(Engine):
         """Rank 0 listens at a free port and tells the others."""
         if seat.options.dtype in ("float16", "bfloat16") and find_spec("torch") is not None:
             # As in a process that trains with 16-bit floats: where torch is loaded, it may add them.
-            torch: Any = import_module("torch")
-            torch.set_num_threads(1)
+            import_module("torch").set_num_threads(1)
         listener = tcp.listen(seat.address, 0) if seat.rank == 0 else None
         address = format_address(*listener.getsockname()[:2]) if listener is not None else ""
         master = seat.share(address)[0]
