@@ -858,7 +858,7 @@ def test_while_the_disk_is_slow_or_full_a_node_lives_on_and_says_so_and_then_joi
 
 
 def test_what_was_promised_to_others_outlives_a_process_and_what_concerns_nobody_does_not(cluster: Cluster) -> None:
-    folder = Environment.from_mapping().home_folder / "standings"
+    folder = Environment.from_mapping().home_folder / "votes"
     one, two = cluster.start(), cluster.start()
     one.wait_for_peers(1, PATIENCE)
     two.wait_for_peers(1, PATIENCE)

@@ -147,6 +147,6 @@ def test_a_write_that_fails_leaves_the_promise_before_whole(
 
 
 def test_the_words_for_a_full_disk_name_the_file_and_what_to_do() -> None:
-    words = str(DiskTrouble("/home/me/.ringfort/standings/x", FULL))
-    assert "/home/me/.ringfort/standings/x: No space left on device" in words
+    words = str(DiskTrouble("/home/me/.ringfort/votes/x", FULL))
+    assert "/home/me/.ringfort/votes/x: No space left on device" in words
     assert "RINGFORT_HOME" in words

@@ -67,8 +67,8 @@ class Epoch(Part, frozen=True, dict=True):
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     ring: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     """The order in which the ring visits the members, as indices; empty for the order of `members`."""
-    lineages: Lineages = msgspec.field(default=(), name="lines")
-    """The lineages it continues. Empty only for a peer that was always alone. (Files on disk call it `lines`.)"""
+    lineages: Lineages = ()
+    """The lineages it continues. Empty only for a peer that was always alone."""
     ended: Lineages = ()
     """The latest lineages that have no living member. This epoch follows them without continuing them."""
 

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FOLDER: Final = "standings"
+FOLDER: Final = "votes"
 """The folder's name from the first release on; files in it must stay readable."""
 KEPT_FOR: Final = 24 * 3600.0
 """Seconds for which the votes of an ended process are kept. A run that waits for it is resumed by then."""
@@ -60,7 +60,7 @@ class _Content(msgspec.Struct, frozen=True):
     host: HostMarks
     file: tuple[int, int]
     """Device and inode of the file itself."""
-    votes: Votes = msgspec.field(name="standing")
+    votes: Votes
     is_released: bool = False
     """The process left while all members of its group could be reached, so its votes bind nobody."""
 
