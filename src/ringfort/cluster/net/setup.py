@@ -115,14 +115,10 @@ def _completed(
         config = replace(config, program=Path(sys.argv[0] if sys.argv else "").name)
     config = replace(
         config,
-        interfaces=config.interfaces or _listed(told.interfaces),
-        peers=config.peers or _listed(told.peers),
-        restart_without=config.restart_without or _listed(told.restart_without),
+        interfaces=config.interfaces or told.interfaces,
+        peers=config.peers or told.peers,
+        restart_without=config.restart_without or told.restart_without,
     )
     if config.health.patience is None:
         config = replace(config, health=replace(config.health, patience=patience_of(None, CLUSTER_PATIENCE)))
     return replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
