@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ringfort.launch.agreement_messages import Ticket
-from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
+from ringfort.launch.failure_report import MAX_LINE_BYTES, USAGE_ERROR, Failure
 
-EXIT_USAGE: Final = 2
-"""The exit code if the machines were started with different commands."""
 MAX_SHOWN: Final = 100
 """Characters of one machine's arguments in an error message."""
 
@@ -29,7 +27,7 @@ def mistake(tickets: Mapping[str, Ticket]) -> Failure | None:
     )
     if not why:
         return None
-    return Failure("", EXIT_USAGE, why=_cut(f"{why}. Type the same command on every machine"), is_final=True)
+    return Failure("", USAGE_ERROR, why=_cut(f"{why}. Type the same command on every machine"), is_final=True)
 
 
 def warnings(tickets: Mapping[str, Ticket]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
-from ringfort.errors import DistributedError, InvalidArgumentError, InvalidWorldSizeError
+from ringfort.config import check_world_size
+from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.launch.failure_report import describe_exit, with_tail
 from ringfort.launch.processes import Children, Output
 
@@ -59,8 +60,7 @@ class LocalRanks:
 
         Raises `InvalidWorldSizeError` for fewer than one rank.
         """
-        if isinstance(world_size, bool) or world_size < 1:
-            raise InvalidWorldSizeError(world_size)
+        check_world_size(world_size)
         if not module:
             raise InvalidArgumentError("module", module, "name a module that `python -m` can run")
         self._command = [sys.executable, "-m", "ringfort.launch.local_ranks", module, *arguments]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import itemgetter
-from typing import BinaryIO, Final, NamedTuple, TextIO
+from typing import Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
 from ringfort.launch.drawing import Row
@@ -145,11 +145,7 @@ class Printer:
         stream = self._streams[is_error]
         try:
             stream.flush()
-            binary: BinaryIO | None = getattr(stream, "buffer", None)
-            if binary is None:
-                stream.write(data.decode(errors="replace"))
-            else:
-                binary.write(data)
+            stream.buffer.write(data)
             stream.flush()
         except BrokenPipeError:
             self.is_broken = True
@@ -173,7 +169,7 @@ def _fit(text: bytes | bytearray, room: int) -> bytes:
     return (words + "\x1b[0m" if words != plain else plain).encode()
 
 
-def summary(failure: Failure, here: str, stopped: int, then: str = "") -> str:
+def summary(failure: Failure, here: str, stopped: int | None, then: str = "") -> str:
     """Report which rank failed first, on which machine, and its last lines.
 
     `stopped` is the number of ranks of this machine that were stopped because of it, `then` says what follows.

@@ -12,18 +12,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 from ringfort.config import child_environment
 from ringfort.errors import DistributedError
 from ringfort.launch.failure_report import TAIL_LINES, Failure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 POLL_SECONDS = 0.05
 """How late the end of a child may be noticed if its pipes stay silent. Too short for a person to notice."""
@@ -91,24 +88,17 @@ class Child:
 
 
 class Children:
-    """A context manager that ends every process on exit. For use by one thread."""
+    """Processes that `close` ends. For use by one thread."""
 
-    def __init__(self, *, tail_lines: int = TAIL_LINES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, tail_lines: int = TAIL_LINES) -> None:
         self.children: list[Child] = []
         self.failed: list[Child] = []
         """The children that failed and whose output was read to its end, in that order."""
         self.failed_at = 0.0
         """When the first of them failed."""
         self._tail_lines = tail_lines
-        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._reaper: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(
         self,
@@ -149,15 +139,11 @@ class Children:
         """Whether all children have ended and all their output was read."""
         return all(child.is_over for child in self.children)
 
-    def watch(self, descriptor: int) -> None:
-        """Let `poll` return early when `descriptor` is readable. Reading from it is left to the caller."""
-        self._selector.register(descriptor, selectors.EVENT_READ, None)
-
     def poll(self, timeout: float = POLL_SECONDS) -> list[Output]:
         """Wait until something happens, and return what was written. `failed` is up to date afterwards."""
         found: list[Output] = []
         had_ended = {child for child in self.children if child.exit_code is not None}
-        ready = [key for key, _ in self._selector.select(timeout) if key.data is not None]
+        ready = [key for key, _ in self._selector.select(timeout)]
         for key in ready:
             child, stream = cast("Child", key.data), cast("IO[bytes]", key.fileobj)
             data = os.read(stream.fileno(), READ_BYTES)
@@ -178,7 +164,7 @@ class Children:
             if not child.is_over and (has_ended or child in silent):
                 child.is_over = True
                 if child.exit_code:
-                    self.failed_at = self.failed_at if self.failed else self._clock()
+                    self.failed_at = self.failed_at if self.failed else time.monotonic()
                     self.failed.append(child)
         return found
 
@@ -193,7 +179,7 @@ class Children:
         if found is None or not found.is_victim or (is_alone and self.is_over):
             return found
         grace = LOCAL_REPORT_SECONDS if is_alone else REMOTE_REPORT_SECONDS
-        return found if self._clock() >= self.failed_at + grace else None
+        return found if time.monotonic() >= self.failed_at + grace else None
 
     def signal(self, signum: int) -> None:
         """Send `signum` to every child that runs, and to all that it started."""
@@ -214,19 +200,13 @@ class Children:
         """Kill what still runs, and wait until it has ended. Idempotent."""
         self.signal(SIGKILL)
         for child in self.children:
-            child.process.wait()
-            child.is_over = True
-            for stream in (child.process.stdin, *child.streams):
-                if stream is not None:
-                    stream.close()
+            with child.process:  # closes its pipes, and waits
+                child.is_over = True
         self._selector.close()
         if self._reaper is not None:
-            assert self._reaper.stdin is not None
-            with suppress(OSError):
-                self._reaper.stdin.close()
             # No child is left, but the reaper may not have been told of the last ones: do not wait for its grace.
-            self._reaper.kill()
-            self._reaper.wait()
+            with self._reaper as reaper:
+                reaper.kill()
             self._reaper = None
 
 
