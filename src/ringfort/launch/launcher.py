@@ -158,7 +158,7 @@ class _Launcher:
             self._do(self._agreement.epoch_started(time.monotonic(), alone))
         else:
             self._look_at = time.monotonic() + LOOK_SECONDS
-            self._say(
+            self.printer.say(
                 f"waiting for {self._wanted()}; type the same command on each of them. "
                 f"This is {self._host} at {', '.join(self.node.addresses)}"
             )
@@ -183,7 +183,9 @@ class _Launcher:
         others = sorted({(view.name, view.run) for view in self.node.snapshot() if view.run not in ("", mine)})
         if others:
             seen = ", ".join(f"{name} ({run!r})" for name, run in others)
-            self._say(f"machines of other runs are here too: {seen}. To join this run, start them with --name {mine!r}")
+            self.printer.say(
+                f"machines of other runs are here too: {seen}. To join this run, start them with --name {mine!r}"
+            )
 
     def _end_attempt(self) -> None:
         """All ranks of this machine have ended after a failure."""
@@ -213,25 +215,25 @@ class _Launcher:
                 name = self._names.pop(peer, peer)
                 self._do(agreement.lost(peer, name, why))
                 if is_waiting:
-                    self._say(f"{name} is gone: {why}")
+                    self.printer.say(f"{name} is gone: {why}")
             case events.Noted(peer=peer, topic=topic, body=body) if topic == self._topic:
                 try:
                     self._do(agreement.received(time.monotonic(), peer, decode(body)))
                 except ProtocolError as exc:
-                    self._say(f"{self._names.get(peer, peer)}: {exc}")
+                    self.printer.say(f"{self._names.get(peer, peer)}: {exc}")
             case events.PeerJoined(peer=peer, name=name):
                 if not agreement.has_started and peer not in self._names:  # not for a second link to the same peer
-                    self._say(str(item))
+                    self.printer.say(str(item))
                     if differ(own_version(), item.version):
-                        self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
+                        self.printer.say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
                 self._names[peer] = name or peer
                 self._do(agreement.joined(time.monotonic(), peer))
             case events.CloneFound() | events.Misbehaved():
-                self._say(str(item))
+                self.printer.say(str(item))
             case events.Waiting(why=why) if why.endswith(TOO_FEW):
                 pass  # said at the start
             case events.OtherClusters() | events.Waiting() if is_waiting:
-                self._say(str(item))
+                self.printer.say(str(item))
             case _:
                 pass
 
@@ -247,7 +249,7 @@ class _Launcher:
             # Python ignores SIGPIPE, so it would not end the ranks.
             self._ranks.stop(signal.SIGTERM if signum == signal.SIGPIPE else signum)
             if signum == signal.SIGINT:
-                self._say("stopping; press Ctrl-C again to kill the ranks that are slow")
+                self.printer.say("stopping; press Ctrl-C again to kill the ranks that are slow")
             self._do(agreement.failed(failure))
 
     def _watch_ranks(self) -> None:
@@ -274,7 +276,7 @@ class _Launcher:
                         self.node.hold(holding)
                 case Start(assignment=assignment, warnings=warnings):
                     for warning in warnings:
-                        self._say(warning)
+                        self.printer.say(warning)
                     self._start(assignment)
                 case Stop():
                     if self._ranks.stopped is None:
@@ -298,7 +300,7 @@ class _Launcher:
             last = assignment.first_rank + assignment.local_world_size - 1
             ranks = f"rank {last}" if last == assignment.first_rank else f"ranks {assignment.first_rank} to {last}"
             restart = f" (restart {assignment.restarts} of {self.options.max_restarts})" if assignment.restarts else ""
-            self._say(
+            self.printer.say(
                 f"starting {assignment.world_size} ranks on {assignment.group_world_size} machines; "
                 f"this machine, {self._host}, has {ranks}{restart}"
             )
@@ -315,6 +317,3 @@ class _Launcher:
             names = ", ".join(sorted(self._names.get(peer, peer) for peer in agreement.silent))
             state = f"{names} came but did not start: run `ringfort run` with the same program there too"
         return RendezvousTimeoutError(f"waiting for {self._wanted()}", self.options.timeout, state=state)
-
-    def _say(self, text: str) -> None:
-        self.printer.say(f"ringfort run: {text}")
