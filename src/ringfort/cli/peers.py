@@ -179,12 +179,7 @@ def lines(seen: Seen, width: int | None) -> list[str]:
     advice = dict.fromkeys(
         "; ".join(upgrade_advice(seen.version, clean(view.name), clean(view.version))) for view in different
     )
-    return [
-        *fit([row(view, seen.here) for view in seen.views], LABELS, width),
-        "",
-        summary(seen.health),
-        *advice,
-    ]
+    return [*fit([row(view, seen.here) for view in seen.views], LABELS, width), "", summary(seen.health), *advice]
 
 
 def short_id(peer: str) -> str:

@@ -13,15 +13,12 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ringfort.config import check_world_size
 from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.launch.failure_report import describe_exit, with_tail
 from ringfort.launch.processes import Children, Output
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Message = dict[str, Any]
 
@@ -73,7 +70,7 @@ class LocalRanks:
         """The process id of each rank."""
         return [child.process.pid for child in self._children.children]
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LocalRanks:
         try:
             with socket.create_server(("127.0.0.1", 0), backlog=max(16, self._world_size)) as listener:
                 for rank in range(self._world_size):
