@@ -6,6 +6,7 @@ version or content of the script may be intended, and is a warning.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -93,9 +94,7 @@ def _show_arguments(groups: Sequence[Sequence[Ticket]]) -> list[str]:
     texts = [group[0].arguments for group in groups]
     if max(map(len, texts)) <= MAX_SHOWN:
         return texts
-    same = next(
-        (i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
-    )
+    same = len(os.path.commonprefix(texts))  # noqa: RUF071  # of characters, as is meant here
     begin = texts[0].rfind(" ", 0, max(0, same - MAX_SHOWN // 4)) + 1
     return [("... " if begin else "") + _cut(text[begin:], MAX_SHOWN) for text in texts]
 

@@ -26,10 +26,8 @@ _USAGE: Final = re.compile(r"\s*usage:", re.IGNORECASE)
 
 _OURS: Final = "|".join(
     name
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type)
-    and issubclass(kind, errors.DistributedError)
-    and (kind.is_peer_failure or kind is errors.AbortedError)
+    for name, item in vars(errors).items()
+    if getattr(item, "is_peer_failure", False) or item is errors.AbortedError
 )
 _LOST_ANOTHER: Final = re.compile(
     rf"^(ringfort\.errors\.)?({_OURS}): "
@@ -82,10 +80,8 @@ def describe_exit(exit_code: int) -> str:
     """How a process ended, in words; a negative code is a signal's."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 def with_tail(text: str, tail: Sequence[str]) -> str:

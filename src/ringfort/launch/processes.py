@@ -60,15 +60,13 @@ class Child:
     """One process, with the output that does not yet make a whole line."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], tail_lines: int) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
         self.number = number
         self.process = process
         self.is_over = False
         """Whether the process has ended and all its output was read."""
         self.tail: deque[str] = deque(maxlen=tail_lines)
         """The last lines. `Children` does not fill it: only its user knows which lines are worth keeping."""
-        self.streams: tuple[IO[bytes], IO[bytes]] = (process.stdout, process.stderr)
+        self.streams = cast("tuple[IO[bytes], IO[bytes]]", (process.stdout, process.stderr))
         self.partial = [b"", b""]
 
     @property
@@ -114,7 +112,7 @@ class Children:
         Raises `DistributedError` if the command cannot be started.
         """
         try:
-            reaper = self._reaper = self._reaper or _start_reaper()
+            self._reaper = self._reaper or _start_reaper()
             process = subprocess.Popen(
                 list(command),
                 env=child_environment(variables),
@@ -129,7 +127,7 @@ class Children:
             raise DistributedError(f"cannot start {command[0]}: {exc}") from exc
         child = Child(number, process, self._tail_lines)
         self.children.append(child)
-        _tell(reaper, "+", process.pid)
+        self._tell_reaper("+", process.pid)
         for stream in child.streams:
             self._selector.register(stream, selectors.EVENT_READ, child)
         return child
@@ -151,15 +149,13 @@ class Children:
                 self._selector.unregister(stream)
                 stream.close()
             found.append(Output(child, stream is child.streams[1], data))
-        for child in self.children:
-            if child.exit_code is None and child.process.poll() is not None:
-                child.signal(SIGKILL)  # ends the processes that it started and left behind
-                if self._reaper is not None:
-                    _tell(self._reaper, "-", child.process.pid)
         # The last output of a process was in its pipe when it died: if the pipe is empty now it stays so, even if a
         # process that left the group still holds the other end.
         silent = had_ended - {cast("Child", key.data) for key in ready}
         for child in self.children:
+            if child.exit_code is None and child.process.poll() is not None:
+                child.signal(SIGKILL)  # ends the processes that it started and left behind
+                self._tell_reaper("-", child.process.pid)
             has_ended = child.exit_code is not None and all(stream.closed for stream in child.streams)
             if not child.is_over and (has_ended or child in silent):
                 child.is_over = True
@@ -167,6 +163,11 @@ class Children:
                     self.failed_at = self.failed_at if self.failed else time.monotonic()
                     self.failed.append(child)
         return found
+
+    def _tell_reaper(self, what: str, group: int) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with suppress(BrokenPipeError):  # it was killed: the children still end with this process if it ends well
+                self._reaper.stdin.write(f"{what}{group}\n".encode())
 
     def first_failure(self, host: str = "", *, is_alone: bool = True) -> Failure | None:
         """The failure that caused the others, once it is known; None before.
@@ -219,9 +220,3 @@ def _start_reaper() -> subprocess.Popen[bytes]:
         bufsize=0,
         start_new_session=True,
     )
-
-
-def _tell(reaper: subprocess.Popen[bytes], what: str, group: int) -> None:
-    assert reaper.stdin is not None
-    with suppress(BrokenPipeError):  # the reaper was killed: the children still end with this process if it ends well
-        reaper.stdin.write(f"{what}{group}\n".encode())
