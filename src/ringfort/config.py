@@ -272,8 +272,7 @@ class DistributedConfig(Settings):
                 raise ConfigError("rank", None, "missing; pass the index of this process in nodes")
             if not 0 <= self.rank < len(self.nodes):
                 raise InvalidRankError(self.rank, len(self.nodes))
-            nodes = list(self.nodes)
-            repeated = [node for i, node in enumerate(nodes) if node in nodes[:i]]
+            repeated = [node for i, node in enumerate(self.nodes) if node in self.nodes[:i]]
             if repeated:
                 raise ConfigError("nodes", repeated[0], "named twice; every rank needs its own address")
 

@@ -31,7 +31,6 @@ from ringfort.launch.failure_report import Failure, first
 from ringfort.launch.machine_ranks import MachineRanks
 from ringfort.launch.place import interface_towards, open_place
 from ringfort.launch.printer import Printer, summary
-from ringfort.launch.processes import Children
 from ringfort.launch.run_options import RunOptions
 from ringfort.launch.ticket import ticket_of
 from ringfort.telemetry.steps import StepFile
@@ -119,8 +118,7 @@ class _Launcher:
 
     def _prepare(self) -> None:
         """Get ready for the first attempt, or for another one."""
-        self._children = Children()
-        self._ranks = MachineRanks(self._children, self._host, self.options, self.step_file.path)
+        self._ranks = MachineRanks(self._host, self.options, self.step_file.path)
         self._is_done = False
         self.step_file.clear()
         self._deadline = time.monotonic() + self.options.timeout
@@ -140,11 +138,11 @@ class _Launcher:
                     self._watch_ranks()
                 elif not agreement.failures:
                     self._wait()
-                if agreement.failures and self._children.is_over:
+                if agreement.failures and self._ranks.children.is_over:
                     self._end_attempt()
         finally:
             self._close_listener()
-            self._children.close()
+            self._ranks.children.close()
             self.printer.finish()
         if not agreement.failures:
             return 0
@@ -195,7 +193,7 @@ class _Launcher:
             return
         then = f"starting again, {agreement.attempt + 1} of {self.options.max_restarts}"
         self.printer.say(summary(first(agreement.failures), self._host, self._ranks.stopped, then))
-        self._children.close()
+        self._ranks.children.close()
         self._prepare()
         self._do(agreement.again(time.monotonic()))
 
@@ -253,13 +251,13 @@ class _Launcher:
             self._do(agreement.failed(failure))
 
     def _watch_ranks(self) -> None:
-        agreement = self._agreement
+        agreement, children = self._agreement, self._ranks.children
         if self.printer.is_broken and not agreement.failures:
             self._interrupt(signal.SIGPIPE)
         failure = self._ranks.failure()
         if failure is not None and not agreement.failures:
             self._do(agreement.failed(failure))
-        if not (agreement.failures or self._is_done) and self._children.is_over and not self._children.failed:
+        if not (agreement.failures or self._is_done) and children.is_over and not children.failed:
             self._is_done = True
             self._do(agreement.done())
 

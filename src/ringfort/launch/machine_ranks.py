@@ -68,10 +68,10 @@ def rank_variables(
 class MachineRanks:
     """The ranks of this machine, once they are started."""
 
-    children: Children
     host: str
     options: RunOptions
     step_file: str | None = None
+    children: Children = field(default_factory=Children)
     stopped: int | None = None
     """How many ran when a signal was sent to them; their exit codes mean nothing any more. None before that."""
     _drawings: dict[tuple[Child, bool], Drawing] = field(default_factory=dict[tuple[Child, bool], Drawing])

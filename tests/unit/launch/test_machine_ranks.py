@@ -96,7 +96,7 @@ class Pretended(Children):
         self.signals: list[int] = []
         for module in (machine_ranks, processes):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.ranks = MachineRanks(self, "here", OPTIONS)
+        self.ranks = MachineRanks("here", OPTIONS, children=self)
         place = Place("10.0.0.1", 1234, 1235)
         self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), "", None)
 
