@@ -92,8 +92,7 @@ def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
         return [ways.hosts[peer][0]]
     if hosts[peer] == hosts[context.rank]:
         return [_LOOPBACK]
-    told = Environment.from_mapping().interfaces or ""
-    return list(choose(list_interfaces(), [name.strip() for name in told.split(",") if name.strip()]).addresses)
+    return list(choose(list_interfaces(), Environment.from_mapping().interfaces).addresses)
 
 
 def accept_agents(

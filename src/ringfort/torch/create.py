@@ -81,8 +81,7 @@ def _place(listener: socket.socket, config: DistributedConfig) -> str:
 
 
 def _interfaces(*, strict: bool) -> Choice:
-    wanted = (Environment.from_mapping().interfaces or "").replace(",", " ").split()
-    return choose(list_interfaces(), wanted, strict=strict)
+    return choose(list_interfaces(), Environment.from_mapping().interfaces, strict=strict)
 
 
 def _ways_to(store: Any, config: DistributedConfig) -> list[str]:

@@ -117,13 +117,9 @@ def _completed(
     return replace(
         config,
         program=config.program or ("" if is_observer else Path(sys.argv[0] if sys.argv else "").name),
-        interfaces=config.interfaces or _listed(told.interfaces),
-        peers=config.peers or _listed(told.peers),
-        restart_without=config.restart_without or _listed(told.restart_without),
+        interfaces=config.interfaces or told.interfaces,
+        peers=config.peers or told.peers,
+        restart_without=config.restart_without or told.restart_without,
         health=health,
         encryption=choose_encryption(encryption, config.encryption, told.encryption),
     )
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
