@@ -14,11 +14,11 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Work
 from ringfort.context import DistributedContext
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, UnsupportedArrayError
+from ringfort.torch.hooks import untraced
 from ringfort.torch.names import torch
 from ringfort.torch.operations import Call, all_reduce, broadcast, by_engine
 from ringfort.torch.staging import CHUNK_BYTES, Stage, StagedCall
 from ringfort.torch.tensors import flatten, is_plain, to_array
-from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
 

@@ -12,42 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ringfort.backends.group import Group
 from ringfort.context import DistributedContext
-from ringfort.torch import BACKEND, operations, several, sparse
+from ringfort.torch import BACKEND, operations, several
 from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_tensor_of
 from ringfort.torch.callbacks import current, follow_futures, origin_of
 from ringfort.torch.devices import BEFORE_2_13, make_engine, named_for, routed
+from ringfort.torch.hooks import count_steps, untraced
 from ringfort.torch.init_method import forget
-from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.operations import ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER, Call, Operation
-from ringfort.torch.point_to_point import Messages
-from ringfort.torch.steps import count_steps
+from ringfort.torch.point_to_point import Messages, monitored_barrier
 from ringfort.torch.tensors import split, to_array, to_moved, to_seconds
-from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
-
-_RECORDER: Final = "_maybe_attach_flight_recorder"
-"""The function of torch 2.15 that attaches its flight recorder to a new group."""
-
-
-def keep_recorder_off() -> None:
-    """Keep torch's flight recorder away from our groups: it can only record groups of torch's own engines, and raises
-    for others. Idempotent."""
-    attach: Any = getattr(dist.distributed_c10d, _RECORDER, None)
-    if attach is None or getattr(attach, "spares_ringfort", False):
-        return
-
-    def attach_to_others(group: Any, *arguments: Any, **settings: Any) -> Any:
-        if isinstance(group, RingfortProcessGroup):
-            return None
-        return attach(group, *arguments, **settings)
-
-    attach_to_others.spares_ringfort = True  # pyright: ignore[reportFunctionMemberAccess]
-    setattr(dist.distributed_c10d, _RECORDER, attach_to_others)
 
 
 @untraced
@@ -83,8 +62,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
         ones can be summed."""
         tensors, opts = at_least_one(tensors), options_of(opts, timeout)
         op, in_host_memory = op_of(opts), self.engine_for(tensors[0].device) is None
-        if in_host_memory and sparse.is_sparse(tensors[0]):
-            return self._run(opts, tensors, lambda group, limit: sparse.all_reduce(group, tensors, op, limit))
+        if in_host_memory and tensors[0].layout is torch.sparse_coo:
+            return self._run(opts, tensors, lambda group, limit: several.all_reduce_sparse(group, tensors, op, limit))
         if len(tensors) > 1:
             return self._issue(opts, [several.all_reduce(tensors, op)])
         if in_host_memory and not self._is_async(opts):
