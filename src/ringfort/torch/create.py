@@ -65,11 +65,8 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
 
 def _config(options: Any) -> DistributedConfig:
     told = Environment.from_mapping()
-    settings: dict[str, Any] = {"timeout": group_seconds(options.timeout)}
-    for name in ("encryption", "shared_memory"):
-        if getattr(told, name) is not None:
-            settings[name] = getattr(told, name)
-    return DistributedConfig(**settings)
+    settings: dict[str, Any] = {"encryption": told.encryption, "shared_memory": told.shared_memory or "on"}
+    return DistributedConfig(timeout=group_seconds(options.timeout), **settings)
 
 
 def _place(listener: socket.socket, config: DistributedConfig) -> str:

@@ -35,10 +35,7 @@ class Messages:
     def send(self, x: Any, dst: int, tag: int, timeout: float, *, before: Callable[[], object] | None = None) -> Work:
         """Send `x` as it is once `before` has returned."""
         view, group = as_view(x, "tensor"), self._backend.group
-        to_self = self._queue(tag) if dst == group.rank else None
-        if to_self is None:
-            group.check_peer(dst, "dst")
-            group.tagged(tag, timeout)
+        to_self = self._check(dst, "dst", tag, timeout)
 
         def run() -> None:
             if before is not None:
@@ -48,19 +45,12 @@ class Messages:
             else:
                 to_self.put(view.flat.copy())
 
-        if to_self is None:
-            return self._runner("send", dst, tag).submit("send", run)
-        work = Work("send")
-        work.run(run)
-        return work
+        return self._runner("send", dst, tag).submit("send", run)
 
     def recv(self, into: Any, src: int, tag: int, timeout: float) -> Work:
         """Receive into `into`."""
         view, group = as_view(into, "tensor", writable=True), self._backend.group
-        to_self = self._queue(tag) if src == group.rank else None
-        if to_self is None:
-            group.check_peer(src, "src")
-            group.tagged(tag, timeout)
+        to_self = self._check(src, "src", tag, timeout)
 
         def run() -> None:
             if to_self is None:
@@ -96,9 +86,15 @@ class Messages:
             raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=rank)
         return data
 
-    def _queue(self, tag: int) -> SimpleQueue[Array | None]:
-        with self._lock:
-            return self._to_self.setdefault(tag, SimpleQueue())
+    def _check(self, peer: int, name: str, tag: int, timeout: float) -> SimpleQueue[Array | None] | None:
+        """Raise what is wrong with a message. Return the queue that it passes through if `peer` is this rank itself."""
+        group = self._backend.group
+        if peer == group.rank:
+            with self._lock:
+                return self._to_self.setdefault(tag, SimpleQueue())
+        group.check_peer(peer, name)
+        group.tagged(tag, timeout)
+        return None
 
     def _runner(self, direction: str, peer: int, tag: int) -> Runner:
         with self._lock:

@@ -85,14 +85,14 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """Reduce one tensor over all ranks, in place at the root."""
         tensor, opts = only(tensors, "tensors"), options_of(opts, timeout, op)
         root_tensor_of(opts, [tensor])
-        call = operations.reduce(tensor, opts.rootRank, op_of(opts), is_root=self._is_root(opts))
-        return self._issue(opts, [call])
+        is_root = self.context.rank == opts.rootRank
+        return self._issue(opts, [operations.reduce(tensor, opts.rootRank, op_of(opts), is_root=is_root)])
 
     @routed
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Copy the root's tensor to all ranks, in place. Of several tensors, the root's is `opts.rootTensor`."""
         tensors, opts = at_least_one(tensors), options_of(opts, timeout)
-        index, root, is_root = root_tensor_of(opts, tensors), opts.rootRank, self._is_root(opts)
+        index, root, is_root = root_tensor_of(opts, tensors), opts.rootRank, self.context.rank == opts.rootRank
         if len(tensors) > 1:
             return self._issue(opts, [several.broadcast(tensors, root, index, is_root=is_root)])
         return self._issue(opts, [operations.broadcast(tensors[0], root, is_root=is_root)])
@@ -337,9 +337,6 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def _is_async(self, opts: Any) -> bool:
         return self._coalesced is not None or getattr(opts, "asyncOp", True)
-
-    def _is_root(self, opts: Any) -> bool:
-        return self.context.rank == opts.rootRank
 
     def _next(self) -> DistributedContext:
         """Return where the next collective runs. Those of callbacks are not counted: each rank issues them at another

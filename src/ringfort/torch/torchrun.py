@@ -7,7 +7,6 @@ so in the store of the round before, where the others look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
@@ -29,11 +28,6 @@ _POLL: Final = 0.2
 """Seconds between two looks whether all agents have come."""
 
 api: Any = import_module("torch.distributed.elastic.rendezvous.api")
-
-
-def handler() -> Callable[[Any], RingfortRendezvous]:
-    """Return what makes rendezvous handlers, for torchrun's entry point."""
-    return RingfortRendezvous
 
 
 class RingfortRendezvous(api.RendezvousHandler):
