@@ -23,13 +23,10 @@ from itertools import count
 from typing import Any, Final
 from weakref import ref
 
-from ringfort.config import RpcConfig
 from ringfort.errors import InvalidArgumentError, InvalidMessageError, RpcOverloadedError
 from ringfort.rpc.protocol import Count, Reference, pack_count
 from ringfort.rpc.requests import invalid
 
-MAX_RANKS: Final = 1 << 32
-"""As many as the wire has numbers for."""
 SLACK: Final = 65536
 """References beyond the bound that are still counted: those of calls whose callers are about to be refused."""
 
@@ -115,8 +112,8 @@ class References:
         post: Callable[[int, bytes], None],
         soon: Callable[[Callable[[], None]], None],
         *,
-        world_size: int = MAX_RANKS,
-        most: int = RpcConfig.max_references,
+        world_size: int,
+        most: int,
         slack: int = SLACK,
     ) -> None:
         """`post` sends a control frame to a rank, `soon` runs something in the agent's thread. `most` values are kept

@@ -223,7 +223,6 @@ class Serving:
         loop = self._task_loop()
 
         async def work() -> None:
-            token = current.set(call)
             task = asyncio.current_task()
             assert task is not None
             call.stop = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -234,11 +233,9 @@ class Serving:
                 result = function.check_result(await coroutine)
             except BaseException as exc:
                 result = requests.raised(exc)
-            finally:
-                current.reset(token)
             self._end(call, result)
 
-        asyncio.run_coroutine_threadsafe(work(), loop)
+        asyncio.run_coroutine_threadsafe(work(), loop)  # with a copy of this context, and so with `current`
 
     def _task_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -33,7 +33,13 @@ class World:
         self.wires = {(a, b): Wire() for a in range(RANKS) for b in range(RANKS)}
         self.soon: list[deque[Any]] = [deque() for _ in range(RANKS)]
         self.ranks = [
-            References(rank, lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame), self.soon[rank].append)
+            References(
+                rank,
+                lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame),
+                self.soon[rank].append,
+                world_size=RANKS,
+                most=1 << 16,
+            )
             for rank in range(RANKS)
         ]
         self.held: list[list[RRef]] = [[] for _ in range(RANKS)]
