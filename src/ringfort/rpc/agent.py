@@ -320,7 +320,7 @@ class RpcAgent:
             network.closed = CLOSED
             if not says_goodbye:
                 network.stop()
-            self._client.fail(None, reason)
+            self._client.calls.fail(None, reason)
             self._serving.close()
             self._references.close()
             if says_goodbye:

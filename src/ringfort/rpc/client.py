@@ -77,9 +77,8 @@ class Client:
         encoded = values.Encoded(Request(name, seconds, depth, list(args), kwargs, keep), self.references.name_of)
         limit = min(self.accepts[peer], self.config.max_message_bytes)
         if encoded.size > limit:
-            raise InvalidMessageError(
-                f"The arguments of {name} have {encoded.size} bytes; max_message_bytes is {limit}", peer=peer
-            )
+            why = f"The arguments of {name} have {encoded.size} bytes; max_message_bytes is {limit}"
+            raise InvalidMessageError(why, peer=peer)
         future = self.calls.open(peer, f"{name or 'fetch'} on rank {peer}", seconds)
         names = encoded.references
         outgoing = future.outgoing = Outgoing(Message(Kind.REQUEST, future.number, encoded.buffers, names))
@@ -100,7 +99,9 @@ class Client:
         try:
             if self.network.is_here:
                 raise RpcError("A callback of a future cannot wait for a call: the agent would stop; use rpc_async")
-            if not self.serving.help_until(future) and future.peer != self.references.rank:
+            served = current.get()
+            is_helping = served is not None and self.serving.pool.help_until(future, served.depth)
+            if not is_helping and future.peer != self.references.rank:
                 self.network.lead(self.network.links[future.peer], future)
             while not future.is_done_within(_WATCH):
                 if time.monotonic() > future.deadline + _MOST_LATE:
@@ -131,17 +132,15 @@ class Client:
 
     def admit(self, peer: int, head: Head, references: list[object]) -> bool:
         """Return whether to keep a response that begins. One that is too large ends its call."""
-        call = self.calls.get(head.call, peer)
+        call, limit = self.calls.get(head.call, peer), self.config.max_message_bytes
         if call is None:
             return False  # it has ended meanwhile
-        if head.size <= self.config.max_message_bytes:
+        if head.size <= limit:
             call.references = references
             return True
         if self.calls.take(call):
             self._tell_cancelled(call)
-            why = (
-                f"The result of {call.what} has {head.size} bytes; max_message_bytes is {self.config.max_message_bytes}"
-            )
+            why = f"The result of {call.what} has {head.size} bytes; max_message_bytes is {limit}"
             call.set_exception(InvalidMessageError(why, peer=peer))
         return False
 
@@ -179,11 +178,7 @@ class Client:
         """End the calls to a rank that is lost."""
         reason = self.network.closed or self.network.lost.get(peer)
         if reason is not None:
-            self.fail(peer, reason)
-
-    def fail(self, peer: int | None, reason: str) -> None:
-        """End all calls to `peer`, or to every rank if it is None."""
-        self.calls.fail(peer, lambda call: RpcPeerLostError(call.peer, f"{reason} ({call.what} had not ended)"))
+            self.calls.fail(peer, reason)
 
     def _tell_cancelled(self, call: RpcFuture) -> None:
         self.network.post(call.peer, pack_cancel(call.number))

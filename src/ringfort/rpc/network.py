@@ -260,8 +260,10 @@ class Network:
         ready = self._pending()
         for fd, mask in found:
             link = self._watched.get(fd)
-            if link is None:
-                self._drain(fd)
+            if link is None:  # a wake-up, or a link that was just dropped
+                with suppress(BlockingIOError):
+                    while self._wake_out.recv(4096):
+                        pass
                 continue
             if mask & select.POLLOUT:
                 link.write()
@@ -282,26 +284,16 @@ class Network:
         """Return when to call this again."""
         if now >= self._next_look:
             self._next_look = now + self._patience / tcp.LOOKS
-            self._drop_silent()
+            for link in self.links.values():
+                # A machine that loses its power closes no connection: only its silence tells.
+                if link.is_open and (seconds := tcp.silence(link.sock)) >= self._patience:
+                    link.mark_broken(f"its machine has not answered for {seconds:.1f} s")
+                    self.stuck(link)
         return min(self._next_look, self._expire(now))
-
-    def _drop_silent(self) -> None:
-        """A machine that loses its power closes no connection: only its silence tells."""
-        for link in self.links.values():
-            seconds = link.silence() if link.is_open else 0.0
-            if seconds >= self._patience:
-                link.mark_broken(f"its machine has not answered for {seconds:.1f} s")
-                self.stuck(link)
 
     def _pending(self) -> list[Link]:
         """Links with something to read that poll does not report."""
         return [link for link in self._watched.values() if link.has_pending and not link.is_led]
-
-    def _drain(self, fd: int) -> None:
-        if fd == self._wake_out.fileno():
-            with suppress(BlockingIOError):
-                while self._wake_out.recv(4096):
-                    pass
 
     def _watch(self, link: Link) -> None:
         """Tell the kernel what to watch `link` for."""

@@ -48,12 +48,8 @@ class Outgoing:
             self.begun = True
             flags = FIRST
             buffers, references = len(message.buffers), len(message.references)
-            table = b"".join(
-                [
-                    *(SIZE.pack(len(data)) for data in message.buffers),
-                    *(REFERENCE.pack(*reference) for reference in message.references),
-                ]
-            )
+            sizes = b"".join(SIZE.pack(len(data)) for data in message.buffers)
+            table = sizes + b"".join(REFERENCE.pack(*reference) for reference in message.references)
         body = self._cut(CHUNK - len(table))
         head = HEADER.pack(message.kind, flags, buffers, references, 0, len(table) + len(body), message.call) + table
         if len(head) + len(body) <= _JOIN:

@@ -114,13 +114,12 @@ class References:
         *,
         world_size: int,
         most: int,
-        slack: int = SLACK,
     ) -> None:
         """`post` sends a control frame to a rank, `soon` runs something in the agent's thread. `most` values are kept
         for each other rank."""
         self.rank = rank
         self.most = most
-        self._slack = slack
+        self._slack = SLACK
         self._world_size = world_size
         self._told: Counter[int] = Counter()  # how many entries each rank was the first to mention
         self._post = post
@@ -218,7 +217,7 @@ class References:
             entry.holders[user] += delta
             if not entry.holders[user]:
                 del entry.holders[user]
-            self._free(name, entry)
+            self._free(name)
         return ""
 
     def kept_for(self, peer: int) -> int:
@@ -242,14 +241,15 @@ class References:
             self._lost.add(peer)
             for name, entry in tuple(self._entries.items()):
                 if entry.holders.pop(peer, None) is not None or name.creator == peer:
-                    self._free(name, entry)
+                    self._free(name)
 
-    def _free(self, name: Reference, entry: _Entry) -> None:
-        if entry.holders or self._entries.get(name) is not entry:
-            return
-        del self._entries[name]
-        self._told[entry.teller] -= 1
-        _set(entry.outcome, invalid(f"no rank holds reference {name} any more"))
+    def _free(self, name: Reference) -> None:
+        """Drop a value that no rank holds. `_lock` is held."""
+        entry = self._entries.get(name)
+        if entry is not None and not entry.holders:
+            del self._entries[name]
+            self._told[entry.teller] -= 1
+            _set(entry.outcome, invalid(f"no rank holds reference {name} any more"))
 
     def fulfil(self, name: Reference, result: Any) -> None:
         """Set the value that was asked for, or a `Failure`. If no rank holds it any more it is dropped."""
@@ -270,9 +270,7 @@ class References:
     def forget(self, name: Reference) -> None:
         """The rank that asked for the value has given up."""
         with self._lock:
-            entry = self._entries.get(name)
-            if entry is not None:
-                self._free(name, entry)
+            self._free(name)
 
     def close(self) -> None:
         """Free everything."""

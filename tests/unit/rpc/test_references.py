@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given, strategies as st
 
 from ringfort.rpc.protocol import Count, Inbound, Reference
-from ringfort.rpc.references import SLACK, References, RRef
+from ringfort.rpc.references import References, RRef
 from ringfort.rpc.requests import Failure
 
 RANKS = 3
@@ -199,8 +199,8 @@ def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def owner_of_rank_0(most: int, slack: int = SLACK) -> References:
-    return References(0, lambda peer, frame: None, lambda work: None, world_size=RANKS, most=most, slack=slack)
+def owner_of_rank_0(most: int) -> References:
+    return References(0, lambda peer, frame: None, lambda work: None, world_size=RANKS, most=most)
 
 
 def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_of_one() -> None:
@@ -219,7 +219,8 @@ def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_o
 
 
 def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it_late() -> None:
-    owner = owner_of_rank_0(2, slack=3)
+    owner = owner_of_rank_0(2)
+    owner._slack = 3
     wrong = [owner.count(Count(Reference(0, 1, number), 1, 1), 1) for number in range(100)]
     assert wrong == [""] * 5 + ["it keeps asking for values to be kept: max_references here is 2"] * 95
     assert len(owner) == 5
