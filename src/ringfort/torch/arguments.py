@@ -49,9 +49,8 @@ def only_list(lists: Any) -> list[Any]:
 def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """Return each output with its input. Raises `InvalidArgumentError` if their numbers differ."""
     if len(outputs) != len(inputs):
-        raise InvalidArgumentError(
-            "outputs", f"list of {len(outputs)}", f"must have one for each of {len(inputs)} inputs"
-        )
+        why = f"must have one for each of {len(inputs)} inputs"
+        raise InvalidArgumentError("outputs", f"list of {len(outputs)}", why)
     return list(zip(outputs, inputs, strict=True))
 
 
