@@ -93,7 +93,6 @@ class Network:
         """Begin to read."""
         if not self.links:
             self.all_lost.set()
-        self._next_look = time.monotonic() + self._patience / tcp.LOOKS
         for link in self.links.values():
             self._watched[link.fd] = link
             self._poll.register(link.fd, select.POLLIN)
