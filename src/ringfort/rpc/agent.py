@@ -113,7 +113,7 @@ class RpcAgent:
             is_running=lambda: self._serving.pool.is_running,
         )
         self._references = References(
-            self.rank, network.post, network.soon, world_size=self.world_size, most=self.config.max_references
+            self.rank, network.post, network.wake, world_size=self.world_size, most=self.config.max_references
         )
         self._serving = Serving(f"ringfort-rpc-{self.rank}", self.config, self._references)
         self._client = Client(

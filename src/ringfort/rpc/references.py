@@ -107,15 +107,9 @@ class References:
     """Gets the value of a reference, within a timeout. The agent sets it."""
 
     def __init__(
-        self,
-        rank: int,
-        post: Callable[[int, bytes], None],
-        soon: Callable[[Callable[[], None]], None],
-        *,
-        world_size: int,
-        most: int,
+        self, rank: int, post: Callable[[int, bytes], None], wake: Callable[[], None], *, world_size: int, most: int
     ) -> None:
-        """`post` sends a control frame to a rank, `soon` runs something in the agent's thread. `most` values are kept
+        """`post` sends a control frame to a rank, `wake` makes the agent's thread call `let_go`. `most` values are kept
         for each other rank."""
         self.rank = rank
         self.most = most
@@ -123,7 +117,7 @@ class References:
         self._world_size = world_size
         self._told: Counter[int] = Counter()  # how many entries each rank was the first to mention
         self._post = post
-        self._soon = soon
+        self._wake = wake
         self._numbers = count(1)
         self._entries: dict[Reference, _Entry] = {}
         self._lost: set[int] = set()
@@ -151,7 +145,7 @@ class References:
         hold.name, hold.is_over = name, False
         self._holds.add(hold)
         if len(self._holds) == 1:
-            self._soon(lambda: None)  # the thread must look from now on
+            self._wake()  # the thread must look from now on
         return hold
 
     def created(self, rref: RRef, created: Future[Any]) -> None:
@@ -164,7 +158,7 @@ class References:
             if not created.cancelled() and isinstance(created.exception(), RpcOverloadedError):
                 hold.is_over = True
                 self._dropped.append(hold)
-                self._soon(lambda: None)
+                self._wake()
 
         created.add_done_callback(release_if_refused)
 

@@ -31,12 +31,12 @@ class World:
 
     def __init__(self) -> None:
         self.wires = {(a, b): Wire() for a in range(RANKS) for b in range(RANKS)}
-        self.soon: list[deque[Any]] = [deque() for _ in range(RANKS)]
+        self.woken = [False] * RANKS
         self.ranks = [
             References(
                 rank,
                 lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame),
-                self.soon[rank].append,
+                lambda rank=rank: self.wake(rank),
                 world_size=RANKS,
                 most=1 << 16,
             )
@@ -47,6 +47,9 @@ class World:
         """From whom, to whom, what, and how many counts went before it on its link."""
         self.owned: list[tuple[int, Reference]] = []
         self.ever: set[Reference] = set()  # what its owner has heard of once
+
+    def wake(self, rank: int) -> None:
+        self.woken[rank] = True
 
     def create(self, creator: int, owner: int) -> None:
         rref = self.ranks[creator].new(owner)
@@ -73,9 +76,8 @@ class World:
             del self.held[rank][which % len(self.held[rank])]
 
     def work(self, rank: int) -> None:
-        """What was left for the agent's thread."""
-        if self.soon[rank]:
-            self.soon[rank].popleft()()
+        """What the agent's thread does when it is woken."""
+        self.woken[rank] = False
         self.ranks[rank].let_go()
 
     def deliver(self, a: int, b: int) -> None:
@@ -92,7 +94,7 @@ class World:
 
     def settle(self) -> None:
         while (
-            any(self.soon)
+            any(self.woken)
             or any(references._dropped for references in self.ranks)
             or any(wire.frames for wire in self.wires.values())
         ):
@@ -200,7 +202,7 @@ def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
 
 
 def owner_of_rank_0(most: int) -> References:
-    return References(0, lambda peer, frame: None, lambda work: None, world_size=RANKS, most=most)
+    return References(0, lambda peer, frame: None, lambda: None, world_size=RANKS, most=most)
 
 
 def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_of_one() -> None:
