@@ -29,10 +29,7 @@ from .cluster.core.topology import (
 from .collectives.ops import ReduceOp as ReduceOp
 from .collectives.work import Work as Work
 from .compression.compressor import GradientCompressor as GradientCompressor
-from .compression.strategy import (
-    CompressionStrategy as CompressionStrategy,
-    QuantizationType as QuantizationType,
-)
+from .compression.strategy import CompressionStrategy as CompressionStrategy, QuantizationType as QuantizationType
 from .config import (
     AllReduceStrategy as AllReduceStrategy,
     AutoDiscoveryConfig as AutoDiscoveryConfig,
@@ -97,11 +94,5 @@ from .identity.keypair import NodeIdentity as NodeIdentity
 from .identity.namespace import NetworkNamespace as NetworkNamespace
 from .rpc.agent import RpcAgent as RpcAgent
 from .rpc.references import RRef as RRef
-from .startup import (
-    init as init,
-    join as join,
-)
-from .telemetry.metrics import (
-    DistributedMetrics as DistributedMetrics,
-    MetricsSnapshot as MetricsSnapshot,
-)
+from .startup import init as init, join as join
+from .telemetry.metrics import DistributedMetrics as DistributedMetrics, MetricsSnapshot as MetricsSnapshot

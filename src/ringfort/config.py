@@ -56,9 +56,9 @@ def setting(default: T, check: Check) -> T:
     return field(default=default, metadata={"check": check})
 
 
-def variable(*names: str, check: Check | None = None, secret: bool = False) -> Any:
+def variable(*names: str, default: Any = None, check: Check | None = None, secret: bool = False) -> Any:
     """A field that is read from the first of these environment variables that is set."""
-    return field(default=None, repr=not secret, metadata={"check": check, "variables": names})
+    return field(default=default, repr=not secret, metadata={"check": check, "variables": names})
 
 
 def positive(value: object) -> str:
@@ -141,6 +141,11 @@ class Strategy:
     shape: Shape
     arity: int = 2
 
+    AUTO: ClassVar[Self]
+    RING: ClassVar[Self]
+    TREE: ClassVar[Self]
+    DIRECT: ClassVar[Self]
+    HIERARCHICAL: ClassVar[Self]
     _allowed: ClassVar[frozenset[Shape]] = frozenset(Shape)
 
     def __post_init__(self) -> None:
@@ -179,12 +184,7 @@ class AllReduceStrategy(Strategy):
     With HIERARCHICAL each byte crosses the network once in each direction.
     """
 
-    AUTO: ClassVar[AllReduceStrategy]
-    RING: ClassVar[AllReduceStrategy]
-    TREE: ClassVar[AllReduceStrategy]
-    DIRECT: ClassVar[AllReduceStrategy]
-    HALVING_DOUBLING: ClassVar[AllReduceStrategy]
-    HIERARCHICAL: ClassVar[AllReduceStrategy]
+    HALVING_DOUBLING: ClassVar[Self]
 
 
 class _RootedStrategy(Strategy):
@@ -197,12 +197,6 @@ class ReduceStrategy(_RootedStrategy):
     RING is a pipelined chain that ends at the root. With HIERARCHICAL one rank per host sends the host's sum.
     """
 
-    AUTO: ClassVar[ReduceStrategy]
-    RING: ClassVar[ReduceStrategy]
-    TREE: ClassVar[ReduceStrategy]
-    DIRECT: ClassVar[ReduceStrategy]
-    HIERARCHICAL: ClassVar[ReduceStrategy]
-
 
 class BroadcastStrategy(_RootedStrategy):
     """How a broadcast moves its data from the root: AUTO, RING, TREE, DIRECT or HIERARCHICAL.
@@ -210,12 +204,6 @@ class BroadcastStrategy(_RootedStrategy):
     RING is a pipelined chain that starts at the root. With HIERARCHICAL one rank per host receives the data and passes
     it on to the others of the host.
     """
-
-    AUTO: ClassVar[BroadcastStrategy]
-    RING: ClassVar[BroadcastStrategy]
-    TREE: ClassVar[BroadcastStrategy]
-    DIRECT: ClassVar[BroadcastStrategy]
-    HIERARCHICAL: ClassVar[BroadcastStrategy]
 
 
 for _kind in (AllReduceStrategy, ReduceStrategy, BroadcastStrategy):
@@ -284,8 +272,7 @@ class DistributedConfig(Settings):
                 raise ConfigError("rank", None, "missing; pass the index of this process in nodes")
             if not 0 <= self.rank < len(self.nodes):
                 raise InvalidRankError(self.rank, len(self.nodes))
-            nodes = list(self.nodes)
-            repeated = [node for i, node in enumerate(nodes) if node in nodes[:i]]
+            repeated = [node for i, node in enumerate(self.nodes) if node in self.nodes[:i]]
             if repeated:
                 raise ConfigError("nodes", repeated[0], "named twice; every rank needs its own address")
 
@@ -430,11 +417,11 @@ class Environment(Settings):
     """The name of the cluster whose secret is used; `default` if it is not set."""
     encryption: str | None = variable("RINGFORT_ENCRYPTION", check=on_off)
     shared_memory: str | None = variable("RINGFORT_SHM", check=on_off)
-    interfaces: str | None = variable("RINGFORT_INTERFACES")
+    interfaces: tuple[str, ...] = variable("RINGFORT_INTERFACES", default=())
     """The interfaces to be found on, by name, address or network, separated by commas."""
-    peers: str | None = variable("RINGFORT_PEERS")
+    peers: tuple[str, ...] = variable("RINGFORT_PEERS", default=())
     """Addresses of peers, `host` or `host:port`, separated by commas."""
-    restart_without: str | None = variable("RINGFORT_RESTART_WITHOUT")
+    restart_without: tuple[str, ...] = variable("RINGFORT_RESTART_WITHOUT", default=())
     """Machines that a restart does not wait for, by name or peer id, separated by commas."""
     backend: str | None = variable("RINGFORT_BACKEND")
     """What `init` creates; `tcp` if it is not set."""
@@ -456,15 +443,18 @@ class Environment(Settings):
     def from_mapping(cls, variables: Mapping[str, str] | None = None) -> Environment:
         """Read `variables`, by default the environment of this process. Raises `ConfigError` for an invalid value."""
         variables = os.environ if variables is None else variables
-        found: dict[str, str | int | float] = {}
+        found: dict[str, Any] = {}
         for item in fields(cls):
             name = next((name for name in item.metadata["variables"] if variables.get(name)), None)
             if name is not None:
                 found[item.name] = _parse(name, variables[name], str(item.type))
-        return cls(**found)  # pyright: ignore[reportArgumentType]  # each was parsed to its field's type
+        return cls(**found)
 
 
-def _parse(name: str, text: str, kind: str) -> str | int | float:
+def _parse(name: str, text: str, kind: str) -> str | int | float | tuple[str, ...]:
+    """`text` as the type of its field, whose annotation is `kind`."""
+    if kind.startswith("tuple"):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         return float(text) if kind.startswith("float") else int(text) if kind.startswith("int") else text
     except ValueError as exc:

@@ -63,7 +63,7 @@ class DistributedContext:
         """The compressors of `average_gradients` by strategy, with their error feedback. That belongs to the tensors,
         not to the ranks, so it stays when one group follows another."""
         self.stages: dict[Any, Any] = {}
-        """The staging buffers of tensors on a GPU, by device: see `ringfort.torch.gpu`."""
+        """The staging buffers of tensors on a GPU, by device: see `ringfort.torch.cuda`."""
         self._traffic = Traffic()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
         self._group: Group | None = None

@@ -185,9 +185,10 @@ class PeerLostError(TransportError):
     """
 
     is_fatal = True
+    _advice = ". Its own log says why."
 
     def __init__(self, peer: int | str, reason: str) -> None:
-        super().__init__(f"Lost {_named(peer)}: {reason}. Its own log says why.", peer=peer)
+        super().__init__(f"Lost {_named(peer)}: {reason}{self._advice}", peer=peer)
         self.reason = reason
 
 
@@ -353,13 +354,14 @@ class CollectiveMismatchError(DistributedError):
     """
 
     is_fatal = True
+    _message = (
+        "Operation {operation} of this group differs: rank {rank} called {ours}, rank {peer} called {theirs}; "
+        "every rank must make the same calls in the same order"
+    )
 
     def __init__(self, rank: int, ours: str, peer: int, theirs: str, *, operation: int) -> None:
-        super().__init__(
-            f"Operation {operation} of this group differs: rank {rank} called {ours}, rank {peer} called {theirs}; "
-            "every rank must make the same calls in the same order",
-            peer=peer,
-        )
+        message = self._message.format(operation=operation, rank=rank, ours=ours, peer=peer, theirs=theirs)
+        super().__init__(message, peer=peer)
         self.rank = rank
         self.ours = ours
         self.theirs = theirs
@@ -373,14 +375,12 @@ class GradientMismatchError(CollectiveMismatchError):
     """
 
     is_fatal = False
+    _message = (
+        "Gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}; every rank must average the same tree"
+    )
 
     def __init__(self, rank: int, ours: str, peer: int, theirs: str) -> None:
-        what = f"Gradients differ: rank {rank} has {ours}, rank {peer} has {theirs}"
-        DistributedError.__init__(self, f"{what}; every rank must average the same tree", peer=peer)
-        self.rank = rank
-        self.ours = ours
-        self.theirs = theirs
-        self.operation = 0  # the group has begun no operation
+        super().__init__(rank, ours, peer, theirs, operation=0)  # the group has begun no operation
 
 
 class NonFiniteError(DistributedError, ValueError):
@@ -509,9 +509,6 @@ class RemoteError(RpcError):
 class RpcTimeoutError(RpcError, OperationTimeoutError):
     """A call did not end within its timeout. The rank that was called is told to stop working on it."""
 
-    def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
-        OperationTimeoutError.__init__(self, what, timeout, peer=peer, state=state)
-
 
 class RpcOverloadedError(RpcError):
     """Too many calls or too many bytes are in flight, on this rank or on the rank that was called.
@@ -529,10 +526,7 @@ class RpcPeerLostError(RpcError, PeerLostError):
     """
 
     is_fatal = False
-
-    def __init__(self, peer: int | str, reason: str) -> None:
-        DistributedError.__init__(self, f"Lost {_named(peer)}: {reason}", peer=peer)
-        self.reason = reason
+    _advice = ""
 
 
 class RpcNoConnectionError(RpcError, NoConnectionError):

@@ -128,7 +128,10 @@ def join(
     told = Environment.from_mapping()
     if told.master is not None and told.world_size is not None:
         if told.world_size <= min_peers:
-            raise ConfigError("min_peers", min_peers, f"`ringfort run` has started only {told.world_size} ranks")
+            ranks = "1 rank" if told.world_size == 1 else f"{told.world_size} ranks"
+            raise ConfigError(
+                "min_peers", min_peers, f"`ringfort run` has started only {ranks}; start more, or ask for fewer peers"
+            )
         return init(config=group, encryption=settings.get("encryption"))
     from ringfort.cluster.backend import AutoDiscoveryBackend  # not at the top: most programs need no discovery
 

@@ -16,8 +16,7 @@ import pytest
 from ringfort.bench.engines import ENGINES, OTHERS
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, OPS, Options
 from ringfort.bench.results import Row
-from ringfort.bench.runner import all_workers
-from ringfort.bench.schedule import MAX_BURST
+from ringfort.bench.runner import MAX_BURST, all_workers
 
 RINGFORT = [sys.executable, "-m", "ringfort.cli"]
 SMALL = ("--repeat", "3", "--sizes", "4,5000", "--ranks", "2")

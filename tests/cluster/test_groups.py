@@ -151,7 +151,7 @@ def test_only_the_group_of_now_can_be_used_and_what_was_made_before_is_refused_b
     two = peers.form()
     sums = run([lambda ctx=ctx: float(ctx.all_reduce(np.ones(1024, np.float32))[0]) for ctx in two])
     assert sums == [2.0, 2.0]
-    refuses(kept, "the world of one before the first epoch")
+    refuses(kept, "the group of one rank before the first epoch")
     epoch = str(backend_of(one).epoch)
     pairs = [ctx.sub_group([0, 1]) for ctx in two]
     kept = [*pairs, *(ctx.sub_group([ctx.rank]) for ctx in two)]

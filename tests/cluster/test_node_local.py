@@ -32,6 +32,7 @@ from ringfort.cluster.core.events import (
     ClusterEvent,
     DiskTrouble,
     EpochStarted,
+    Instruction,
     Misbehaved,
     Noted,
     OtherClusters,
@@ -40,7 +41,6 @@ from ringfort.cluster.core.events import (
 )
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES, Note, encode
 from ringfort.cluster.core.health import HealthStatus
-from ringfort.cluster.core.instructions import Instruction
 from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report, Votes
 from ringfort.cluster.core.topology import STALE_AFTER
 from ringfort.cluster.discovery.directory import Source
@@ -49,7 +49,6 @@ from ringfort.cluster.net.control import Control as Inside
 from ringfort.cluster.net.control_link import ControlLink, connect
 from ringfort.cluster.net.epoch_connections import token_of
 from ringfort.cluster.net.host import clock
-from ringfort.cluster.net.link_table import LinkEntry
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement
 from ringfort.cluster.net.service_host import ThreadHost
 from ringfort.cluster.node import ClusterNode
@@ -753,9 +752,9 @@ def test_a_process_vouches_at_once_for_another_of_its_node_that_is_lost(
     assert looked.get(timeout=PATIENCE) == "looked"
 
 
-def unattached_link() -> ControlLink:
+def unattached_link(dialled: str) -> ControlLink:
     """A control link without a socket."""
-    return ControlLink(cast("Connection", SimpleNamespace(opener=None)), print, print)
+    return ControlLink(cast("Connection", SimpleNamespace(opener=None)), print, print, dialled)
 
 
 def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
@@ -763,10 +762,10 @@ def test_a_link_that_never_ends_does_not_keep_a_node_from_closing(
 ) -> None:
     monkeypatch.setattr("ringfort.cluster.net.control.STOP_WITHIN", 0.05)
     node = cluster.start(replace(LOCAL, multicast=False))
-    endless = LinkEntry(unattached_link(), ELSEWHERE, "")
+    endless = unattached_link(ELSEWHERE)
     in_loop(node, lambda control: control.links.open.update({999: endless}))
     node.close()
-    assert not endless.link.ended.is_set()
+    assert not endless.ended.is_set()
     with pytest.raises(ChannelClosedError):
         node.snapshot()
 
@@ -784,32 +783,25 @@ def in_loop(node: ClusterNode, action: Callable[[Inside], object]) -> None:
         action(inside(node))
 
     assert isinstance(node._host, ThreadHost)
-    assert node._host.loop is not None
-    asyncio.run_coroutine_threadsafe(act(), node._host.loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(act(), node._host.service._loop).result(PATIENCE)
 
 
 def test_an_address_that_leads_to_the_node_itself_is_not_dialled_again(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, entry = (
-            control.connector.directory,
-            LinkEntry(unattached_link(), ELSEWHERE, ""),
-        )
+        directory, link = control.connector.directory, unattached_link(ELSEWHERE)
         directory.learn([ELSEWHERE], Source.STATIC, clock())
-        control._on_first_message(entry, Hello(control.core.me))
+        control._on_first_message(link, Hello(control.core.me))
         directory.learn([ELSEWHERE], Source.STATIC, clock())
-        assert ELSEWHERE not in directory
+        assert ELSEWHERE not in directory._entries
 
     in_loop(cluster.start(), meet)
 
 
 def test_an_address_whose_peer_was_refused_has_failed(cluster: Cluster) -> None:
     def meet(control: Inside) -> None:
-        directory, entry = (
-            control.connector.directory,
-            LinkEntry(unattached_link(), ELSEWHERE, ""),
-        )
+        directory, link = control.connector.directory, unattached_link(ELSEWHERE)
         directory.learn([ELSEWHERE], Source.STATIC, clock())
-        control._on_first_message(entry, Hello(Member("refused.1", "host")))
+        control._on_first_message(link, Hello(Member("refused.1", "host")))
         assert directory.troubles() == [(ELSEWHERE, "it was refused")]
 
     in_loop(cluster.start(), meet)
@@ -866,7 +858,7 @@ def test_while_the_disk_is_slow_or_full_a_node_lives_on_and_says_so_and_then_joi
 
 
 def test_what_was_promised_to_others_outlives_a_process_and_what_concerns_nobody_does_not(cluster: Cluster) -> None:
-    folder = Environment.from_mapping().home_folder / "standings"
+    folder = Environment.from_mapping().home_folder / "votes"
     one, two = cluster.start(), cluster.start()
     one.wait_for_peers(1, PATIENCE)
     two.wait_for_peers(1, PATIENCE)

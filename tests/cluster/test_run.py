@@ -127,7 +127,7 @@ def test_a_module_can_be_run_too() -> None:
 def test_a_program_that_wants_more_peers_than_there_are_is_told_so() -> None:
     code, _, err = run("-n", "1", WORKER, "join")
     assert code == 1
-    assert "min_peers=1: but `ringfort run` made a world of 1" in err
+    assert "min_peers=1: `ringfort run` has started only 1 rank;" in err
 
 
 def test_when_one_rank_fails_all_are_stopped_and_it_is_named_with_its_last_words() -> None:

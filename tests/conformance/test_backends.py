@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ringfort import Backend, DistributedConfig
+from ringfort import Backend, CollectiveConfig, DistributedConfig
 from ringfort.collectives import parallel
 from ringfort.testing import (
     ALL_CHECKS,
@@ -26,7 +26,7 @@ from ringfort.testing import (
     sub_group_of,
     tcp_group,
 )
-from ringfort.testing.groups import closing_all, with_connections, without_encryption, without_shared_memory
+from ringfort.testing.groups import closing_all, with_settings
 from ringfort.transport import machine
 from tests.helpers.documents import blocks
 
@@ -59,8 +59,8 @@ def unordered_group(world_size: int, config: DistributedConfig) -> Iterator[Sequ
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
     "pipes, as in the documents": pipe_group,
-    "tcp": without_shared_memory(tcp_group),
-    "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
+    "tcp": with_settings(tcp_group, shared_memory="off"),
+    "tcp without encryption": with_settings(tcp_group, shared_memory="off", encryption="off"),
     "ring with shared memory": ring_group,
     "shared memory as on ARM": unordered_group,
     "sub of tcp with shared memory": sub_group_of(tcp_group),
@@ -83,7 +83,7 @@ def test_over_connections(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every array cut. The rest of the checks, over real connections too, are in
     tests/stress/test_connections.py."""
     monkeypatch.setattr(parallel, "LEAST", 8)
-    ALL_CHECKS[name].run(with_connections(simulated_group))
+    ALL_CHECKS[name].run(with_settings(simulated_group, collective=CollectiveConfig(connections=2)))
 
 
 @cache

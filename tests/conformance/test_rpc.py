@@ -38,7 +38,7 @@ from ringfort.testing.groups import (
     simulated_group,
     sub_group_of,
     tcp_group,
-    without_encryption,
+    with_settings,
 )
 from ringfort.testing.ranks import results, run_ranks
 from tests.helpers.agents import agents, until
@@ -46,7 +46,7 @@ from tests.helpers.agents import agents, until
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
     "tcp": tcp_group,
-    "not encrypted": without_encryption(simulated_group),
+    "not encrypted": with_settings(simulated_group, encryption="off"),
     "sub-group": sub_group_of(tcp_group),
 }
 

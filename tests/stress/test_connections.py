@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from ringfort.collectives import parallel
-from ringfort.config import MIB
+from ringfort.config import MIB, CollectiveConfig
 from ringfort.testing import ALL_CHECKS, Check, GroupFactory, ring_group, simulated_group, sub_group_of, tcp_group
-from ringfort.testing.groups import with_connections, without_encryption, without_shared_memory
+from ringfort.testing.groups import with_settings
 from tests.cluster.test_processes import kill_one, memory_of
 
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
-    "tcp": without_shared_memory(tcp_group),
-    "tcp without encryption": without_shared_memory(without_encryption(tcp_group)),
-    "ring": without_shared_memory(ring_group),
-    "sub of tcp": sub_group_of(without_shared_memory(tcp_group)),
+    "tcp": with_settings(tcp_group, shared_memory="off"),
+    "tcp without encryption": with_settings(tcp_group, shared_memory="off", encryption="off"),
+    "ring": with_settings(ring_group, shared_memory="off"),
+    "sub of tcp": sub_group_of(with_settings(tcp_group, shared_memory="off")),
 }
 
 
@@ -23,7 +23,7 @@ GROUPS: dict[str, GroupFactory] = {
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 def test_every_check_holds_over_connections(group: GroupFactory, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "LEAST", 8)
-    check.run(with_connections(group, 3))
+    check.run(with_settings(group, collective=CollectiveConfig(connections=3)))
 
 
 def test_killed_ranks_are_each_named_within_a_second() -> None:

@@ -28,10 +28,10 @@ def test_messages_keep_their_order_within_a_tag_and_large_ones_cross(zygote: Zyg
     zygote.run("messages", 3)
 
 
-def test_a_message_from_anybody_comes_although_a_peer_is_lost(zygote: Zygote) -> None:
-    outcomes = zygote.outcomes("anybody_may_go", 3)
+def test_a_message_from_any_source_comes_although_a_peer_is_lost(zygote: Zygote) -> None:
+    outcomes = zygote.outcomes("any_source_may_be_lost", 3)
     assert [outcome.code for outcome in outcomes] == [0, -signal.SIGKILL, 0], outcomes
-    assert "rank 2" in outcomes[0].value  # once nobody is left, who was last
+    assert "rank 2" in outcomes[0].value  # the last peer that was lost
 
 
 def test_groups_of_some_ranks_keep_their_order_and_use_the_links_there_are(zygote: Zygote) -> None:

@@ -24,10 +24,10 @@ async def main(network_id: str, port: str, *wanted: str) -> None:
     discovery = MdnsDiscovery(
         bytes.fromhex(network_id),
         secrets.token_hex(TOKEN_BYTES),
-        int(port),
         on_heard=lambda heard: say(heard=asdict(heard)),
         on_gone=lambda token: say(gone=token),
         on_trouble=lambda trouble: say(trouble=asdict(trouble)),
+        port=int(port),
     )
     loop = asyncio.get_running_loop()
     choice = choose(list_interfaces(), wanted)

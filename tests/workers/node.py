@@ -117,7 +117,7 @@ class Worker:
         say(child=child, forked=os.read(reader, 4096).decode())
 
     def control(self) -> None:
-        say(control=self.node._host.pid)
+        say(control=self.node._host._process.pid)
 
     def hold(self, holding: bool) -> None:
         self.node.hold(holding)

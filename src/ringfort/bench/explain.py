@@ -13,8 +13,8 @@ from typing import Any
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import STRATEGIES, Options
 from ringfort.bench.results import OURS
-from ringfort.bench.runner import start_workers
-from ringfort.bench.schedule import Schedule
+from ringfort.bench.runner import Ask, Schedule
+from ringfort.bench.workers import start_workers
 from ringfort.errors import InvalidArgumentError
 
 AUTO = "auto"
@@ -79,7 +79,8 @@ def explain(options: Options, on_row: Callable[[Explained], None]) -> Explanatio
         with start_workers(OURS, options, ranks) as workers:
             for case in options.cases(ranks):
                 choice = workers.ask(do="explain", case=asdict(case))[0]
-                strategies = {name: partial(workers.ask, strategy=name) for name in (AUTO, *choice["predicted"])}
+                names = (AUTO, *choice["predicted"])
+                strategies: dict[str, Ask] = {name: partial(workers.ask, strategy=name) for name in names}
                 timings = Schedule(strategies, {}, options).measure(case, lambda _: None).timings
                 measured = {name: timing.median_us for name, timing in timings.items()}
                 found.rows.append(Explained(ranks, case.nbytes, measured=measured, **choice))

@@ -6,29 +6,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ringfort.config import (
-    GIB,
-    KIB,
-    MIB,
-    AllReduceStrategy,
-    BroadcastStrategy,
-    CollectiveConfig,
-    DistributedConfig,
-    ReduceStrategy,
-    Settings,
-    Strategy,
-    on_off,
-    one_of,
-    positive,
-    setting,
-    whole,
-)
+from ringfort import config
+from ringfort.config import GIB, KIB, MIB, CollectiveConfig, DistributedConfig, on_off, one_of, positive, setting, whole
 from ringfort.errors import InvalidArgumentError
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    "all_reduce": AllReduceStrategy,
-    "broadcast": BroadcastStrategy,
-    "reduce": ReduceStrategy,
+STRATEGIES: dict[str, type[config.Strategy]] = {
+    "all_reduce": config.AllReduceStrategy,
+    "broadcast": config.BroadcastStrategy,
+    "reduce": config.ReduceStrategy,
 }
 """The operations that have strategies."""
 OPS = (*STRATEGIES, "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier")
@@ -56,7 +41,7 @@ LARGEST = 64 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Settings):
+class Options(config.Settings):
     """The options of one run. Raises `InvalidArgumentError` for an invalid value."""
 
     op: str = setting("all_reduce", one_of(*OPS))

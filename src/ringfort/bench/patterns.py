@@ -6,7 +6,6 @@ which every element type represents exactly, so results are compared for equalit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,10 @@ PERIOD = 251
 """Elements until the pattern repeats. A prime number, so that a misplaced slice does not match."""
 CHUNK = PERIOD * 256
 """Elements that are compared at a time: the temporary stays in the cache."""
+GIVES_ROWS = ("scatter", "reduce_scatter", "all_to_all")
+"""Operations whose input has a row for each rank."""
+GATHERS = ("gather", "all_gather")
+"""Operations whose input is one row of their result."""
 
 
 class WrongResultError(DistributedError):
@@ -62,14 +65,8 @@ def new_source(case: Case, rank: int) -> Array | None:
     """The input buffer of `rank`; None if it has no input."""
     if case.op == "barrier" or (case.op == "scatter" and rank != 0):
         return None
-    shapes = {
-        "all_gather": (case.part,),
-        "gather": (case.part,),
-        "reduce_scatter": (case.world_size, case.part),
-        "all_to_all": (case.world_size, case.part),
-        "scatter": (case.world_size, case.part),
-    }
-    return np.zeros(shapes.get(case.op, (case.count,)), element_type(case.dtype))
+    row = case.part if case.op in (*GIVES_ROWS, *GATHERS) else case.count
+    return np.zeros((case.world_size, row) if case.op in GIVES_ROWS else row, element_type(case.dtype))
 
 
 def fill(array: Array, rank: int) -> None:
@@ -84,22 +81,15 @@ def fill(array: Array, rank: int) -> None:
 
 def expected_rows(case: Case, rank: int) -> list[Array] | None:
     """One period of each row of the result at `rank`; None if it has no result."""
-    dtype = element_type(case.dtype)
-    everyone = range(case.world_size)
-    total = sum(factor(other) for other in everyone)
     if case.op in ("reduce", "gather") and rank != 0:
         return None
-    rows: dict[str, Callable[[], list[Array]]] = {
-        "all_reduce": lambda: [pattern(dtype, total)],
-        "reduce": lambda: [pattern(dtype, total)],
-        "broadcast": lambda: [pattern(dtype, factor(0))],
-        "all_gather": lambda: [pattern(dtype, factor(other)) for other in everyone],
-        "gather": lambda: [pattern(dtype, factor(other)) for other in everyone],
-        "scatter": lambda: [pattern(dtype, factor(0), rank)],
-        "reduce_scatter": lambda: [pattern(dtype, total, rank)],
-        "all_to_all": lambda: [pattern(dtype, factor(other), rank) for other in everyone],
-    }
-    return rows[case.op]()
+    factors = [factor(other) for other in range(case.world_size)]  # a row of the result per rank
+    if "reduce" in case.op:
+        factors = [sum(factors)]
+    elif case.op in ("broadcast", "scatter"):
+        factors = factors[:1]
+    shift = rank if case.op in GIVES_ROWS else 0
+    return [pattern(element_type(case.dtype), times, shift) for times in factors]
 
 
 def first_difference(case: Case, rank: int, result: Array) -> int | None:

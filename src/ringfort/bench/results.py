@@ -54,12 +54,9 @@ class Row:
 
     def ratio_spread(self, engine: str, ours: str = OURS) -> tuple[float, float] | None:
         """The 10th and 90th percentile of the ratio over the rounds."""
-        theirs, base = self.timings.get(engine), self.timings.get(ours)
-        if theirs is None or base is None or not theirs.rounds_us or not base.rounds_us:
-            return None
-        ratios = [other / mine for other, mine in zip(theirs.rounds_us, base.rounds_us, strict=False)]
-        low, high = (float(value) for value in np.percentile(ratios, [10, 90]))
-        return low, high
+        theirs, base = (self.timings[name].rounds_us if name in self.timings else () for name in (engine, ours))
+        ratios = [other / mine for other, mine in zip(theirs, base, strict=False)]
+        return (float(np.percentile(ratios, 10)), float(np.percentile(ratios, 90))) if ratios else None
 
     def gigabytes_per_second(self, engine: str = OURS) -> float:
         """The size of the largest buffer per rank divided by the time (1 GB is 1e9 bytes)."""
@@ -72,13 +69,7 @@ class Row:
             for name, timing in self.timings.items()
         }
         ratios = {name: self.ratio(name) for name in self.timings if name != OURS}
-        return {
-            "ranks": self.ranks,
-            "bytes": self.bytes,
-            "engines": engines,
-            "ratios": ratios,
-            "skipped": dict(self.skipped),
-        }
+        return {"ranks": self.ranks, "bytes": self.bytes, "engines": engines, "ratios": ratios, "skipped": self.skipped}
 
 
 @dataclass(frozen=True)

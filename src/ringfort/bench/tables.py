@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 
 from rich.box import SIMPLE_HEAD
@@ -20,19 +20,17 @@ class Watcher:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task("starting", total=None)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=None)
 
     def shown(self) -> AbstractContextManager[object]:
         """The context in which `step` is shown."""
-        return nullcontext() if self._bar is None else self._bar
+        return self._bar
 
     def step(self, step: Step) -> None:
         """Show that the run has got this far."""
-        if self._bar is not None:
+        if not self._bar.disable:
             what = f"{step.case.op} {size(step.case.nbytes)}, {step.case.world_size} ranks"
             self._bar.update(self._task, description=what, completed=step.done, total=step.total)
         elif step.row is not None:

@@ -58,20 +58,8 @@ def prepare(engine: Engine, rank: int, case: Case, source: Array | None) -> Boun
     return bound
 
 
-def burst(engine: Engine, bound: Bound, calls: int) -> list[int]:
-    """Make `calls` calls, and return the nanoseconds that each took."""
-    clock, run = time.perf_counter_ns, bound.run
-    taken: list[int] = []
-    engine.barrier()
-    for _ in range(calls):
-        start = clock()
-        run()
-        taken.append(clock() - start)
-    return taken
-
-
 class Server:
-    """Follows the parent's commands."""
+    """Follows the parent's commands: each is the name of a method in `do`, and its arguments."""
 
     def __init__(self, engine: Engine, seat: Seat) -> None:
         self._engine = engine
@@ -80,36 +68,47 @@ class Server:
         self._bounds: dict[str, Bound] = {}
         """By strategy, where several are compared in the same processes; else one."""
 
-    def answer(self, command: Message) -> Message:
-        """Run `command`, and return the answer."""
-        strategy = command.get("strategy", "")
-        match command["do"]:
-            case "join":
-                self._engine.setup(self._seat)
-            case "explain":
-                assert isinstance(self._engine, RingfortEngine)
-                return self._engine.explain(Case(**command["case"]))
-            case "prepare":
-                case = Case(**command["case"])
-                return self._prepare(strategy, replace(case, strategy=strategy) if strategy else case)
-            case "burst":
-                return {"nanoseconds": burst(self._engine, self._bounds[strategy], command["calls"])}
-            case "drop":
-                self._bounds, self._source = {}, None
-                gc.collect()
-            case _:
-                self._engine.teardown()
-        return {}
+    def join(self) -> None:
+        """Form the group."""
+        self._engine.setup(self._seat)
 
-    def _prepare(self, strategy: str, case: Case) -> Message:
-        rank = self._seat.rank
+    def explain(self, case: Message) -> Message:
+        """See `RingfortEngine.explain`."""
+        assert isinstance(self._engine, RingfortEngine)
+        return self._engine.explain(Case(**case))
+
+    def prepare(self, case: Message, strategy: str = "") -> Message:
+        """Bind the engine to `case`, and return the time of one call, or why there is none."""
+        chosen = Case(**case)
+        if strategy:
+            chosen = replace(chosen, strategy=strategy)
         if not self._bounds:
-            self._source = new_source(case, rank)
+            self._source = new_source(chosen, self._seat.rank)
         try:
-            self._bounds[strategy] = prepare(self._engine, rank, case, self._source)
+            self._bounds[strategy] = prepare(self._engine, self._seat.rank, chosen, self._source)
         except UnsupportedError as exc:
             return {"skipped": str(exc)}
-        return {"nanoseconds": burst(self._engine, self._bounds[strategy], 1)}
+        return self.burst(1, strategy)
+
+    def burst(self, calls: int, strategy: str = "") -> Message:
+        """Make `calls` calls, and return the nanoseconds that each took."""
+        clock, run = time.perf_counter_ns, self._bounds[strategy].run
+        taken: list[int] = []
+        self._engine.barrier()
+        for _ in range(calls):
+            start = clock()
+            run()
+            taken.append(clock() - start)
+        return {"nanoseconds": taken}
+
+    def drop(self, strategy: str = "") -> None:
+        """Release the buffers of the case, for all strategies."""
+        self._bounds, self._source = {}, None
+        gc.collect()
+
+    def end(self) -> None:
+        """Leave the group."""
+        self._engine.teardown()
 
 
 def run(address: str, name: str, options: Options, folder: Path) -> None:
@@ -129,7 +128,8 @@ def run(address: str, name: str, options: Options, folder: Path) -> None:
     send(wire, {"rank": told.rank})
     try:
         while True:
-            send(wire, server.answer(read(wire)))
+            command = read(wire)
+            send(wire, getattr(server, command.pop("do"))(**command) or {})
     except EOFError:
         return
 

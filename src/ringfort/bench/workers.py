@@ -7,18 +7,22 @@ to themselves, and not over the network, because ranks may be in network namespa
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import psutil
 
 from ringfort.bench.engines import ENGINES
-from ringfort.bench.engines.base import Plan
+from ringfort.bench.engines.base import Host, Plan
 from ringfort.bench.options import Options
 from ringfort.errors import DistributedError
 from ringfort.launch.failure_report import TAIL_LINES, describe_exit, with_tail
@@ -26,12 +30,12 @@ from ringfort.launch.local_ranks import ONE_THREAD
 from ringfort.launch.processes import Children
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     Wire = Connection[Any, Any]
 
 Message = dict[str, Any]
 
+MEMORY_FOLDER = Path("/dev/shm")
+"""Linux's folder in memory: files that engines share there never wait for a disk."""
 START_SECONDS = 60.0
 """Until all workers of an engine are connected: importing torch in 16 processes on two cores takes half of it."""
 ANSWER_SECONDS = 90.0
@@ -40,6 +44,32 @@ POLL_SECONDS = 0.2
 """Between two looks at the processes and their output while answers are awaited."""
 STOP_SECONDS = 2.0
 """Until a process that should end is killed."""
+
+
+@contextmanager
+def start_workers(
+    name: str, options: Options, ranks: int, hosts: Sequence[Host] = ()
+) -> Generator[Workers, None, None]:
+    """Start the workers of one engine on `hosts` in turn, by default on this one, with a folder that they share.
+
+    Ends every process on exit. Raises `WorkersFailedError`.
+    """
+    memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    prefix = f"ringfort-bench-{os.getpid()}-"  # names the owner, should the folder ever be left behind
+    with TemporaryDirectory(prefix=prefix, dir=memory) as folder:
+        workers = Workers(name, Plan(ranks, Path(folder), hosts or [loopback()]), options)
+        try:
+            workers.start()
+            yield workers
+        finally:
+            workers.stop()
+
+
+def loopback() -> Host:
+    """This host, through its loopback interface."""
+    interfaces = psutil.net_if_addrs().items()
+    names = (name for name, addresses in interfaces if any(one.address == "127.0.0.1" for one in addresses))
+    return Host((), "127.0.0.1", next(names, ""))
 
 
 class WorkersFailedError(DistributedError):
@@ -54,7 +84,7 @@ class WorkersFailedError(DistributedError):
 
 
 class Workers:
-    """A context manager that ends every process on exit."""
+    """See `start_workers`."""
 
     def __init__(self, name: str, plan: Plan, options: Options) -> None:
         self.name = name
@@ -63,26 +93,21 @@ class Workers:
         self._children = Children()
         self._wires: dict[int, Wire] = {}
 
-    def __enter__(self) -> Self:
-        try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(self._plan.folder / "control"))
-                listener.listen(self._plan.ranks)
-                self._start()
-                self._accept(listener)
-            self.ask(do="join")
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def start(self) -> None:
+        """Start the processes, and let them form their group."""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self._plan.folder / "control"))
+            listener.listen(self._plan.ranks)
+            self._start_processes()
+            self._accept(listener)
+        self.ask(do="join")
 
     def ask(self, **command: object) -> list[Message]:
         """Give all ranks the same command, and return their answers in rank order. Raises `WorkersFailedError`."""
         while True:
-            self._tell(command)
+            for wire in self._wires.values():
+                with suppress(OSError):  # the process has ended, which the missing answer tells
+                    send(wire, command)
             answers = self._answers()
             if "share" not in answers[0]:
                 return answers
@@ -97,7 +122,7 @@ class Workers:
             output.child.keep(output.lines())
         self._children.close()
 
-    def _start(self) -> None:
+    def _start_processes(self) -> None:
         plan, engine = self._plan, ENGINES[self.name]
         launcher = list(engine.launcher(plan))
         for rank in [None] if launcher else range(plan.ranks):
@@ -136,13 +161,6 @@ class Workers:
             if not ready:
                 self._check(deadline, f"no answer from ranks {sorted(missing.values())} in {ANSWER_SECONDS:g} s")
         return [found[rank] for rank in sorted(found)]
-
-    def _tell(self, message: Message) -> None:
-        for rank, wire in sorted(self._wires.items()):
-            try:
-                send(wire, message)
-            except OSError as exc:
-                raise self._failed(f"rank {rank} ended") from exc
 
     def _check(self, deadline: float, late: str) -> None:
         """Read the output of the processes. Raises if one has ended, or if it is too late."""

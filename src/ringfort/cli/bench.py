@@ -8,60 +8,50 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, echo
 
-from ringfort.bench.options import (
-    DTYPES,
-    MIN_TIME,
-    OPS,
-    RANKS,
-    SIZES,
-    Options,
-    parse_connections,
-    parse_ranks,
-    parse_sizes,
-)
+from ringfort.bench import options
 from ringfort.errors import InvalidArgumentError
 
 STDOUT = "-"
 
 
 def bench(
-    op: Annotated[str, typer.Option(help=f"One of: {', '.join(OPS)}.")] = "all_reduce",
+    op: Annotated[str, Option(help=f"One of: {', '.join(options.OPS)}.")] = "all_reduce",
     sizes: Annotated[
-        str, typer.Option(help="Bytes of the largest buffer per rank, with commas; K, M, G are powers of 1024.")
-    ] = SIZES,
-    ranks: Annotated[str, typer.Option(help="World sizes, with commas.")] = RANKS,
-    dtype: Annotated[str, typer.Option(help=f"One of: {', '.join(DTYPES)}.")] = "float32",
+        str, Option(help="Bytes of the largest buffer per rank, with commas; K, M, G are powers of 1024.")
+    ] = options.SIZES,
+    ranks: Annotated[str, Option(help="World sizes, with commas.")] = options.RANKS,
+    dtype: Annotated[str, Option(help=f"One of: {', '.join(options.DTYPES)}.")] = "float32",
     strategy: Annotated[
         str,
-        typer.Option(
+        Option(
             help="auto, ring, tree, tree(ARITY), direct, halving_doubling or hierarchical, if the operation has it."
         ),
     ] = "auto",
     against: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Engines to compare with, with commas: tcp, plain (TCP, encryption off), gloo, openmpi-tcp, "
             "openmpi-shm, mpich-tcp, mpich-shm, mlx, sockets and memcpy (the limits); or all, or none.  "
             "[default: gloo if installed]"
         ),
     ] = None,
-    encryption: Annotated[str, typer.Option(help="Encryption: on or off.")] = "on",
-    shared_memory: Annotated[str, typer.Option(help="Shared memory between ranks of one host: on or off.")] = "on",
+    encryption: Annotated[str, Option(help="Encryption: on or off.")] = "on",
+    shared_memory: Annotated[str, Option(help="Shared memory between ranks of one host: on or off.")] = "on",
     connections: Annotated[
-        str, typer.Option(help="Connections per link between ranks that do not share memory; a number or auto.")
+        str, Option(help="Connections per link between ranks that do not share memory; a number or auto.")
     ] = "1",
     repeat: Annotated[
-        int | None, typer.Option(help="Calls per engine and size.  [default: as many as fit into --min-time]")
+        int | None, Option(help="Calls per engine and size.  [default: as many as fit into --min-time]")
     ] = None,
-    min_time: Annotated[float, typer.Option(help="Seconds of calls per engine and size.")] = MIN_TIME,
+    min_time: Annotated[float, Option(help="Seconds of calls per engine and size.")] = options.MIN_TIME,
     json_: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+        str | None, Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot the result into a .png or .svg file.")] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Plot the result into a .png or .svg file.")] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Compare the strategies instead of engines: predicted, measured, chosen.")
+        bool, Option("--explain", help="Compare the strategies instead of engines: predicted, measured, chosen.")
     ] = False,
 ) -> None:
     """Measure collectives, and compare them with other engines in the same run."""
@@ -75,10 +65,10 @@ def bench(
     from ringfort.bench.tables import Watcher, print_explanation, print_report
 
     choice = choose_engines("none" if explain else against)
-    options = Options(
+    wanted = options.Options(
         op=op,
-        sizes=parse_sizes(sizes),
-        ranks=parse_ranks(ranks),
+        sizes=options.parse_sizes(sizes),
+        ranks=options.parse_ranks(ranks),
         dtype=dtype,
         strategy=strategy,
         against=choice.names,
@@ -86,7 +76,7 @@ def bench(
         min_time=min_time,
         encryption=encryption,
         shared_memory=shared_memory,
-        connections=parse_connections(connections),
+        connections=options.parse_connections(connections),
     )
     if plot is not None:
         check_plot(plot, op)
@@ -96,10 +86,10 @@ def bench(
     progress = Console(stderr=True)
     table = progress if json_ == STDOUT else Console()
     for name, how in choice.missing.items():
-        typer.echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
+        echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
     watcher = Watcher(progress)
     with watcher.shown():
-        found = explain_choices(options, watcher.explained) if explain else run_bench(options, watcher.step)
+        found = explain_choices(wanted, watcher.explained) if explain else run_bench(wanted, watcher.step)
     if isinstance(found, Report):
         print_report(table, found)
         if plot is not None:

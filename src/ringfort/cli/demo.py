@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Annotated, Any
 
-import typer
+from typer import Exit, Option
 
 from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.demo.settings import RANKS, STEPS, Settings
@@ -13,19 +13,16 @@ from ringfort.errors import BackendUnavailableError
 
 
 def demo(
-    ranks: Annotated[int, typer.Option(help="Processes to train with.")] = RANKS,
+    ranks: Annotated[int, Option(help="Processes to train with.")] = RANKS,
     steps: Annotated[
-        int | None, typer.Option(help=f"Training steps: {STEPS['torch']} with torch, {STEPS['numpy']} without.")
+        int | None, Option(help=f"Training steps: {STEPS['torch']} with torch, {STEPS['numpy']} without.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the order of the samples.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the initial weights and of the order of the samples.")] = 0,
     framework: Annotated[
-        str | None,
-        typer.Option(help="torch (a transformer) or numpy (a smaller model).  [default: torch if installed]"),
+        str | None, Option(help="torch (a transformer) or numpy (a smaller model).  [default: torch if installed]")
     ] = None,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Draw a live table in a terminal.")] = True,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document; progress goes to standard error.")
-    ] = False,
+    live: Annotated[bool, Option("--live/--no-live", help="Draw a live table in a terminal.")] = True,
+    json_: Annotated[bool, Option("--json", help="Print one JSON document; progress goes to standard error.")] = False,
 ) -> None:
     """Train a small language model with several processes of this machine."""
     has_torch = find_spec("torch") is not None
@@ -43,4 +40,4 @@ def demo(
     if json_:
         print_json(outcome.to_dict())
     if not outcome.passed:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)

@@ -22,8 +22,7 @@ def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = Fal
     from ringfort.config import Environment
 
     told = Environment.from_mapping()
-    wanted, peers = interface or _listed(told.interfaces), peer or _listed(told.peers)
-    checks = run_checks(asyncio.run(gather_findings(wanted, peers)))
+    checks = run_checks(asyncio.run(gather_findings(interface or told.interfaces, peer or told.peers)))
     if json_:
         rows = [{"check": one.name, "outcome": one.outcome.value, "what": one.what, "fix": one.fix} for one in checks]
         print_json({"checks": rows})
@@ -31,10 +30,6 @@ def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = Fal
         _print_table(checks)
     if any(check.outcome is Outcome.FAIL for check in checks):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _listed(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _print_table(checks: list[Check]) -> None:

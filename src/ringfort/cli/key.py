@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ringfort.config import Environment
+
 if TYPE_CHECKING:
     from ringfort.identity.store import ClusterStore
 
@@ -48,7 +50,10 @@ def show(
     code = namespace.join_code()
     typer.echo(code)
     if qr and sys.stdout.isatty():
-        _print_picture(code)
+        import segno
+
+        # Upper case makes the QR code smaller, and join codes ignore case.
+        segno.make(code.upper(), error="l", micro=False).terminal(compact=True, border=2)
 
 
 @key.command()
@@ -82,7 +87,6 @@ def join(
 @key.command(name="list")
 def list_() -> None:
     """List the clusters of this machine with their public network ids; * marks the one in use."""
-    from ringfort.config import Environment
     from ringfort.identity.store import DEFAULT_CLUSTER
 
     store = _store()
@@ -108,7 +112,6 @@ def rotate(name: Name = "default") -> None:
 
 
 def _store() -> ClusterStore:
-    from ringfort.config import Environment
     from ringfort.identity.store import ClusterStore
 
     return ClusterStore(Environment.from_mapping().home_folder)
@@ -126,10 +129,3 @@ def _ask() -> str:
     if sys.stdin.isatty():
         return typer.prompt("join code", hide_input=True, err=True)
     return sys.stdin.readline(_MAX_CODE_CHARACTERS)
-
-
-def _print_picture(code: str) -> None:
-    import segno
-
-    # Upper case makes the QR code smaller, and join codes ignore case.
-    segno.make(code.upper(), error="l", micro=False).terminal(compact=True, border=2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 Peers = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--peer",
         metavar="HOST[:PORT]",
         help="Address of another machine, for networks on which it is not found by itself. Repeatable.",
@@ -16,10 +16,10 @@ Peers = Annotated[
 ]
 Interfaces = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--interface",
         metavar="NAME|ADDRESS",
         help="Use only this network interface (name, address or network). Repeatable.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON document.")]

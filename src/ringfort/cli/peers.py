@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
-import typer
+from typer import Exit, Option, echo
 
 from ringfort.cli.columns import clean, fit
 from ringfort.cli.outcome import EXIT_FAILED, print_json
@@ -32,11 +32,11 @@ NOBODY = "no other peer has been found yet; `ringfort doctor` says what may be w
 
 
 def peers(
-    watch: Annotated[bool, typer.Option("--watch", help="Update the table until Ctrl-C.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document; with --watch, one per line.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Update the table until Ctrl-C.")] = False,
+    json_: Annotated[bool, Option("--json", help="Print one JSON document; with --watch, one per line.")] = False,
     peer: Peers = None,
     interface: Interfaces = None,
-    seconds: Annotated[float, typer.Option(help="How long to look, without --watch.")] = SECONDS,
+    seconds: Annotated[float, Option(help="How long to look, without --watch.")] = SECONDS,
 ) -> None:
     """List the peers of the cluster, with their health, round trip and bandwidth."""
     from ringfort.cluster.node import ClusterNode
@@ -53,8 +53,8 @@ def peers(
         why = node.why_alone()
     _print(seen, json_=json_)
     if not seen.views:
-        typer.echo(why, err=True)
-        raise typer.Exit(EXIT_FAILED)
+        echo(why, err=True)
+        raise Exit(EXIT_FAILED)
 
 
 class Seen(NamedTuple):
@@ -87,7 +87,7 @@ def _print(seen: Seen, *, json_: bool) -> None:
         if console.is_terminal:
             console.print(drawn(seen, console.width))
         else:
-            typer.echo("\n".join(lines(seen, None)))
+            echo("\n".join(lines(seen, None)))
 
 
 def _watch(node: ClusterNode, *, json_: bool) -> None:
@@ -179,12 +179,7 @@ def lines(seen: Seen, width: int | None) -> list[str]:
     advice = dict.fromkeys(
         "; ".join(upgrade_advice(seen.version, clean(view.name), clean(view.version))) for view in different
     )
-    return [
-        *fit([row(view, seen.here) for view in seen.views], LABELS, width),
-        "",
-        summary(seen.health),
-        *advice,
-    ]
+    return [*fit([row(view, seen.here) for view in seen.views], LABELS, width), "", summary(seen.health), *advice]
 
 
 def short_id(peer: str) -> str:

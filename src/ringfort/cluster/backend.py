@@ -1,4 +1,4 @@
-"""`AutoDiscoveryBackend`: ranks that find each other. A mesh over the members of the cluster's current epoch."""
+"""`AutoDiscoveryBackend`: ranks that find each other: a mesh over the members of the cluster's current epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringfort.backends.base import Backend
 from ringfort.backends.group import Group, Traffic
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.connection import Connection
-from ringfort.bootstrap.links import Links, links_over
+from ringfort.bootstrap.links import links_over
 from ringfort.bootstrap.terms import machine_for
 from ringfort.cluster.core.events import ClusterEvent, ControlLost, EpochEnded, PeerLost
 from ringfort.cluster.core.health import JITTER_ROOM, HealthSummary
@@ -44,39 +44,22 @@ _EPOCHS: Final = 1 << 32
 _PAUSE: Final = 0.05
 """Seconds before a mesh that came to nothing is tried again in the same epoch."""
 _LONGER: Final = 2.0
-"""Seconds by which a data link is more patient than the control link, which may go another way: who is lost there is
-lost first, and by the same word at all members."""
+"""Seconds by which a data link is more patient than the control link, which may use another path. So a loss is found on
+the control link first, with the same reason at all members."""
 
 
 class _EpochBackend(MeshBackend):
-    """A rank of the group that was formed in one epoch. It ends with the epoch."""
+    """A rank of the group of one epoch. It ends with the epoch."""
 
-    def __init__(
-        self, node: ClusterNode, epoch: Epoch | None, config: DistributedConfig, links: Links | None = None
-    ) -> None:
-        """Without an epoch it is the world of one that a process is before it has met others."""
-        self.epoch = epoch
-        self.has_lost = False
-        if epoch is None or links is None:
-            super().__init__(0, 1, config, {}, SocketPoller({}))
-            return
-        # The leader's word, which is checked: a ring that leaves somebody out would end every collective.
-        ring = epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else ()
-        super().__init__(
-            epoch.peers.index(node.peer_id),
-            len(epoch.members),
-            config,
-            *links,
-            epoch=epoch.number % _EPOCHS,
-            ring=ring,
-            bandwidths=_bandwidths(node, epoch),
-            is_measured=True,
-            next_operation=_counted(node),
-        )
+    epoch: Epoch | None = None
+    """None for the group of one rank before the first epoch."""
+    has_lost = False
+    """A member was lost, so calls end with `PeerLostError` and not with `EpochEndedError`."""
 
 
 def _counted(node: ClusterNode) -> Callable[[], int]:
-    """Numbers for collectives, which the node counts as work done: among equals, who has done most leads."""
+    """Return a function that numbers collectives. The node counts them as work done: of equal peers, the one with the
+    most work leads."""
     numbers = count(1)
 
     def next_operation() -> int:
@@ -87,23 +70,22 @@ def _counted(node: ClusterNode) -> Callable[[], int]:
 
 
 def _bandwidths(node: ClusterNode, epoch: Epoch) -> dict[int, float]:
-    """Bytes per second between this member and others, as the cluster has measured, by their ranks."""
+    """Return the measured bytes per second between this member and others, by rank."""
     topology, me = node.topology(), node.peer_id
     links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.peers) if peer != me}
     return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
 
 class AutoDiscoveryBackend(Backend):
-    """A rank of whatever group the machines here have agreed on.
+    """A rank of the group that the machines of the cluster have agreed on.
 
         backend = AutoDiscoveryBackend(AutoDiscoveryConfig())
         backend.wait_for_peers(2)
         backend.establish_ring()
 
-    Until `establish_ring` it is a world of one. When a member is lost, what waits on it raises `PeerLostError`, and
-    everything else of the group ends too; `establish_ring` then goes on with those who are left, under new ranks. Each
-    time, it makes a group that knows nothing of the one before: what was kept of an old one, such as a sub-group, is
-    refused with `EpochEndedError`.
+    Until `establish_ring`, it is a group of one rank. When a member is lost, calls that wait for it raise
+    `PeerLostError`, and the whole group ends. `establish_ring` then continues with the members that are left, under new
+    ranks. Each call of it makes a new group: sub-groups and other parts of an old one raise `EpochEndedError`.
     """
 
     def __init__(
@@ -115,20 +97,19 @@ class AutoDiscoveryBackend(Backend):
         credentials: Credentials | None = None,
         encryption: str | None = None,
     ) -> None:
-        """Starts to look for peers and returns. `group` has the settings of the groups that are formed. A `node` that
-        is given is used and not closed in the end; otherwise one is made with `config`, `credentials` and `encryption`,
-        which decides where it is given (else see `choose_encryption`).
+        """Start to look for peers, and return. `group` has the settings of the groups that are made.
 
-        Raises as `ClusterNode` and its `start` do.
+        With `node`, use that node and leave it open in the end. Otherwise make one with `config`, `credentials` and
+        `encryption`; see `choose_encryption` for what applies without the last one. Raise as `ClusterNode` and its
+        `start` do.
         """
         self.node = node or ClusterNode(config, credentials=credentials, encryption=encryption)
-        self._owns_node = node is None
         self._waited: Epoch | None = None
         self._forming: tuple[Epoch, tuple[Connection, ...]] | None = None
-        """While the members of an epoch agree on their connections: what ends with it, for there is no mesh yet."""
+        """An epoch whose group is being made, and its connections, which are shut down if it ends meanwhile."""
         self._is_closed = False
         self.config = _like_node(group or DistributedConfig(), self.node, encryption)
-        self._mesh = _EpochBackend(self.node, None, self.config)
+        self._mesh = _EpochBackend(0, 1, self.config, {}, SocketPoller({}))
         try:
             self.node.start()
         except BaseException:
@@ -137,29 +118,30 @@ class AutoDiscoveryBackend(Backend):
         # The node must not hold this: a group that is dropped ends at once.
         self._unsubscribe = self.node.subscribe(weakly(self._on_event, None))
         self._farewell = None if node is None else when_gone(self, partial(_let_go, node, self._unsubscribe))
+        """Releases the node if that is not this backend's own. None for its own node, which `close` closes."""
 
     @property
     def epoch(self) -> Epoch | None:
-        """The epoch that the group was formed in; None before the first."""
+        """The epoch of the current group; None before the first."""
         return self._mesh.epoch
 
     @property
     def peer_id(self) -> str:
-        """This process's name in the cluster."""
+        """The id of this process in the cluster."""
         return self.node.peer_id
 
     def health_summary(self) -> HealthSummary:
-        """How all other peers in sight are, in a few numbers."""
+        """Return a summary of the health of all connected peers."""
         return self.node.health_summary()
 
     def topology(self) -> ClusterTopology:
-        """What is known of all machines in sight and of the links between them."""
+        """Return the known machines and the links between them."""
         return self.node.topology()
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = None) -> Epoch:
-        """Lets newcomers in until there are at least `n` peers beside this one; see `ClusterNode.wait_for_peers`.
+        """Admit new peers until there are at least `n` besides this one; see `ClusterNode.wait_for_peers`.
 
-        A group that was formed before ends when somebody comes; call `establish_ring` again then.
+        A group that was established before ends when a peer joins; call `establish_ring` again then.
         """
         self.node.hold(False)
         epoch = self.node.wait_for_peers(n, timeout)
@@ -169,15 +151,15 @@ class AutoDiscoveryBackend(Backend):
         return epoch
 
     def _expect(self, epoch: Epoch) -> None:
-        """There are others: until this rank is connected with them, nothing else of this group can be used."""
+        """Note that there are other members: until this rank is connected with them, the group cannot be used."""
         self._waited = epoch
-        self._mesh.group.forget()  # so that no plan of the world of one is run in place of asking for the group
+        self._mesh.group.forget()  # otherwise a plan of the group of one rank would run
 
     def join_group(self, min_peers: int, timeout: float) -> Self:
-        """`wait_for_peers` and `establish_ring` until the ring has at least `min_peers` ranks beside this one: who was
-        there in the one may be gone in the other. All of it takes `timeout` seconds at most.
+        """Repeat `wait_for_peers` and `establish_ring` until the ring has at least `min_peers` ranks besides this one,
+        because a peer may be lost between the two. All of it takes at most `timeout` seconds.
 
-        Raises `RendezvousTimeoutError` that says who was seen, who was refused and why, and what to try.
+        Raise `RendezvousTimeoutError`, which says which peers were seen, which were refused and why, and what to try.
         """
         check_timeout(timeout)
         deadline = time.monotonic() + timeout
@@ -188,38 +170,38 @@ class AutoDiscoveryBackend(Backend):
                 return self
 
     def establish_ring(self, timeout: float | None = None) -> Self:
-        """Connects this rank with all members of the current epoch. All of them must call it.
+        """Connect this rank with all members of the current epoch. All of them must call it.
 
-        From then on `rank` and `world_size` are the epoch's, and newcomers wait. Whoever is lost meanwhile is done
-        without. Raises `RendezvousTimeoutError` with who did not come, and why.
+        Afterwards `rank` and `world_size` are those of the epoch, and new peers wait. If a member is lost meanwhile,
+        the ring is established without it. Raise `RendezvousTimeoutError` with the members that are missing, and why.
         """
         timeout = self.node.config.timeout if timeout is None else timeout
         check_timeout(timeout)
         if self._is_closed:
             raise ChannelClosedError("This rank has closed its backend")
-        terms = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         failure: DistributedError | None = None
         while True:
             self._mesh.group.fail(_replaced(self._mesh.epoch))
             self._mesh.close()
-            left = terms - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 raise RendezvousTimeoutError("establishing the ring", timeout, state=str(failure)) from failure
             epoch = self.node.wait_for_peers(0, left)
             if len(epoch.members) > 1:
                 self._expect(epoch)
-            # Before anything else: once every member holds, nobody accepts an epoch that only lets others in.
+            # First of all: once every member holds, none accepts an epoch that only adds peers.
             self.node.hold(True)
             try:
-                self._form(epoch, terms)
-                self._mesh.barrier(timeout=max(0.01, terms - time.monotonic()))
+                self._form(epoch, deadline)
+                self._mesh.barrier(timeout=max(0.01, deadline - time.monotonic()))
                 self._waited = None
                 return self
             except RendezvousTimeoutError:
                 raise
             except DistributedError as exc:
                 failure = exc
-                time.sleep(min(_PAUSE, max(0.0, terms - time.monotonic())))
+                time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
 
     def _form(self, epoch: Epoch, deadline: float) -> None:
         left = max(0.01, deadline - time.monotonic())
@@ -227,44 +209,57 @@ class AutoDiscoveryBackend(Backend):
         place = epoch.peers.index(self.node.peer_id)
         self._forming = (epoch, tuple(connections.values()))
         try:
-            if self.node.epoch != epoch:  # its end came before there was anything to end
+            if self.node.epoch != epoch:  # it ended before `_forming` was set
                 _shut_down(connections.values())
             links = links_over(place, connections, self.config, self.node.credentials, deadline=deadline)
-            self._mesh = _EpochBackend(self.node, epoch, self.config, links)
+            mesh = _EpochBackend(
+                place,
+                len(epoch.members),
+                self.config,
+                *links,
+                epoch=epoch.number % _EPOCHS,
+                # Checked, because it comes from the leader: no collective could complete on a ring without a member.
+                ring=epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else (),
+                bandwidths=_bandwidths(self.node, epoch),
+                is_measured=True,
+                next_operation=_counted(self.node),
+            )
+            mesh.epoch = epoch
+            self._mesh = mesh
         finally:
             self._forming = None
-        if self.node.epoch != epoch:  # its end came before there was a group to end
-            raise EpochEndedError(str(epoch), "a member was lost or came while the ring was formed")
+        if self.node.epoch != epoch:  # it ended before there was a group to fail
+            raise EpochEndedError(str(epoch), "a member was lost or joined while the ring was established")
 
     def _on_event(self, event: ClusterEvent) -> None:
-        """In the node's thread of events."""
+        """Called in the node's callback thread."""
         forming, mesh = self._forming, self._mesh
         if forming is not None and isinstance(event, EpochEnded) and event.epoch.key == forming[0].key:
-            _shut_down(forming[1])  # a member that is silent says nothing more, and nothing else would end the wait
+            _shut_down(forming[1])  # a silent member sends nothing, so nothing else would end the wait
         if mesh.epoch is None:
             return
         if isinstance(event, ControlLost):
             mesh.group.fail(lambda: ControlLostError(event.why))
         elif isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
             mesh.has_lost = True
-            # One that has left may only have been done first; the others may finish, and the engine learns by itself
-            # who needed it. Of one that was killed it may not learn: a forked child can keep the connections open.
+            # A peer that has left may only have finished first: the engine learns by itself which calls still need it.
+            # Of a peer that was killed it may not learn, because a forked child can keep the connections open.
             if not event.left:
                 mesh.group.lose(mesh.epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == mesh.epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
-                self.node.hold(False)  # nothing is left to be disturbed: who was cut off may come back
+                self.node.hold(False)  # peers that were cut off may come back
             if not mesh.has_lost:
-                epoch, why = str(event.epoch), f"{event.why}; establish_ring() goes on with those who are there"
+                epoch, why = str(event.epoch), f"{event.why}; establish_ring() continues with the peers that are there"
                 mesh.group.fail(lambda: EpochEndedError(epoch, why))
 
-    # --- the group that is there now ------------------------------------------------------------------------------
+    # --- the current group ------------------------------------------------------------------------------------------
 
     @property
     def group(self) -> Group:
-        """The group of the epoch that was established last; before that, a world of one.
+        """The group that was established last; before that, a group of one rank.
 
-        Raises `NotEstablishedError` where `wait_for_peers` has found others and `establish_ring` was not called.
+        Raise `NotEstablishedError` if `wait_for_peers` has found peers and `establish_ring` was not called since.
         """
         if self._waited is not None:
             raise NotEstablishedError(str(self._waited))
@@ -285,46 +280,45 @@ class AutoDiscoveryBackend(Backend):
         self._mesh.abort(reason)
 
     def kill(self) -> None:
-        """Closes all links without a word, as a process that dies does. For fault injection."""
+        """Close all links without a goodbye, as a process that dies does. For fault injection."""
         self._mesh.kill()
 
     def close(self) -> None:
-        """Leaves the group, and the cluster if the node is this backend's own."""
+        """Leave the group, and the cluster if the node is this backend's own."""
         self._is_closed = True
-        if self._farewell is not None:
-            self._farewell.call_off()
         self._unsubscribe()
         self._mesh.close()
-        if self._owns_node:
+        if self._farewell is None:
             self.node.close()
         else:
+            self._farewell.call_off()
             _let_go(self.node, self._unsubscribe)
 
 
 def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:
-    """A backend that nobody holds any more leaves its node as closing it would."""
+    """Release the node of a backend that has no reference left, as closing it would."""
     unsubscribe()
     with suppress(ChannelClosedError):
         node.hold(False)
 
 
 def _shut_down(connections: Iterable[Connection]) -> None:
-    """Ends what waits on them in another thread, which then closes them."""
+    """End the waits of another thread on these connections; that thread closes them."""
     for connection in connections:
-        with suppress(OSError):  # the peer has gone already
+        with suppress(OSError):  # the peer has closed it already
             connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _replaced(epoch: Epoch | None) -> Callable[[], DistributedError]:
-    """What a call on the group of `epoch` raises, once another has taken its place."""
-    name = "the world of one before the first epoch" if epoch is None else str(epoch)
-    why = "establish_ring() was called since; make sub-groups anew from the context"
+    """Return what a call on the group of `epoch` raises once another group has replaced it."""
+    name = "the group of one rank before the first epoch" if epoch is None else str(epoch)
+    why = "establish_ring() was called since; create sub-groups again from the context"
     return lambda: EpochEndedError(name, why)
 
 
 def _like_node(group: DistributedConfig, node: ClusterNode, keyword: str | None) -> DistributedConfig:
-    """Links of a group are opened as the node opens all of its connections, and are a little more patient. Raises
-    `ConfigError` if `group` asks for something else, and no keyword decides."""
+    """Return `group` with the node's encryption and a little more than its patience. Raise `ConfigError` if `group`
+    asks for another encryption and no keyword decides."""
     if keyword is None and group.encryption not in (None, node.config.encryption):
         why = f"in `group`, but the node has encryption {node.config.encryption}, by its configuration or by"
         raise ConfigError("encryption", group.encryption, f"{why} RINGFORT_ENCRYPTION; set the same for both")

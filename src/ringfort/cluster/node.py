@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from ringfort.bootstrap.connection import Connection
@@ -103,7 +102,7 @@ class ClusterNode:
         """A warning for the program that waits for peers."""
         self._work = [0]
         """In a list, because the client reads it and must not keep the node alive."""
-        self._steps_done = steps_done or _own_steps
+        self._steps_done = steps_done or (lambda: own_steps().done)
         self._farewell: Finaliser | None = None
         self._is_over = False
         self._lost: ControlLostError | None = None
@@ -176,9 +175,7 @@ class ClusterNode:
         """Start the node if it is not running yet."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # --- the epoch ------------------------------------------------------------------------------------------------
@@ -355,13 +352,9 @@ class ClusterNode:
         return self._check().ask(ipc.Call(function, arguments), kind, _ANSWER)
 
 
-def _own_steps() -> int:
-    return own_steps().done
-
-
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:
     """Have the service leave the cluster, and wait for its end. May be called again, for example after an interrupt."""
-    client.tell(ipc.Stop(why))
+    client.post(ipc.Stop(why))
     if not host.wait(_STOP):
         host.kill()
         host.wait(_KILLED)

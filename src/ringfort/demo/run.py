@@ -16,7 +16,6 @@ from ringfort.launch.local_ranks import LocalRanks
 
 WORKER = "ringfort.demo.worker"
 MODELS: dict[Framework, str] = {"numpy": "a small model in NumPy", "torch": "a transformer under torch's DDP"}
-LOOPBACK = "127.0.0.1"
 
 
 def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
@@ -41,7 +40,7 @@ def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
     cluster = NetworkNamespace.generate("demo")
     told = {
         "RINGFORT_KEY": cluster.join_code(),
-        "RINGFORT_INTERFACES": LOOPBACK,
+        "RINGFORT_INTERFACES": "127.0.0.1",
         # The demo shows encrypted connections, as between machines, though its processes could share memory.
         "RINGFORT_SHM": "off",
         # The processes agree on their ranks themselves.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 from rich import filesize
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +15,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ringfort.demo.curve import curve
 from ringfort.demo.proof import Outcome, Training, relative_differences
 from ringfort.demo.settings import TOLERANCE, Settings
 
@@ -26,6 +26,8 @@ CURVE_HEIGHT = 6
 """Lines of the curve: with the table of 3 ranks it fits into 24 lines."""
 WIDTH = 72
 """Characters of tables and curves."""
+BLOCKS = " ▁▂▃▄▅▆▇█"
+"""Eighths of the height of a character."""
 NEXT = (
     ("ringfort key show", "on this machine: print a join code"),
     ("ringfort key join", "on the other machine: enter the code"),
@@ -124,7 +126,9 @@ class Show:
                 table.add_row(str(step + 1), *row)
         self._console.print(table)
         self._print("")
-        self._claim(outcome.weights_identical, "weights bit-identical on all ranks", self._digests(outcome))
+        digests = outcome.group.digests
+        shown = f"{digests[0][:16]}..." if outcome.weights_identical else ", ".join(digests)
+        self._claim(outcome.weights_identical, "weights bit-identical on all ranks", f"SHA-256 {shown}")
         self._claim(
             outcome.curves_equal,
             "loss curve equal to one process with the same total batch",
@@ -137,10 +141,6 @@ class Show:
         for command, what in NEXT:
             self._print(f"  {command:<{max(len(one) for one, _ in NEXT)}}   {what}")
         self._print("`ringfort` lists the commands; `ringfort doctor` finds connection problems.")
-
-    def _digests(self, outcome: Outcome) -> str:
-        digests = outcome.group.digests
-        return f"SHA-256 {digests[0][:16]}..." if outcome.weights_identical else "SHA-256 " + ", ".join(digests)
 
     def _claim(self, holds: bool, claim: str, evidence: str) -> None:
         verdict = (" PASS  " if holds else " FAIL  ", "bold green" if holds else "bold red")
@@ -158,3 +158,33 @@ def group_name(ranks: int) -> str:
 def curve_steps(steps: int) -> list[int]:
     """A few steps from the first to the last, evenly spaced."""
     return sorted({round(i * (steps - 1) / (CURVE_ROWS - 1)) for i in range(CURVE_ROWS)})
+
+
+def curve(
+    points: Sequence[tuple[int, float]], steps: int, *, width: int, height: int, blocks: bool = True
+) -> list[str]:
+    """Draw the losses of `points` (step, loss) over `steps` steps as lines of at most `width` characters.
+
+    The height of a column is the mean loss of its steps. Without points there are no lines. Without `blocks`, the curve
+    is plain ASCII.
+    """
+    if not points:
+        return []
+    steps_done, losses = (np.array(column) for column in zip(*points, strict=True))
+    labels = {height: f"{losses.max():.2f}", 1: f"{losses.min():.2f}"}
+    label = max(map(len, labels.values()))
+    room = max(1, width - label - 3)
+    places = np.minimum(room - 1, (steps_done - 1) * room // max(1, steps))
+    totals, counts = np.bincount(places, losses), np.bincount(places)
+    # A column without points repeats the one before it.
+    used = np.maximum.accumulate(np.where(counts > 0, np.arange(len(counts)), places[0]))
+    # A column shows at least an eighth, so that the lowest loss is visible too.
+    share = (totals[used] / counts[used] - losses.min()) / (np.ptp(losses) or 1.0)
+    levels = np.maximum(1, np.rint(share * 8 * height)).astype(int)
+    cells, bar = (BLOCKS, "│") if blocks else (" ########", "|")
+    lines = [
+        f"{labels.get(row, ''):>{label}} {bar} {''.join(cells[level] for level in np.clip(levels - 8 * row + 8, 0, 8))}"
+        for row in range(height, 0, -1)
+    ]
+    caption = f"{'':>{label}}   step 1 to {steps}: loss {losses[0]:.2f} at first, {losses[-1]:.2f} now"
+    return [*(line.rstrip() for line in lines), caption]

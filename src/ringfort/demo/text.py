@@ -35,11 +35,9 @@ def load_corpus() -> Corpus:
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics))
-    vocabulary = "".join(sorted(set(text)))
-    points = np.array([ord(character) for character in vocabulary])
-    codes = np.searchsorted(points, np.frombuffer(text.encode("utf-32-le"), dtype="<u4")).astype(np.int64)
+    characters, codes = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
     split = int(len(codes) * (1 - VALIDATION_SHARE))
-    return Corpus(vocabulary, codes[:split], codes[split:])
+    return Corpus("".join(map(chr, characters)), codes[:split], codes[split:])
 
 
 def windows(codes: Codes, context: int, starts: Codes) -> tuple[Codes, Codes]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,9 +86,8 @@ class TorchLearner(Learner):
     def __init__(self, ctx: DistributedContext, corpus: Corpus, settings: Settings) -> None:
         super().__init__(ctx, corpus, settings)
         torch.manual_seed(settings.seed)
-        parallel: Any = import_module("torch.nn.parallel")
         self._model: Any = Transformer(len(corpus.vocabulary))
-        self._ddp: Any = parallel.DistributedDataParallel(self._model)
+        self._ddp: Any = nn.parallel.DistributedDataParallel(self._model)
         self._optimizer: Any = torch.optim.AdamW(self._ddp.parameters(), lr=RATE)
         self._rate: Any = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._rate_at)
 

@@ -49,6 +49,8 @@ REMIND_SECONDS: Final = 2.0
 """Between two tickets of a launcher that waits."""
 COMPARE_SECONDS: Final = 1.0
 """How long machines with different commands wait for another one before they stop: a third shows which one is wrong."""
+NO_EPOCH: Final = Epoch(0, "", ())
+"""Between two epochs: it has no members."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Agreement:
     """For messages."""
     failures: list[Failure] = field(default_factory=list[Failure])
     """The failures of this attempt, in the order in which they became known."""
-    epoch: Epoch | None = None
+    epoch: Epoch = NO_EPOCH
     """The current epoch; once `has_started`, that of the attempt."""
     has_started: bool = False
     silent: set[str] = field(default_factory=set[str])
@@ -137,7 +139,7 @@ class Agreement:
     """How often the run was restarted."""
     tickets: dict[str, Ticket] = field(default_factory=dict[str, Ticket])
     """The tickets of the other launchers of this run."""
-    _latest: Epoch | None = None
+    _latest: Epoch = NO_EPOCH
     """The epoch that the node is in, also while an attempt ends."""
     _started_at: float = 0.0
     _compare_at: float = inf
@@ -163,20 +165,20 @@ class Agreement:
             self._offer_at = now if len(epoch.members) >= most else now + SETTLE_SECONDS
         return self.tick(now)
 
-    def _enter(self, epoch: Epoch | None) -> None:
+    def _enter(self, epoch: Epoch) -> None:
         self.epoch, self._offer, self._offer_at, self.silent, self._done = epoch, None, inf, set(), set()
 
     def epoch_ended(self, now: float, why: str) -> Sequence[Instruction]:
         """The epoch is over. Before the start, begin again. Afterwards, two peers have lost each other, unless a peer
         that was done has left, which is normal."""
-        self._latest = None
-        if self.epoch is None:
+        self._latest = NO_EPOCH
+        if not self.epoch.members:
             return ()
         if self.has_started:
             if not self._done:
                 self._end_at, self._end_why = now + EXPLAIN_SECONDS, f"the machines lost contact: {why}"
             return ()
-        self._enter(None)
+        self._enter(NO_EPOCH)
         return (Hold(False),)
 
     def joined(self, now: float, peer: str) -> Sequence[Instruction]:
@@ -195,7 +197,7 @@ class Agreement:
         return msgspec.structs.replace(self.ticket, restarts=self.attempt)
 
     def _tell_if_late(self, now: float, peer: str) -> Sequence[Instruction]:
-        if not self.has_started or self.failures or self.epoch is None or peer in self.epoch.peers:
+        if not self.has_started or self.failures or peer in self.epoch.peers:
             return ()
         hosts = [self.ticket.host, *(self.tickets[p].host for p in self.epoch.peers if p in self.tickets)]
         return (Tell(Running(max(0.0, now - self._started_at), tuple(sorted(set(hosts)))), peer),)
@@ -211,7 +213,7 @@ class Agreement:
         mistake = self._mistake(now)
         if mistake is not None:
             return self.failed(mistake)
-        if now < self._offer_at or self.epoch is None:
+        if now < self._offer_at:
             return ()
         missing = set(self.epoch.peers) - self.tickets.keys() - {self.me}
         if missing:
@@ -245,7 +247,7 @@ class Agreement:
             case _:
                 pass
         epoch = self.epoch
-        if epoch is None or peer not in epoch.peers or message.epoch != epoch.key or message.attempt < self.attempt:
+        if peer not in epoch.peers or message.epoch != epoch.key or message.attempt < self.attempt:
             return ()
         is_first = peer == epoch.peers[0]
         match message:
@@ -267,23 +269,20 @@ class Agreement:
 
     def _take_ticket(self, now: float, peer: str, ticket: Ticket) -> Sequence[Instruction]:
         before, self.tickets[peer] = self.tickets.get(peer), ticket
-        is_member = self.epoch is not None and peer in self.epoch.peers
-        leads = self.epoch is not None and self.epoch.peers[0] == self.me
+        leads_it = peer in self.epoch.peers and self.epoch.peers[0] == self.me
         if self.has_started or self.failures:
-            if leads and is_member and not self.failures and ticket.restarts <= self.attempt:
-                assert self.epoch is not None
+            if leads_it and not self.failures and ticket.restarts <= self.attempt:
                 return (Tell(Go(self.epoch.key, self.attempt), peer),)  # it missed the first one
             return self._tell_if_late(now, peer)
         if ticket != before:
             self._compare_at = now + COMPARE_SECONDS
-        if leads and is_member and self._offer is not None and (ticket != before or peer in self.silent):
+        if leads_it and self._offer is not None and (ticket != before or peer in self.silent):
             # It may have been stopping its ranks when the offer came, because of a failure that is unknown here.
             self._offer, self._offer_at = None, now
         return self.tick(now)
 
     def _take_failure(self, peer: str, failure: Failure, attempt: int) -> Sequence[Instruction]:
-        is_member = self.epoch is not None and peer in self.epoch.peers
-        if not (is_member or (failure.is_final and not self.has_started and peer in self.tickets)):
+        if not (peer in self.epoch.peers or (failure.is_final and not self.has_started and peer in self.tickets)):
             return ()
         if attempt < self.attempt and not failure.is_final:
             return ()  # from an attempt that is over here
@@ -308,7 +307,6 @@ class Agreement:
         return (Tell(Go(self._offer.epoch, self._offer.attempt)), *self._start(now, self._offer))
 
     def _start(self, now: float, offer: Offer) -> Sequence[Instruction]:
-        assert self.epoch is not None
         self.has_started, self.attempt, self._started_at = True, offer.attempt, now
         late = [item for peer in self.tickets for item in self._tell_if_late(now, peer)]
         return (Start(Assignment.of(self.epoch, self.me, offer.place, offer.attempt), offer.warnings), *late)
@@ -316,20 +314,16 @@ class Agreement:
     def lost(self, peer: str, name: str, why: str) -> Sequence[Instruction]:
         """`peer` was lost. A peer that was done may leave, and after a failure all do."""
         self.tickets.pop(peer, None)
-        if not self.has_started or self.failures or self.epoch is None:
-            return ()
-        if peer not in self.epoch.peers or peer in self._done:
+        if not self.has_started or self.failures or peer not in self.epoch.peers or peer in self._done:
             return ()
         return self.failed(Failure(name, 1, why=f"{name} is gone: {why}"))
 
     def done(self) -> Sequence[Instruction]:
         """All ranks of this machine have succeeded."""
-        assert self.epoch is not None
         self._done.add(self.me)
         return (Tell(Done(self.epoch.key, self.attempt)), *self._finish_if_all_are_done())
 
     def _finish_if_all_are_done(self) -> Sequence[Instruction]:
-        assert self.epoch is not None
         return (Finish(),) if self._done.issuperset(self.epoch.peers) and not self.failures else ()
 
     def failed(self, failure: Failure) -> Sequence[Instruction]:
@@ -352,6 +346,5 @@ class Agreement:
         """Get ready for the next attempt: no rank of this machine runs any more."""
         self.attempt += 1
         self.failures, self.has_started, self._end_at = [], False, inf
-        self._enter(None)
-        begun = () if self._latest is None else self.epoch_started(now, self._latest)
+        begun = self.epoch_started(now, self._latest)
         return (Hold(False), Tell(self._own_ticket()), *begun)

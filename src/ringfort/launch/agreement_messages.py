@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ringfort.errors import ProtocolError
-from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
+from ringfort.launch.failure_report import Failure, Line
 from ringfort.launch.run_options import MAX_RESTARTS
 
 MAX_ARGUMENTS: Final = 2048
@@ -20,7 +20,6 @@ Text = Annotated[str, msgspec.Meta(max_length=256)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RESTARTS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
-Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)]
 
 
 class Place(msgspec.Struct, frozen=True):

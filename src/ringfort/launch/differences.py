@@ -6,15 +6,14 @@ version or content of the script may be intended, and is a warning.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ringfort.launch.agreement_messages import Ticket
-from ringfort.launch.failure_report import MAX_LINE_BYTES, Failure
+from ringfort.launch.failure_report import MAX_LINE_BYTES, USAGE_ERROR, Failure
 
-EXIT_USAGE: Final = 2
-"""The exit code if the machines were started with different commands."""
 MAX_SHOWN: Final = 100
 """Characters of one machine's arguments in an error message."""
 
@@ -29,7 +28,7 @@ def mistake(tickets: Mapping[str, Ticket]) -> Failure | None:
     )
     if not why:
         return None
-    return Failure("", EXIT_USAGE, why=_cut(f"{why}. Type the same command on every machine"), is_final=True)
+    return Failure("", USAGE_ERROR, why=_cut(f"{why}. Type the same command on every machine"), is_final=True)
 
 
 def warnings(tickets: Mapping[str, Ticket]) -> tuple[str, ...]:
@@ -95,9 +94,7 @@ def _show_arguments(groups: Sequence[Sequence[Ticket]]) -> list[str]:
     texts = [group[0].arguments for group in groups]
     if max(map(len, texts)) <= MAX_SHOWN:
         return texts
-    same = next(
-        (i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
-    )
+    same = len(os.path.commonprefix(texts))  # noqa: RUF071  # of characters, as is meant here
     begin = texts[0].rfind(" ", 0, max(0, same - MAX_SHOWN // 4)) + 1
     return [("... " if begin else "") + _cut(text[begin:], MAX_SHOWN) for text in texts]
 

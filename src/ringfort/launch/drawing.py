@@ -23,7 +23,8 @@ MAX_ROWS: Final = 64
 _MAX_ESCAPE: Final = 32
 """Bytes of an incomplete escape code; a longer one is not an escape code."""
 
-_TOKEN: Final = re.compile(rb"\r|\n|\x1b\[([0-?]*)[ -/]*([@-~])")
+_TOKEN: Final = re.compile(rb"\r|\n|\x1b\[([0-?]*)[ -/]*([@-~])|\x1b|[^\r\n\x1b]+")
+"""A control character, an escape code (its argument and its letter), or text."""
 _INCOMPLETE: Final = re.compile(rb"\x1b(\[[0-?]*[ -/]*)?\Z")
 _COLOUR: Final = re.compile(rb"\x1b\[[0-?]*m")
 
@@ -68,23 +69,17 @@ class Drawing:
             if lines:
                 found = [Row(self._rows[0].text + lines[0]), *map(Row, lines[1:])]
                 self._rows = [Row()]
-        at = 0
         for token in _TOKEN.finditer(data):
-            if token.start() > at:
-                self._write(data[at : token.start()])
-            at = token.end()
             match token[0], token[2]:
                 case b"\r", _:
                     self._is_fresh = True
                 case b"\n", _:
                     self._line_feed(now)
                     found += self.finished(now)
-                case code, b"m":
-                    self._write(code)
+                case text, None | b"m":  # colours are kept
+                    self._write(text)
                 case _, letter:
                     self._move(letter, token[1])
-        if at < len(data):
-            self._write(data[at:])
         row = self._rows[self._cursor]
         if len(row.text) > MAX_LINE_BYTES:
             found.append(replace(row))
@@ -138,11 +133,9 @@ class Drawing:
     def _move(self, letter: bytes, argument: bytes) -> None:
         number = int(argument) if argument.isdigit() else 0
         match letter:
-            case b"A" | b"F":
-                self._cursor, self._is_fresh = max(0, self._cursor - max(1, min(number, MAX_ROWS))), True
-            case b"B" | b"E":
-                self._cursor = min(len(self._rows) - 1, self._cursor + max(1, min(number, MAX_ROWS)))
-                self._is_fresh = True
+            case b"A" | b"F" | b"B" | b"E":
+                down = max(1, min(number, MAX_ROWS)) * (1 if letter in b"BE" else -1)
+                self._cursor, self._is_fresh = min(max(0, self._cursor + down), len(self._rows) - 1), True
             case b"K" if number == 2 or self._is_fresh:
                 self._rows[self._cursor].text = bytearray()
             case b"J":

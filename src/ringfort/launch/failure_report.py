@@ -26,10 +26,8 @@ _USAGE: Final = re.compile(r"\s*usage:", re.IGNORECASE)
 
 _OURS: Final = "|".join(
     name
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type)
-    and issubclass(kind, errors.DistributedError)
-    and (kind.is_peer_failure or kind is errors.AbortedError)
+    for name, item in vars(errors).items()
+    if getattr(item, "is_peer_failure", False) or item is errors.AbortedError
 )
 _LOST_ANOTHER: Final = re.compile(
     rf"^(ringfort\.errors\.)?({_OURS}): "
@@ -37,7 +35,7 @@ _LOST_ANOTHER: Final = re.compile(
     r"|Connection (closed|reset) by peer|\bDist(Network|Store)Error\b|\bncclRemoteError\b"
 )
 
-_Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)]
+Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -47,9 +45,9 @@ class Failure(msgspec.Struct, frozen=True):
     exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)]
     """Of the process; negative for the signal that ended it."""
     rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    why: Annotated[str, msgspec.Meta(max_length=MAX_LINE_BYTES)] = ""
+    why: Line = ""
     """The reason, where no rank failed."""
-    tail: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=TAIL_LINES)] = ()
+    tail: Annotated[tuple[Line, ...], msgspec.Meta(max_length=TAIL_LINES)] = ()
     is_victim: bool = False
     is_final: bool = False
     """A restart would not help or is not wanted: the user ended the run, or the command was wrong."""
@@ -63,7 +61,7 @@ class Failure(msgspec.Struct, frozen=True):
             exit_code,
             rank,
             tail=lines,
-            is_victim=exit_code > 0 and lost_another(lines),
+            is_victim=exit_code > 0 and any(_LOST_ANOTHER.search(line) for line in lines),
             is_final=exit_code == USAGE_ERROR and any(_USAGE.match(line) for line in lines),
         )
 
@@ -71,11 +69,6 @@ class Failure(msgspec.Struct, frozen=True):
     def status(self) -> int:
         """The exit code for a shell: 128 plus the signal number if a signal ended the process."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
-
-
-def lost_another(lines: Sequence[str]) -> bool:
-    """Whether the last lines of a process say that it lost a peer."""
-    return any(_LOST_ANOTHER.search(line) for line in lines)
 
 
 def first(failures: Sequence[Failure]) -> Failure:
@@ -87,10 +80,8 @@ def describe_exit(exit_code: int) -> str:
     """How a process ended, in words; a negative code is a signal's."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 def with_tail(text: str, tail: Sequence[str]) -> str:

@@ -10,22 +10,15 @@ import platform
 import signal
 import socket
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from math import inf
+from queue import SimpleQueue
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from ringfort.cluster.core.events import (
-    CloneFound,
-    EpochEnded,
-    EpochStarted,
-    Misbehaved,
-    Noted,
-    OtherClusters,
-    PeerJoined,
-    PeerLost,
-    Waiting,
-)
+from ringfort.cluster.core import events
 from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.cluster.core.versions import differ, upgrade_advice
@@ -35,11 +28,9 @@ from ringfort.errors import ProtocolError, RendezvousTimeoutError
 from ringfort.launch.agreement import Agreement, Assignment, Finish, Hold, Instruction, Start, Stop, Tell
 from ringfort.launch.agreement_messages import Place, decode, encode, topic_of
 from ringfort.launch.failure_report import Failure, first
-from ringfort.launch.inbox import Inbox, Item, signals_to
 from ringfort.launch.machine_ranks import MachineRanks
 from ringfort.launch.place import interface_towards, open_place
 from ringfort.launch.printer import Printer, summary
-from ringfort.launch.processes import Children
 from ringfort.launch.run_options import RunOptions
 from ringfort.launch.ticket import ticket_of
 from ringfort.telemetry.steps import StepFile
@@ -51,18 +42,22 @@ LOOK_SECONDS: Final = 3.0
 """After which other runs in the cluster are reported: a machine of this run is found sooner."""
 ALONE: Final = "this.machine"
 """The peer id of a launcher that needs no cluster."""
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals by which a user or the system asks a program to end."""
+
+Item = signal.Signals | events.ClusterEvent
 
 
-def run_job(options: RunOptions, printer: Printer | None = None) -> int:
+def run_job(options: RunOptions) -> int:
     """Run a program on this machine and those that join the run. Returns the exit code for a shell.
 
     Raises `RendezvousTimeoutError` if too few machines came, and what `ClusterNode` raises.
     """
     with ExitStack() as stack:
-        inbox = stack.enter_context(closing(Inbox()))
-        stack.enter_context(signals_to(inbox))
+        inbox: SimpleQueue[Item] = SimpleQueue()  # its `put` may be called from other threads and signal handlers
+        stack.enter_context(signals_to(inbox.put))
+        step_file = stack.enter_context(closing(StepFile()))
         node: ClusterNode | None = None
-        step_file: StepFile | None = None
         if not options.is_alone:
             from ringfort.cluster.node import ClusterNode
 
@@ -78,32 +73,42 @@ def run_job(options: RunOptions, printer: Printer | None = None) -> int:
                 health=HealthConfig(patience=options.patience_seconds),
                 restart_without=options.restart_without,
             )
-            step_file = stack.enter_context(closing(StepFile()))
             node = ClusterNode(config, slots=options.local, steps_done=step_file.read)
             stack.callback(node.subscribe(inbox.put))
             stack.enter_context(node)
-        return _Launcher(options, printer or Printer(), inbox, node, step_file).run()
+        return _Launcher(options, Printer(), inbox, node, step_file).run()
 
 
+@contextmanager
+def signals_to(put: Callable[[signal.Signals], None]) -> Generator[None, None, None]:
+    """Pass signals to `put` inside the block. Signals that were ignored stay so, as `nohup` wants."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        put(signal.Signals(number))
+
+    taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
 class _Launcher:
     """The loop and its state."""
 
-    def __init__(
-        self, options: RunOptions, printer: Printer, inbox: Inbox, node: ClusterNode | None, step_file: StepFile | None
-    ) -> None:
-        self._options = options
-        self._printer = printer
-        self._inbox = inbox
-        self._node = node
-        self._step_file = step_file
+    options: RunOptions
+    printer: Printer
+    inbox: SimpleQueue[Item]
+    node: ClusterNode | None
+    step_file: StepFile
+
+    def __post_init__(self) -> None:
+        options, me = self.options, ALONE if self.node is None else self.node.peer_id
         self._host = platform.node()
-        self._agreement = Agreement(
-            ALONE if node is None else node.peer_id,
-            ticket_of(options),
-            options.node_range,
-            self._open_place,
-            options.run_name,
-        )
+        self._agreement = Agreement(me, ticket_of(options), options.node_range, self._open_place, options.run_name)
         self._topic = topic_of(options.run_name)
         self._names: dict[str, str] = {}
         self._listener: socket.socket | None = None
@@ -113,14 +118,10 @@ class _Launcher:
 
     def _prepare(self) -> None:
         """Get ready for the first attempt, or for another one."""
-        self._children = Children()
-        self._children.watch(self._inbox.reader)
-        self._ranks = MachineRanks(self._children, self._host)
+        self._ranks = MachineRanks(self._host, self.options, self.step_file.path)
         self._is_done = False
-        self._stopped = 0
-        if self._step_file is not None:
-            self._step_file.clear()
-        self._deadline = time.monotonic() + self._options.timeout
+        self.step_file.clear()
+        self._deadline = time.monotonic() + self.options.timeout
 
     def run(self) -> int:
         """Run until the end, and return the exit code."""
@@ -128,40 +129,40 @@ class _Launcher:
         try:
             self._begin()
             while not self._is_over:
-                self._printer.show(self._ranks.poll())
-                for item in self._inbox.items():
-                    self._take(item)
+                self.printer.show(self._ranks.poll())
+                while not self.inbox.empty():
+                    self._take(self.inbox.get())
                 self._do(agreement.tick(time.monotonic()))
                 self._do(agreement.remind(time.monotonic()))
                 if agreement.has_started:
                     self._watch_ranks()
                 elif not agreement.failures:
                     self._wait()
-                if agreement.failures and self._children.is_over:
+                if agreement.failures and self._ranks.children.is_over:
                     self._end_attempt()
         finally:
             self._close_listener()
-            self._children.close()
-            self._printer.finish()
+            self._ranks.children.close()
+            self.printer.finish()
         if not agreement.failures:
             return 0
         failure = first(agreement.failures)
-        self._printer.say(summary(failure, self._host, self._stopped))
+        self.printer.say(summary(failure, self._host, self._ranks.stopped))
         return failure.status
 
     def _begin(self) -> None:
-        if self._node is None:
-            alone = Epoch(1, ALONE, (Member(ALONE, slots=self._options.local),))
+        if self.node is None:
+            alone = Epoch(1, ALONE, (Member(ALONE, slots=self.options.local),))
             self._do(self._agreement.epoch_started(time.monotonic(), alone))
         else:
             self._look_at = time.monotonic() + LOOK_SECONDS
-            self._say(
+            self.printer.say(
                 f"waiting for {self._wanted()}; type the same command on each of them. "
-                f"This is {self._host} at {', '.join(self._node.addresses)}"
+                f"This is {self._host} at {', '.join(self.node.addresses)}"
             )
 
     def _wanted(self) -> str:
-        fewest, most = self._options.node_range
+        fewest, most = self.options.node_range
         return f"{fewest} machines" if fewest == most else f"{fewest} to {most} machines"
 
     def _wait(self) -> None:
@@ -175,12 +176,14 @@ class _Launcher:
 
     def _say_other_runs(self) -> None:
         """Report machines that wait in this cluster for another run: another script may have been typed there."""
-        assert self._node is not None
-        mine = self._options.run_name
-        others = sorted({(view.name, view.run) for view in self._node.snapshot() if view.run not in ("", mine)})
+        assert self.node is not None
+        mine = self.options.run_name
+        others = sorted({(view.name, view.run) for view in self.node.snapshot() if view.run not in ("", mine)})
         if others:
             seen = ", ".join(f"{name} ({run!r})" for name, run in others)
-            self._say(f"machines of other runs are here too: {seen}. To join this run, start them with --name {mine!r}")
+            self.printer.say(
+                f"machines of other runs are here too: {seen}. To join this run, start them with --name {mine!r}"
+            )
 
     def _end_attempt(self) -> None:
         """All ranks of this machine have ended after a failure."""
@@ -188,9 +191,9 @@ class _Launcher:
         if not agreement.may_start_again:
             self._is_over = True
             return
-        count = f"{agreement.attempt + 1} of {self._options.max_restarts}"
-        self._printer.say(summary(first(agreement.failures), self._host, self._stopped, f"starting again, {count}"))
-        self._children.close()
+        then = f"starting again, {agreement.attempt + 1} of {self.options.max_restarts}"
+        self.printer.say(summary(first(agreement.failures), self._host, self._ranks.stopped, then))
+        self._ranks.children.close()
         self._prepare()
         self._do(agreement.again(time.monotonic()))
 
@@ -202,33 +205,33 @@ class _Launcher:
         match item:
             case signal.Signals():
                 self._interrupt(item)
-            case EpochStarted(epoch=epoch):
+            case events.EpochStarted(epoch=epoch):
                 self._do(agreement.epoch_started(time.monotonic(), epoch))
-            case EpochEnded(why=why):
+            case events.EpochEnded(why=why):
                 self._do(agreement.epoch_ended(time.monotonic(), why))
-            case PeerLost(peer=peer, why=why):
+            case events.PeerLost(peer=peer, why=why):
                 name = self._names.pop(peer, peer)
                 self._do(agreement.lost(peer, name, why))
                 if is_waiting:
-                    self._say(f"{name} is gone: {why}")
-            case Noted(peer=peer, topic=topic, body=body) if topic == self._topic:
+                    self.printer.say(f"{name} is gone: {why}")
+            case events.Noted(peer=peer, topic=topic, body=body) if topic == self._topic:
                 try:
                     self._do(agreement.received(time.monotonic(), peer, decode(body)))
                 except ProtocolError as exc:
-                    self._say(f"{self._names.get(peer, peer)}: {exc}")
-            case PeerJoined(peer=peer, name=name):
+                    self.printer.say(f"{self._names.get(peer, peer)}: {exc}")
+            case events.PeerJoined(peer=peer, name=name):
                 if not agreement.has_started and peer not in self._names:  # not for a second link to the same peer
-                    self._say(str(item))
+                    self.printer.say(str(item))
                     if differ(own_version(), item.version):
-                        self._say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
+                        self.printer.say("; ".join(upgrade_advice(own_version(), name or peer, item.version)))
                 self._names[peer] = name or peer
                 self._do(agreement.joined(time.monotonic(), peer))
-            case CloneFound() | Misbehaved():
-                self._say(str(item))
-            case Waiting(why=why) if why.endswith(TOO_FEW):
+            case events.CloneFound() | events.Misbehaved():
+                self.printer.say(str(item))
+            case events.Waiting(why=why) if why.endswith(TOO_FEW):
                 pass  # said at the start
-            case OtherClusters() | Waiting() if is_waiting:
-                self._say(str(item))
+            case events.OtherClusters() | events.Waiting() if is_waiting:
+                self.printer.say(str(item))
             case _:
                 pass
 
@@ -242,19 +245,19 @@ class _Launcher:
             self._ranks.kill()
         else:
             # Python ignores SIGPIPE, so it would not end the ranks.
-            self._stop(signal.SIGTERM if signum == signal.SIGPIPE else signum)
+            self._ranks.stop(signal.SIGTERM if signum == signal.SIGPIPE else signum)
             if signum == signal.SIGINT:
-                self._say("stopping; press Ctrl-C again to kill the ranks that are slow")
+                self.printer.say("stopping; press Ctrl-C again to kill the ranks that are slow")
             self._do(agreement.failed(failure))
 
     def _watch_ranks(self) -> None:
-        agreement = self._agreement
-        if self._printer.is_broken and not agreement.failures:
+        agreement, children = self._agreement, self._ranks.children
+        if self.printer.is_broken and not agreement.failures:
             self._interrupt(signal.SIGPIPE)
         failure = self._ranks.failure()
         if failure is not None and not agreement.failures:
             self._do(agreement.failed(failure))
-        if not (agreement.failures or self._is_done) and self._children.is_over and not self._children.failed:
+        if not (agreement.failures or self._is_done) and children.is_over and not children.failed:
             self._is_done = True
             self._do(agreement.done())
 
@@ -264,28 +267,24 @@ class _Launcher:
         for instruction in instructions:
             match instruction:
                 case Tell(message=message, peer=peer):
-                    if self._node is not None:
-                        self._node.tell(self._topic, encode(message), peer)
+                    if self.node is not None:
+                        self.node.tell(self._topic, encode(message), peer)
                 case Hold(holding=holding):
-                    if self._node is not None:
-                        self._node.hold(holding)
+                    if self.node is not None:
+                        self.node.hold(holding)
                 case Start(assignment=assignment, warnings=warnings):
                     for warning in warnings:
-                        self._say(warning)
+                        self.printer.say(warning)
                     self._start(assignment)
                 case Stop():
-                    if not self._ranks.was_stopped:
-                        self._stop(signal.SIGTERM)
+                    if self._ranks.stopped is None:
+                        self._ranks.stop()
                 case Finish():
                     self._is_over = True
 
-    def _stop(self, signum: int) -> None:
-        self._stopped = sum(child.exit_code is None for child in self._children.children)
-        self._ranks.stop(signum)
-
     def _open_place(self, epoch: Epoch) -> Place:
         self._close_listener()  # of an epoch that ended before the start
-        self._listener, place = open_place(epoch, self._node)
+        self._listener, place = open_place(epoch, self.node)
         return place
 
     def _close_listener(self) -> None:
@@ -294,30 +293,25 @@ class _Launcher:
             self._listener = None
 
     def _start(self, assignment: Assignment) -> None:
-        self._printer.set_world(assignment.world_size)
-        if self._node is not None:
+        self.printer.set_world(assignment.world_size)
+        if self.node is not None:
             last = assignment.first_rank + assignment.local_world_size - 1
             ranks = f"rank {last}" if last == assignment.first_rank else f"ranks {assignment.first_rank} to {last}"
-            restart = f" (restart {assignment.restarts} of {self._options.max_restarts})" if assignment.restarts else ""
-            self._say(
+            restart = f" (restart {assignment.restarts} of {self.options.max_restarts})" if assignment.restarts else ""
+            self.printer.say(
                 f"starting {assignment.world_size} ranks on {assignment.group_world_size} machines; "
                 f"this machine, {self._host}, has {ranks}{restart}"
             )
         listener = self._listener if assignment.first_rank == 0 else None
-        step_file = None if self._step_file is None else self._step_file.path
-        interface = interface_towards(assignment.place.host)
-        self._ranks.start(assignment, self._options, interface, listener, step_file)
+        self._ranks.start(assignment, interface_towards(assignment.place.host), listener)
         self._close_listener()
 
     def _too_late(self) -> RendezvousTimeoutError:
         """The error, with the state of the launchers that did not answer, or else with the node's diagnosis."""
-        agreement, node = self._agreement, self._node
+        agreement, node = self._agreement, self.node
         assert node is not None
         state = node.why_alone()
         if agreement.silent:
             names = ", ".join(sorted(self._names.get(peer, peer) for peer in agreement.silent))
             state = f"{names} came but did not start: run `ringfort run` with the same program there too"
-        return RendezvousTimeoutError(f"waiting for {self._wanted()}", self._options.timeout, state=state)
-
-    def _say(self, text: str) -> None:
-        self._printer.say(f"ringfort run: {text}")
+        return RendezvousTimeoutError(f"waiting for {self._wanted()}", self.options.timeout, state=state)

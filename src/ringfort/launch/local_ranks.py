@@ -13,14 +13,12 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from ringfort.errors import DistributedError, InvalidArgumentError, InvalidWorldSizeError
+from ringfort.config import check_world_size
+from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.launch.failure_report import describe_exit, with_tail
 from ringfort.launch.processes import Children, Output
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Message = dict[str, Any]
 
@@ -59,8 +57,7 @@ class LocalRanks:
 
         Raises `InvalidWorldSizeError` for fewer than one rank.
         """
-        if isinstance(world_size, bool) or world_size < 1:
-            raise InvalidWorldSizeError(world_size)
+        check_world_size(world_size)
         if not module:
             raise InvalidArgumentError("module", module, "name a module that `python -m` can run")
         self._command = [sys.executable, "-m", "ringfort.launch.local_ranks", module, *arguments]
@@ -73,7 +70,7 @@ class LocalRanks:
         """The process id of each rank."""
         return [child.process.pid for child in self._children.children]
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LocalRanks:
         try:
             with socket.create_server(("127.0.0.1", 0), backlog=max(16, self._world_size)) as listener:
                 for rank in range(self._world_size):

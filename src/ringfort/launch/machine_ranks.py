@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from math import inf
 from typing import IO, Final
 
@@ -52,9 +53,8 @@ def rank_variables(
         "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
         "TORCHELASTIC_MAX_RESTARTS": options.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        STEP_FILE: step_file or "",
     }
-    if step_file is not None:
-        variables[STEP_FILE] = step_file
     defaults = {"PYTHONUNBUFFERED": "1"}  # without it, lines wait in the rank until there are kilobytes of them
     if assignment.local_world_size > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
@@ -64,35 +64,30 @@ def rank_variables(
     return {name: str(value) for name, value in variables.items()} | defaults
 
 
+@dataclass
 class MachineRanks:
     """The ranks of this machine, once they are started."""
 
-    def __init__(self, children: Children, host: str) -> None:
-        self._children = children
-        self._host = host
-        self._drawings: dict[tuple[Child, bool], Drawing] = {}
-        self._kill_at = inf
-        self._is_alone = True
-        self.was_stopped = False
-        """A signal was sent to them, so their exit codes mean nothing any more."""
+    host: str
+    options: RunOptions
+    step_file: str | None = None
+    children: Children = field(default_factory=Children)
+    stopped: int | None = None
+    """How many ran when a signal was sent to them; their exit codes mean nothing any more. None before that."""
+    _drawings: dict[tuple[Child, bool], Drawing] = field(default_factory=dict[tuple[Child, bool], Drawing])
+    _kill_at: float = inf
+    _is_alone: bool = True
 
-    def start(
-        self,
-        assignment: Assignment,
-        options: RunOptions,
-        interface: str,
-        listener: socket.socket | None,
-        step_file: str | None = None,
-    ) -> None:
+    def start(self, assignment: Assignment, interface: str, listener: socket.socket | None) -> None:
         """Start all ranks. The first one gets `listener`, if there is one, and the launcher's standard input."""
         self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
             passed = [listener.fileno()] if listener is not None and local_rank == 0 else []
-            variables = rank_variables(assignment, local_rank, options, interface, step_file)
+            variables = rank_variables(assignment, local_rank, self.options, interface, self.step_file)
             variables["RINGFORT_LISTEN_FD"] = "".join(map(str, passed))
-            self._children.start(
+            self.children.start(
                 assignment.first_rank + local_rank,
-                [sys.executable, *_marks(assignment, local_rank), *options.command],
+                [sys.executable, *_marks(assignment, local_rank), *self.options.command],
                 variables,
                 stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
                 pass_fds=passed,
@@ -100,10 +95,10 @@ class MachineRanks:
 
     def poll(self) -> list[Shown]:
         """Wait a moment for output of the ranks, and return what changed."""
-        written = {(output.child, output.is_error): output.data for output in self._children.poll()}
+        written = {(output.child, output.is_error): output.data for output in self.children.poll()}
         now = time.monotonic()
         if now >= self._kill_at:
-            self._children.signal(signal.SIGKILL)
+            self.children.signal(signal.SIGKILL)
         for key in written:
             self._drawings.setdefault(key, Drawing())
         shown: list[Shown] = []
@@ -112,7 +107,7 @@ class MachineRanks:
             rows = drawing.feed(now, data) if data else []
             rows += drawing.finished(now)
             # A process that left its group may hold the stream open after all ranks have ended.
-            if data == b"" or self._children.is_over:
+            if data == b"" or self.children.is_over:
                 rows += drawing.end()
             child.keep([row.text for row in rows])
             if rows or data is not None:
@@ -121,18 +116,19 @@ class MachineRanks:
 
     def failure(self) -> Failure | None:
         """The first failure among these ranks, once it is known; None after `stop`."""
-        return None if self.was_stopped else self._children.first_failure(self._host, is_alone=self._is_alone)
+        if self.stopped is not None:
+            return None
+        return self.children.first_failure(self.host, is_alone=self._is_alone)
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """Send `signum` to all ranks; those that still run a while later are killed."""
-        self.was_stopped = True
+        self.stopped = sum(child.exit_code is None for child in self.children.children)
         self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
-        self._children.signal(signum)
+        self.children.signal(signum)
 
     def kill(self) -> None:
-        """Kill all ranks at once."""
-        self.was_stopped = True
-        self._children.signal(signal.SIGKILL)
+        """Kill all ranks at once. Call `stop` before."""
+        self.children.signal(signal.SIGKILL)
 
 
 def _marks(assignment: Assignment, local_rank: int) -> list[str]:

@@ -31,13 +31,9 @@ def open_place(epoch: Epoch, node: ClusterNode | None) -> tuple[socket.socket, P
     else:
         links = [view.interface for view in node.snapshot() if view.peer in epoch.peers and not view.is_self]
         host = best_address([parse_address(address)[0] for address in node.addresses], links)
-    listener = tcp.listen(host, 0)
-    try:
-        with tcp.listen(host, 0) as other:
-            torch_port = int(other.getsockname()[1])
-    except BaseException:
-        listener.close()
-        raise
+    with tcp.listen(host, 0) as other:  # still open when ours is opened, so that the ports differ
+        torch_port = int(other.getsockname()[1])
+        listener = tcp.listen(host, 0)
     return listener, Place(host, torch_port, int(listener.getsockname()[1]))
 
 

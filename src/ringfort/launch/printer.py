@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import itemgetter
-from typing import BinaryIO, Final, NamedTuple, TextIO
+from typing import Final, NamedTuple, TextIO
 
 from ringfort.config import is_dumb_terminal, is_set
 from ringfort.launch.drawing import Row
@@ -74,16 +74,14 @@ class Printer:
         for rank, is_error, finished, live in changes:
             key = rank, is_error
             _, before = self._thinned.get(key, (now, []))
-            lines = [row for row in finished if not (row.is_bar and row in before)]
-            prefix = self._prefix(rank, is_error)
-            final.append((is_error, b"".join(prefix + row.text + b"\n" for row in lines)))
+            final.append((is_error, self._lines(key, [row for row in finished if not row.is_bar or row not in before])))
             self._live[key] = live
         final += [(key[1], self._thin(now, key)) for key in self._live if not self._is_live[key[1]]]
         self._print([(is_error, data) for is_error, data in final if data], now)
 
     def say(self, text: str) -> None:
         """Print a message of the launcher to standard error."""
-        self._print([(True, f"{text}\n".encode())], self._clock())
+        self._print([(True, f"ringfort run: {text}\n".encode())], self._clock())
 
     def finish(self) -> None:
         """Erase the rows that may still change."""
@@ -100,8 +98,11 @@ class Printer:
         if now - at < THIN_SECONDS:
             return b""
         self._thinned[key] = now, bars
+        return self._lines(key, [row for row in bars if row not in before])
+
+    def _lines(self, key: tuple[int, bool], rows: Iterable[Row]) -> bytes:
         prefix = self._prefix(*key)
-        return b"".join(prefix + row.text + b"\n" for row in bars if row not in before)
+        return b"".join(prefix + row.text + b"\n" for row in rows)
 
     # --- drawing ----------------------------------------------------------------------------------------------------
 
@@ -145,11 +146,7 @@ class Printer:
         stream = self._streams[is_error]
         try:
             stream.flush()
-            binary: BinaryIO | None = getattr(stream, "buffer", None)
-            if binary is None:
-                stream.write(data.decode(errors="replace"))
-            else:
-                binary.write(data)
+            stream.buffer.write(data)
             stream.flush()
         except BrokenPipeError:
             self.is_broken = True
@@ -173,17 +170,17 @@ def _fit(text: bytes | bytearray, room: int) -> bytes:
     return (words + "\x1b[0m" if words != plain else plain).encode()
 
 
-def summary(failure: Failure, here: str, stopped: int, then: str = "") -> str:
+def summary(failure: Failure, here: str, stopped: int | None, then: str = "") -> str:
     """Report which rank failed first, on which machine, and its last lines.
 
     `stopped` is the number of ranks of this machine that were stopped because of it, `then` says what follows.
     """
     if failure.rank is None:
-        text = f"ringfort run: {failure.why}"
+        text = failure.why
     else:
         where = "" if failure.host == here else f" on {failure.host}"
         what = "lost another" if failure.is_victim else "failed first"
-        text = f"ringfort run: rank {failure.rank}{where} {what}: it {describe_exit(failure.exit_code)}"
+        text = f"rank {failure.rank}{where} {what}: it {describe_exit(failure.exit_code)}"
     if stopped:
         text += f"; stopped {stopped} {'other' if failure.rank is not None else 'rank'}{'s'[: stopped > 1]} here"
     if then:

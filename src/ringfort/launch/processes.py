@@ -12,18 +12,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 from ringfort.config import child_environment
 from ringfort.errors import DistributedError
 from ringfort.launch.failure_report import TAIL_LINES, Failure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 POLL_SECONDS = 0.05
 """How late the end of a child may be noticed if its pipes stay silent. Too short for a person to notice."""
@@ -63,15 +60,13 @@ class Child:
     """One process, with the output that does not yet make a whole line."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], tail_lines: int) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
         self.number = number
         self.process = process
         self.is_over = False
         """Whether the process has ended and all its output was read."""
         self.tail: deque[str] = deque(maxlen=tail_lines)
         """The last lines. `Children` does not fill it: only its user knows which lines are worth keeping."""
-        self.streams: tuple[IO[bytes], IO[bytes]] = (process.stdout, process.stderr)
+        self.streams = cast("tuple[IO[bytes], IO[bytes]]", (process.stdout, process.stderr))
         self.partial = [b"", b""]
 
     @property
@@ -91,24 +86,17 @@ class Child:
 
 
 class Children:
-    """A context manager that ends every process on exit. For use by one thread."""
+    """Processes that `close` ends. For use by one thread."""
 
-    def __init__(self, *, tail_lines: int = TAIL_LINES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, tail_lines: int = TAIL_LINES) -> None:
         self.children: list[Child] = []
         self.failed: list[Child] = []
         """The children that failed and whose output was read to its end, in that order."""
         self.failed_at = 0.0
         """When the first of them failed."""
         self._tail_lines = tail_lines
-        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._reaper: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(
         self,
@@ -124,7 +112,7 @@ class Children:
         Raises `DistributedError` if the command cannot be started.
         """
         try:
-            reaper = self._reaper = self._reaper or _start_reaper()
+            self._reaper = self._reaper or _start_reaper()
             process = subprocess.Popen(
                 list(command),
                 env=child_environment(variables),
@@ -139,7 +127,7 @@ class Children:
             raise DistributedError(f"cannot start {command[0]}: {exc}") from exc
         child = Child(number, process, self._tail_lines)
         self.children.append(child)
-        _tell(reaper, "+", process.pid)
+        self._tell_reaper("+", process.pid)
         for stream in child.streams:
             self._selector.register(stream, selectors.EVENT_READ, child)
         return child
@@ -149,15 +137,11 @@ class Children:
         """Whether all children have ended and all their output was read."""
         return all(child.is_over for child in self.children)
 
-    def watch(self, descriptor: int) -> None:
-        """Let `poll` return early when `descriptor` is readable. Reading from it is left to the caller."""
-        self._selector.register(descriptor, selectors.EVENT_READ, None)
-
     def poll(self, timeout: float = POLL_SECONDS) -> list[Output]:
         """Wait until something happens, and return what was written. `failed` is up to date afterwards."""
         found: list[Output] = []
         had_ended = {child for child in self.children if child.exit_code is not None}
-        ready = [key for key, _ in self._selector.select(timeout) if key.data is not None]
+        ready = [key for key, _ in self._selector.select(timeout)]
         for key in ready:
             child, stream = cast("Child", key.data), cast("IO[bytes]", key.fileobj)
             data = os.read(stream.fileno(), READ_BYTES)
@@ -165,22 +149,25 @@ class Children:
                 self._selector.unregister(stream)
                 stream.close()
             found.append(Output(child, stream is child.streams[1], data))
-        for child in self.children:
-            if child.exit_code is None and child.process.poll() is not None:
-                child.signal(SIGKILL)  # ends the processes that it started and left behind
-                if self._reaper is not None:
-                    _tell(self._reaper, "-", child.process.pid)
         # The last output of a process was in its pipe when it died: if the pipe is empty now it stays so, even if a
         # process that left the group still holds the other end.
         silent = had_ended - {cast("Child", key.data) for key in ready}
         for child in self.children:
+            if child.exit_code is None and child.process.poll() is not None:
+                child.signal(SIGKILL)  # ends the processes that it started and left behind
+                self._tell_reaper("-", child.process.pid)
             has_ended = child.exit_code is not None and all(stream.closed for stream in child.streams)
             if not child.is_over and (has_ended or child in silent):
                 child.is_over = True
                 if child.exit_code:
-                    self.failed_at = self.failed_at if self.failed else self._clock()
+                    self.failed_at = self.failed_at if self.failed else time.monotonic()
                     self.failed.append(child)
         return found
+
+    def _tell_reaper(self, what: str, group: int) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with suppress(BrokenPipeError):  # it was killed: the children still end with this process if it ends well
+                self._reaper.stdin.write(f"{what}{group}\n".encode())
 
     def first_failure(self, host: str = "", *, is_alone: bool = True) -> Failure | None:
         """The failure that caused the others, once it is known; None before.
@@ -193,7 +180,7 @@ class Children:
         if found is None or not found.is_victim or (is_alone and self.is_over):
             return found
         grace = LOCAL_REPORT_SECONDS if is_alone else REMOTE_REPORT_SECONDS
-        return found if self._clock() >= self.failed_at + grace else None
+        return found if time.monotonic() >= self.failed_at + grace else None
 
     def signal(self, signum: int) -> None:
         """Send `signum` to every child that runs, and to all that it started."""
@@ -214,19 +201,13 @@ class Children:
         """Kill what still runs, and wait until it has ended. Idempotent."""
         self.signal(SIGKILL)
         for child in self.children:
-            child.process.wait()
-            child.is_over = True
-            for stream in (child.process.stdin, *child.streams):
-                if stream is not None:
-                    stream.close()
+            with child.process:  # closes its pipes, and waits
+                child.is_over = True
         self._selector.close()
         if self._reaper is not None:
-            assert self._reaper.stdin is not None
-            with suppress(OSError):
-                self._reaper.stdin.close()
             # No child is left, but the reaper may not have been told of the last ones: do not wait for its grace.
-            self._reaper.kill()
-            self._reaper.wait()
+            with self._reaper as reaper:
+                reaper.kill()
             self._reaper = None
 
 
@@ -239,9 +220,3 @@ def _start_reaper() -> subprocess.Popen[bytes]:
         bufsize=0,
         start_new_session=True,
     )
-
-
-def _tell(reaper: subprocess.Popen[bytes], what: str, group: int) -> None:
-    assert reaper.stdin is not None
-    with suppress(BrokenPipeError):  # the reaper was killed: the children still end with this process if it ends well
-        reaper.stdin.write(f"{what}{group}\n".encode())

@@ -113,15 +113,11 @@ class RpcAgent:
             is_running=lambda: self._serving.pool.is_running,
         )
         self._references = References(
-            self.rank,
-            network.post,
-            network.soon,
-            world_size=self.world_size,
-            most=self.config.max_references,
+            self.rank, network.post, network.wake, world_size=self.world_size, most=self.config.max_references
         )
         self._serving = Serving(f"ringfort-rpc-{self.rank}", self.config, self._references)
         self._client = Client(
-            self.rank, self.config, formed.max_message_bytes, self.timeout, network, self._references, self._serving
+            network, self._references, self._serving, self.config, formed.max_message_bytes, self.timeout
         )
         self._references.fetch = self._client.fetch
         network.start()
@@ -324,7 +320,7 @@ class RpcAgent:
             network.closed = CLOSED
             if not says_goodbye:
                 network.stop()
-            self._client.fail(None, reason)
+            self._client.calls.fail(None, reason)
             self._serving.close()
             self._references.close()
             if says_goodbye:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any
 
-from ringfort.errors import RpcError, RpcOverloadedError, RpcTimeoutError
+from ringfort.errors import RpcOverloadedError, RpcPeerLostError, RpcTimeoutError
 from ringfort.rpc.outbound import Outgoing
 from ringfort.transport.locks import Future
 
@@ -72,10 +72,8 @@ class Calls:
         with self._lock:
             in_flight = self._in_flight[peer]
             if in_flight >= self._max_in_flight:
-                raise RpcOverloadedError(
-                    f"Too many calls to rank {peer} in flight (max_in_flight={in_flight}); wait until some have ended",
-                    peer=peer,
-                )
+                why = f"Too many calls to rank {peer} in flight (max_in_flight={in_flight})"
+                raise RpcOverloadedError(f"{why}; wait until some have ended", peer=peer)
             self._in_flight[peer] += 1
             self._calls[call.number] = call
             self._soonest = min(self._soonest, call.deadline)
@@ -119,10 +117,10 @@ class Calls:
                 call.set_exception(RpcTimeoutError(call.what, call.timeout, peer=call.peer))
         return soonest
 
-    def fail(self, peer: int | None, error: Callable[[RpcFuture], RpcError]) -> None:
-        """End all calls to `peer`, or to every rank if it is None."""
+    def fail(self, peer: int | None, reason: str) -> None:
+        """End all calls to `peer`, or to every rank if it is None, with `RpcPeerLostError`."""
         with self._lock:
             calls = [call for call in self._calls.values() if peer in (None, call.peer)]
         for call in calls:
             if self.take(call):
-                call.set_exception(error(call))
+                call.set_exception(RpcPeerLostError(call.peer, f"{reason} ({call.what} had not ended)"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ringfort.config import RpcConfig, check_timeout
@@ -31,47 +32,40 @@ _MOST_LATE = 10.0
 """Seconds after its deadline in which the agent's thread must have ended a call."""
 
 
+@dataclass(eq=False)
 class Client:
     """Makes calls, and ends them when their response comes, their time is over or their rank is lost."""
 
-    def __init__(
-        self,
-        rank: int,
-        config: RpcConfig,
-        accepts: Sequence[int],
-        timeout: float,
-        network: Network,
-        references: References,
-        serving: Serving,
-    ) -> None:
-        """`accepts` has the `max_message_bytes` of each rank."""
-        self._rank = rank
-        self._max_bytes = config.max_message_bytes
-        self._accepts = accepts
-        self._timeout = timeout
-        self._network = network
-        self._references = references
-        self._serving = serving
-        self.calls = Calls(config.max_in_flight, self._tell_cancelled)
+    network: Network
+    references: References
+    serving: Serving
+    config: RpcConfig
+    accepts: Sequence[int]
+    """The `max_message_bytes` of each rank."""
+    timeout: float
+    """Seconds for calls that are given none."""
+
+    def __post_init__(self) -> None:
+        self.calls = Calls(self.config.max_in_flight, self._tell_cancelled)
 
     def seconds(self, timeout: float | None) -> float:
         """Return the timeout of a call that is given `timeout`."""
         if timeout is None:
-            return self._timeout
+            return self.timeout
         check_timeout(timeout)
         return timeout
 
     def check_open(self) -> None:
         """Raise `RpcNoConnectionError` if the agent is closed."""
-        if self._network.closed is not None:
-            raise RpcNoConnectionError(sentence(self._network.closed))
+        if self.network.closed is not None:
+            raise RpcNoConnectionError(sentence(self.network.closed))
 
     def call(
         self, peer: int, name: str, args: Sequence[Any], kwargs: dict[str, Any], seconds: float, keep: int = 0
     ) -> RpcFuture:
         """Begin a call. With `keep` its result stays with `peer`, under that number."""
         self.check_open()
-        link = self._network.peer_links[peer]
+        link = self.network.peer_links[peer]
         if not link.is_open:
             raise RpcNoConnectionError(f"No connection to rank {peer}: {link.broken}", peer=peer)
         served = current.get()
@@ -80,34 +74,35 @@ class Client:
             # What a function calls ends with the call that it works on.
             served.check()
             depth, seconds = served.depth + 1, min(seconds, max(served.time_left, 0.001))
-        encoded = values.Encoded(Request(name, seconds, depth, list(args), kwargs, keep), self._references.name_of)
-        limit = min(self._accepts[peer], self._max_bytes)
+        encoded = values.Encoded(Request(name, seconds, depth, list(args), kwargs, keep), self.references.name_of)
+        limit = min(self.accepts[peer], self.config.max_message_bytes)
         if encoded.size > limit:
-            raise InvalidMessageError(
-                f"The arguments of {name} have {encoded.size} bytes; max_message_bytes is {limit}", peer=peer
-            )
+            why = f"The arguments of {name} have {encoded.size} bytes; max_message_bytes is {limit}"
+            raise InvalidMessageError(why, peer=peer)
         future = self.calls.open(peer, f"{name or 'fetch'} on rank {peer}", seconds)
         names = encoded.references
         outgoing = future.outgoing = Outgoing(Message(Kind.REQUEST, future.number, encoded.buffers, names))
         if names:
-            self._references.give(names, peer)
-            outgoing.done = lambda: None if outgoing.begun else self._references.give(names, peer, -1)
+            self.references.give(names, peer)
+            outgoing.done = lambda: None if outgoing.begun else self.references.give(names, peer, -1)
         if served is not None:
             served.children.add(future)
             future.add_done_callback(lambda done: served.children.discard(cast("RpcFuture", done)))
         link.post(outgoing)
-        self._network.wake_by(future.deadline)
-        if not link.is_open or self._network.closed is not None:  # it was lost before the call was in the table
+        self.network.wake_by(future.deadline)
+        if not link.is_open or self.network.closed is not None:  # it was lost before the call was in the table
             self.lost(peer)
         return future
 
     def wait(self, future: RpcFuture) -> Any:
         """Return the result of a call, when there is one."""
         try:
-            if self._network.is_here:
+            if self.network.is_here:
                 raise RpcError("A callback of a future cannot wait for a call: the agent would stop; use rpc_async")
-            if not self._serving.help_until(future) and future.peer != self._rank:
-                self._network.lead(self._network.links[future.peer], future)
+            served = current.get()
+            is_helping = served is not None and self.serving.pool.help_until(future, served.depth)
+            if not is_helping and future.peer != self.references.rank:
+                self.network.lead(self.network.links[future.peer], future)
             while not future.is_done_within(_WATCH):
                 if time.monotonic() > future.deadline + _MOST_LATE:
                     raise RpcError("The agent has stopped ending calls after their timeout", peer=future.peer)
@@ -122,30 +117,30 @@ class Client:
     def fetch(self, name: Reference, timeout: float | None) -> Any:
         """Return the value of a reference."""
         seconds = self.seconds(timeout)
-        if name.owner != self._rank:
+        if name.owner != self.references.rank:
             return self.wait(self.call(name.owner, FETCH, (name.creator, name.number), {}, seconds))
-        outcome = self._references.outcome(name, self._rank)
+        outcome = self.references.outcome(name, self.references.rank)
         try:
             value = outcome.result(seconds)
         except FutureTimeoutError as exc:
-            raise RpcTimeoutError(f"waiting for reference {name}", seconds, peer=self._rank) from exc
+            raise RpcTimeoutError(f"waiting for reference {name}", seconds, peer=self.references.rank) from exc
         if isinstance(value, Failure):
-            raise value.to_error(self._rank)
+            raise value.to_error(self.references.rank)
         return value
 
     # --- responses, in the agent's thread or that of a caller that leads ------------------------------------------
 
     def admit(self, peer: int, head: Head, references: list[object]) -> bool:
         """Return whether to keep a response that begins. One that is too large ends its call."""
-        call = self.calls.get(head.call, peer)
+        call, limit = self.calls.get(head.call, peer), self.config.max_message_bytes
         if call is None:
             return False  # it has ended meanwhile
-        if head.size <= self._max_bytes:
+        if head.size <= limit:
             call.references = references
             return True
         if self.calls.take(call):
             self._tell_cancelled(call)
-            why = f"The result of {call.what} has {head.size} bytes; max_message_bytes is {self._max_bytes}"
+            why = f"The result of {call.what} has {head.size} bytes; max_message_bytes is {limit}"
             call.set_exception(InvalidMessageError(why, peer=peer))
         return False
 
@@ -181,15 +176,9 @@ class Client:
 
     def lost(self, peer: int) -> None:
         """End the calls to a rank that is lost."""
-        reason = self._network.closed or self._network.lost.get(peer)
+        reason = self.network.closed or self.network.lost.get(peer)
         if reason is not None:
-            self.fail(peer, reason)
-
-    def fail(self, peer: int | None, reason: str) -> None:
-        """End all calls to `peer`, or to every rank if it is None."""
-        self.calls.fail(peer, lambda call: RpcPeerLostError(call.peer, f"{reason} ({call.what} had not ended)"))
+            self.calls.fail(peer, reason)
 
     def _tell_cancelled(self, call: RpcFuture) -> None:
-        link = self._network.peer_links[call.peer]
-        if link.is_open:
-            link.post(pack_cancel(call.number))
+        self.network.post(call.peer, pack_cancel(call.number))

@@ -29,9 +29,8 @@ class Function:
             self._signature = inspect.signature(fn)
             hints = typing.get_type_hints(fn if inspect.isroutine(fn) or inspect.isclass(fn) else fn.__call__)  # pyright: ignore[reportFunctionMemberAccess]
         except (TypeError, ValueError, NameError) as exc:
-            raise InvalidArgumentError(
-                "fn", name, f"invalid annotations ({exc}); import their types outside of TYPE_CHECKING"
-            ) from exc
+            why = f"invalid annotations ({exc}); import their types outside of TYPE_CHECKING"
+            raise InvalidArgumentError("fn", name, why) from exc
         self._types = {
             name: _whole(hints[name], parameter)
             for name, parameter in self._signature.parameters.items()
@@ -41,9 +40,8 @@ class Function:
             try:
                 msgspec.inspect.type_info(kind)
             except TypeError as exc:
-                raise InvalidArgumentError(
-                    "fn", name, f"{parameter}: the type {kind} cannot be checked ({exc}); remove the annotation"
-                ) from exc
+                why = f"{parameter}: the type {kind} cannot be checked ({exc}); remove the annotation"
+                raise InvalidArgumentError("fn", name, why) from exc
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to call the function with. Raises `InvalidMessageError` if they do not fit."""

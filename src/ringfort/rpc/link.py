@@ -12,7 +12,6 @@ from functools import partial
 from ringfort.errors import DistributedError
 from ringfort.rpc.outbound import Outbound, Outgoing
 from ringfort.rpc.protocol import Event, Head, Inbound, Message
-from ringfort.transport import tcp
 from ringfort.transport.stream import Stream
 
 _READS = 16
@@ -51,7 +50,7 @@ class Link:
         """Why nothing can be sent any more."""
         self.inbound = Inbound(partial(admit, self))
         self.is_stuck = False
-        self._sock = sock
+        self.sock = sock
         self._stream = stream
         self._readable = select.poll()
         self._readable.register(self.fd, select.POLLIN)
@@ -170,14 +169,10 @@ class Link:
             if self.is_open:
                 self._stream.shut_down()
 
-    def silence(self) -> float:
-        """Seconds for which the other machine has answered nothing; see `tcp.silence`."""
-        return tcp.silence(self._sock)
-
     def hang_up(self) -> None:
         """End the connection, which wakes the thread that reads. What has arrived can still be read."""
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket and drop what has not been sent."""

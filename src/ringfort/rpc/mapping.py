@@ -40,16 +40,6 @@ def run_map(
     done_by = dict.fromkeys(workers, 0)
     lost: list[int] = []
 
-    def begin(worker: int) -> None:
-        index = waiting.popleft()
-        try:
-            future = call(worker, items[index])
-        except RpcNoConnectionError as exc:
-            lose(worker, index, exc)
-            return
-        under_way[future] = worker, index
-        future.add_done_callback(ended.put)
-
     def lose(worker: int, index: int, exc: Exception) -> None:
         waiting.appendleft(index)
         if worker not in lost:
@@ -62,8 +52,16 @@ def run_map(
         for most in range(1, ahead + 1):
             for worker in workers:
                 has = sum(1 for other, _ in under_way.values() if other == worker)
-                if waiting and worker not in lost and has < most:
-                    begin(worker)
+                if not waiting or worker in lost or has >= most:
+                    continue
+                index = waiting.popleft()
+                try:
+                    future = call(worker, items[index])
+                except RpcNoConnectionError as exc:
+                    lose(worker, index, exc)
+                else:
+                    under_way[future] = worker, index
+                    future.add_done_callback(ended.put)
 
     try:
         fill()

@@ -43,7 +43,7 @@ _PAUSE = 1e-6
 
 class Network:
     """A link to each rank, and the thread that reads them all. The thread sleeps until a link can be read or written, a
-    deadline passes, or another thread has left an action."""
+    deadline passes, or another thread wakes it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Network:
         self._interests = threading.Lock()
         self._leaders: set[RpcFuture] = set()
         self._spin = Spin()
-        self._actions: deque[Callable[[], None]] = deque()
+        self._stuck: deque[Link] = deque()
         self._is_awake = True  # a wake-up is on its way, or not needed
         self._sleeps_until = 0.0
         self._is_ending = False
@@ -93,7 +93,6 @@ class Network:
         """Begin to read."""
         if not self.links:
             self.all_lost.set()
-        self._next_look = time.monotonic() + self._patience / tcp.LOOKS
         for link in self.links.values():
             self._watched[link.fd] = link
             self._poll.register(link.fd, select.POLLIN)
@@ -114,13 +113,8 @@ class Network:
 
     # --- for other threads ----------------------------------------------------------------------------------------
 
-    def soon(self, action: Callable[[], None]) -> None:
-        """Have the thread run `action`. May be called from anywhere, also while Python collects garbage."""
-        self._actions.append(action)
-        self.wake()
-
     def wake(self) -> None:
-        """End the present sleep, or the next."""
+        """End the present sleep, or the next. May be called from anywhere, also while Python collects garbage."""
         if not self._is_awake:
             self._is_awake = True
             with suppress(OSError):  # full: it is awake; closed: nobody sleeps
@@ -132,8 +126,9 @@ class Network:
             self.wake()
 
     def stuck(self, link: Link) -> None:
-        """Have `link` written to when it can be; or dropped, if it has broken."""
-        self.soon(lambda: self._look_at(link))
+        """Have the thread write to `link` when it can; or drop it, if it has broken."""
+        self._stuck.append(link)
+        self.wake()
 
     def pause(self) -> None:
         """Between two parts of something large: let other threads have the interpreter, if any want it. Without this
@@ -215,7 +210,7 @@ class Network:
     def stop(self) -> None:
         """End the thread and close all links."""
         self._is_ending = True
-        self.soon(lambda: None)
+        self.wake()
         if self._thread.is_alive() and not self.is_here:
             self._thread.join(_ENDING)
         for link in tuple(self._watched.values()):
@@ -249,19 +244,21 @@ class Network:
                 _log.exception("Bug in the RPC agent")
 
     def _turn(self) -> None:
-        # First, so that whoever leaves an action from here on wakes this thread: earlier ones are seen below.
+        # First, so that whoever leaves something from here on wakes this thread: what was left earlier is seen below.
         self._is_awake, self._sleeps_until = False, float("inf")
         self._sleeps_until = self._end_what_is_due(time.monotonic())
         timeout = 0.0
-        if not self._actions and not self._pending():
+        if not self._stuck and not self._is_ending and not self._pending():
             timeout = max(0.0, min(self._sleeps_until - time.monotonic(), tcp.LONGEST_SLEEP))
         found = self._poll.poll(timeout if _HAS_EPOLL else timeout * 1000)
         self._is_awake = True
         ready = self._pending()
         for fd, mask in found:
             link = self._watched.get(fd)
-            if link is None:
-                self._drain(fd)
+            if link is None:  # a wake-up, or a link that was just dropped
+                with suppress(BlockingIOError):
+                    while self._wake_out.recv(4096):
+                        pass
                 continue
             if mask & select.POLLOUT:
                 link.write()
@@ -275,33 +272,23 @@ class Network:
                 finally:
                     link.reading.release()
                 self._drop_if_broken(link)
-        while self._actions:
-            self._actions.popleft()()
+        while self._stuck:
+            self._look_at(self._stuck.popleft())
 
     def _end_what_is_due(self, now: float) -> float:
         """Return when to call this again."""
         if now >= self._next_look:
             self._next_look = now + self._patience / tcp.LOOKS
-            self._drop_silent()
+            for link in self.links.values():
+                # A machine that loses its power closes no connection: only its silence tells.
+                if link.is_open and (seconds := tcp.silence(link.sock)) >= self._patience:
+                    link.mark_broken(f"its machine has not answered for {seconds:.1f} s")
+                    self.stuck(link)
         return min(self._next_look, self._expire(now))
-
-    def _drop_silent(self) -> None:
-        """A machine that loses its power closes no connection: only its silence tells."""
-        for link in self.links.values():
-            seconds = link.silence() if link.is_open else 0.0
-            if seconds >= self._patience:
-                link.mark_broken(f"its machine has not answered for {seconds:.1f} s")
-                self.stuck(link)
 
     def _pending(self) -> list[Link]:
         """Links with something to read that poll does not report."""
         return [link for link in self._watched.values() if link.has_pending and not link.is_led]
-
-    def _drain(self, fd: int) -> None:
-        if fd == self._wake_out.fileno():
-            with suppress(BlockingIOError):
-                while self._wake_out.recv(4096):
-                    pass
 
     def _watch(self, link: Link) -> None:
         """Tell the kernel what to watch `link` for."""

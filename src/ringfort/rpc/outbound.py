@@ -48,12 +48,8 @@ class Outgoing:
             self.begun = True
             flags = FIRST
             buffers, references = len(message.buffers), len(message.references)
-            table = b"".join(
-                [
-                    *(SIZE.pack(len(data)) for data in message.buffers),
-                    *(REFERENCE.pack(*reference) for reference in message.references),
-                ]
-            )
+            sizes = b"".join(SIZE.pack(len(data)) for data in message.buffers)
+            table = sizes + b"".join(REFERENCE.pack(*reference) for reference in message.references)
         body = self._cut(CHUNK - len(table))
         head = HEADER.pack(message.kind, flags, buffers, references, 0, len(table) + len(body), message.call) + table
         if len(head) + len(body) <= _JOIN:
@@ -102,17 +98,18 @@ class Outbound:
 
     def wrote(self, count: int) -> None:
         """Report that the kernel has taken `count` bytes of `pieces`."""
-        if self._head:
-            if count < len(self._head):
-                self._head = self._head[count:]
-                return
-            count -= len(self._head)
-            self._head = _NOTHING
-        if count:
-            self._body = self._body[count:]
-        if not self._body:
-            self._body = _NOTHING
-            self._end_frame()
+        of_head = min(count, len(self._head))
+        self._head, self._body = self._head[of_head:], self._body[count - of_head :]
+        if self._head or self._body:
+            return
+        message, self._of = self._of, None
+        self._head = self._body = _NOTHING  # an empty view would keep the message's memory
+        if message is None:
+            return
+        if message.is_over or message.withdrawn:
+            message.finish()
+        else:
+            self._going.append(message)
 
     def _next(self) -> None:
         if self._control:
@@ -129,15 +126,6 @@ class Outbound:
             head, self._body = message.next_frame()
             self._head = memoryview(head)
             return
-
-    def _end_frame(self) -> None:
-        message, self._of = self._of, None
-        if message is None:
-            return
-        if message.is_over or message.withdrawn:
-            message.finish()
-        else:
-            self._going.append(message)
 
     def drop(self) -> None:
         """Give everything up: nothing more can be written."""

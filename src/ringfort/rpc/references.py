@@ -23,13 +23,10 @@ from itertools import count
 from typing import Any, Final
 from weakref import ref
 
-from ringfort.config import RpcConfig
 from ringfort.errors import InvalidArgumentError, InvalidMessageError, RpcOverloadedError
 from ringfort.rpc.protocol import Count, Reference, pack_count
 from ringfort.rpc.requests import invalid
 
-MAX_RANKS: Final = 1 << 32
-"""As many as the wire has numbers for."""
 SLACK: Final = 65536
 """References beyond the bound that are still counted: those of calls whose callers are about to be refused."""
 
@@ -110,24 +107,17 @@ class References:
     """Gets the value of a reference, within a timeout. The agent sets it."""
 
     def __init__(
-        self,
-        rank: int,
-        post: Callable[[int, bytes], None],
-        soon: Callable[[Callable[[], None]], None],
-        *,
-        world_size: int = MAX_RANKS,
-        most: int = RpcConfig.max_references,
-        slack: int = SLACK,
+        self, rank: int, post: Callable[[int, bytes], None], wake: Callable[[], None], *, world_size: int, most: int
     ) -> None:
-        """`post` sends a control frame to a rank, `soon` runs something in the agent's thread. `most` values are kept
+        """`post` sends a control frame to a rank, `wake` makes the agent's thread call `let_go`. `most` values are kept
         for each other rank."""
         self.rank = rank
         self.most = most
-        self._slack = slack
+        self._slack = SLACK
         self._world_size = world_size
         self._told: Counter[int] = Counter()  # how many entries each rank was the first to mention
         self._post = post
-        self._soon = soon
+        self._wake = wake
         self._numbers = count(1)
         self._entries: dict[Reference, _Entry] = {}
         self._lost: set[int] = set()
@@ -155,7 +145,7 @@ class References:
         hold.name, hold.is_over = name, False
         self._holds.add(hold)
         if len(self._holds) == 1:
-            self._soon(lambda: None)  # the thread must look from now on
+            self._wake()  # the thread must look from now on
         return hold
 
     def created(self, rref: RRef, created: Future[Any]) -> None:
@@ -168,7 +158,7 @@ class References:
             if not created.cancelled() and isinstance(created.exception(), RpcOverloadedError):
                 hold.is_over = True
                 self._dropped.append(hold)
-                self._soon(lambda: None)
+                self._wake()
 
         created.add_done_callback(release_if_refused)
 
@@ -221,7 +211,7 @@ class References:
             entry.holders[user] += delta
             if not entry.holders[user]:
                 del entry.holders[user]
-            self._free(name, entry)
+            self._free(name)
         return ""
 
     def kept_for(self, peer: int) -> int:
@@ -245,14 +235,15 @@ class References:
             self._lost.add(peer)
             for name, entry in tuple(self._entries.items()):
                 if entry.holders.pop(peer, None) is not None or name.creator == peer:
-                    self._free(name, entry)
+                    self._free(name)
 
-    def _free(self, name: Reference, entry: _Entry) -> None:
-        if entry.holders or self._entries.get(name) is not entry:
-            return
-        del self._entries[name]
-        self._told[entry.teller] -= 1
-        _set(entry.outcome, invalid(f"no rank holds reference {name} any more"))
+    def _free(self, name: Reference) -> None:
+        """Drop a value that no rank holds. `_lock` is held."""
+        entry = self._entries.get(name)
+        if entry is not None and not entry.holders:
+            del self._entries[name]
+            self._told[entry.teller] -= 1
+            _set(entry.outcome, invalid(f"no rank holds reference {name} any more"))
 
     def fulfil(self, name: Reference, result: Any) -> None:
         """Set the value that was asked for, or a `Failure`. If no rank holds it any more it is dropped."""
@@ -273,9 +264,7 @@ class References:
     def forget(self, name: Reference) -> None:
         """The rank that asked for the value has given up."""
         with self._lock:
-            entry = self._entries.get(name)
-            if entry is not None:
-                self._free(name, entry)
+            self._free(name)
 
     def close(self) -> None:
         """Free everything."""

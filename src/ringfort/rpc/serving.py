@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextvars import ContextVar
 from typing import Any
 
@@ -102,22 +102,10 @@ class Serving:
 
     def admit(self, link: PeerLink, head: Head, references: list[object]) -> bool:
         """Return whether there is room for a request that begins. If not, tell the caller why."""
-        config, calls, held = self._config, self._calls[link.peer], self._held[link.peer]
+        calls, held = self._calls[link.peer], self._held[link.peer]
         if head.call in calls:
             raise ProtocolError(f"Invalid frame: call {head.call} begins twice")
-        refusal: requests.Failure | None = None
-        if head.size > config.max_message_bytes:
-            refusal = requests.invalid(
-                f"a request of {head.size} bytes, where max_message_bytes is {config.max_message_bytes}"
-            )
-        elif held + head.size > config.max_held_bytes:
-            refusal = requests.overloaded(
-                f"it holds {held} bytes of calls from this rank, and max_held_bytes is {config.max_held_bytes}"
-            )
-        elif len(calls) >= 2 * config.max_in_flight:  # twice, because the caller knows already that some have ended
-            refusal = requests.overloaded(
-                f"it works on {len(calls)} calls from this rank, and max_in_flight is {config.max_in_flight}"
-            )
+        refusal = self._refusal(head.size, held, len(calls))
         if refusal is not None:
             link.post(Outgoing(Message(Kind.ERROR, head.call, values.Encoded(refusal).buffers)))
             return False
@@ -126,6 +114,16 @@ class Serving:
                 calls[head.call] = ServedCall(link, head.call, head.size, references)
                 self._held[link.peer] += head.size
             return not self._is_over
+
+    def _refusal(self, size: int, held: int, calls: int) -> requests.Failure | None:
+        """Return why there is no room for a request of `size` bytes of a rank that has `calls` with `held` bytes."""
+        if size > (most := self._config.max_message_bytes):
+            return requests.invalid(f"a request of {size} bytes, where max_message_bytes is {most}")
+        if held + size > (most := self._config.max_held_bytes):
+            return requests.overloaded(f"it holds {held} bytes of calls from this rank, and max_held_bytes is {most}")
+        if calls >= 2 * (most := self._config.max_in_flight):  # twice: the caller knows already that some have ended
+            return requests.overloaded(f"it works on {calls} calls from this rank, and max_in_flight is {most}")
+        return None
 
     def take(self, peer: int, message: Message) -> None:
         """Run a request that is complete."""
@@ -214,16 +212,10 @@ class Serving:
         args = values.decode(message.buffers, references, request.args, list[Any])
         return args, values.decode(message.buffers, references, request.kwargs, dict[str, Any])
 
-    def help_until(self, future: Future[Any]) -> bool:
-        """In a worker: run requests that are nested deeper until `future` is done. Return False elsewhere."""
-        call = current.get()
-        return call is not None and self.pool.help_until(future, call.depth)
-
     def _spawn(self, call: ServedCall, function: Function, coroutine: Coroutine[Any, Any, Any]) -> None:
         loop = self._task_loop()
 
         async def work() -> None:
-            token = current.set(call)
             task = asyncio.current_task()
             assert task is not None
             call.stop = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -234,11 +226,9 @@ class Serving:
                 result = function.check_result(await coroutine)
             except BaseException as exc:
                 result = requests.raised(exc)
-            finally:
-                current.reset(token)
             self._end(call, result)
 
-        asyncio.run_coroutine_threadsafe(work(), loop)
+        asyncio.run_coroutine_threadsafe(work(), loop)  # with a copy of this context, and so with `current`
 
     def _task_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -276,11 +266,9 @@ class Serving:
             return
         kind = Kind.ERROR if isinstance(result, requests.Failure) else Kind.RESPONSE
         try:
-            encoded = values.Encoded(result, self._references.name_of)
-            if encoded.size > self._config.max_message_bytes:
-                raise InvalidMessageError(
-                    f"The result has {encoded.size} bytes; max_message_bytes is {self._config.max_message_bytes}"
-                )
+            encoded, most = values.Encoded(result, self._references.name_of), self._config.max_message_bytes
+            if encoded.size > most:
+                raise InvalidMessageError(f"The result has {encoded.size} bytes; max_message_bytes is {most}")
         except InvalidMessageError as exc:
             kind, encoded = Kind.ERROR, values.Encoded(requests.invalid(exc))
         names = encoded.references

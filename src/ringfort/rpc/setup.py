@@ -20,7 +20,6 @@ from ringfort.cluster.discovery.system import list_interfaces
 from ringfort.config import DEFAULT_PATIENCE, Environment, patience_of
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
-from ringfort.identity.credentials import Credentials
 from ringfort.transport import tcp
 from ringfort.transport.hello import Calls, Refused
 from ringfort.transport.machine import Machine
@@ -47,7 +46,10 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
     Raises `RendezvousTimeoutError` with the missing ranks, `InvalidArgumentError` if two ranks have the same name.
     """
     ways = context.group.routes
-    credentials = ways.credentials if ways is not None else _own_credentials(context)
+    if ways is not None:
+        credentials = ways.credentials
+    else:  # a group over an engine that does not use ours
+        credentials = credentials_for(context.config, None) if context.world_size > 1 else None
     terms = Terms.begin(timeout, credentials, Machine())
     rank, world_size = context.rank, context.world_size
     token = secrets.token_bytes(16)
@@ -76,13 +78,10 @@ def connect(context: DistributedContext, name: str, max_message_bytes: int, time
         context.barrier(timeout=max(0.01, terms.deadline - time.monotonic()))
     patience = patience_of(context.config.patience, DEFAULT_PATIENCE)
     for connection in connections.values():
-        tune(connection.sock, patience)
+        tcp.keep_alive(connection.sock, patience)
+        if sys.platform.startswith("linux"):
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
     return Formed(connections, names, [int(one[1]) for one in said], patience)
-
-
-def _own_credentials(context: DistributedContext) -> Credentials | None:
-    """For groups over engines that do not use ours."""
-    return credentials_for(context.config, None) if context.world_size > 1 else None
 
 
 def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
@@ -92,8 +91,7 @@ def _hosts_for(context: DistributedContext, peer: int) -> list[str]:
         return [ways.hosts[peer][0]]
     if hosts[peer] == hosts[context.rank]:
         return [_LOOPBACK]
-    told = Environment.from_mapping().interfaces or ""
-    return list(choose(list_interfaces(), [name.strip() for name in told.split(",") if name.strip()]).addresses)
+    return list(choose(list_interfaces(), Environment.from_mapping().interfaces).addresses)
 
 
 def accept_agents(
@@ -115,10 +113,3 @@ def accept_agents(
     what, advice = "connecting the agents", "make an agent on every rank"
     for _ in accept_each(listener, higher, connections, place_of, terms, what, advice=advice):
         pass
-
-
-def tune(sock: socket.socket, patience: float) -> None:
-    """Set what connections of agents need in addition to data connections, where the system supports it."""
-    tcp.keep_alive(sock, patience)
-    if sys.platform.startswith("linux"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)

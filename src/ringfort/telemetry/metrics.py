@@ -7,6 +7,7 @@ Durations are kept in a `Histogram`, whose memory does not grow with the number 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import floor, log
@@ -49,7 +50,7 @@ class Histogram:
     __slots__ = ("_buckets", "count", "largest", "smallest", "total")
 
     def __init__(self) -> None:
-        self._buckets: dict[int, int] = {}
+        self._buckets: defaultdict[int, int] = defaultdict(int)
         self.count = 0
         self.total = 0.0
         self.smallest = math.inf
@@ -59,12 +60,11 @@ class Histogram:
         """Add a value. Raises `InvalidArgumentError` if it is negative, infinite or NaN."""
         if SMALLEST <= value < LARGEST:
             bucket = floor(log(value) * _BUCKETS_PER_E)
+        elif 0 <= value < math.inf:
+            bucket = _ZERO if value < SMALLEST else _TOP
         else:
-            bucket = _outer_bucket(value)
-        try:
-            self._buckets[bucket] += 1
-        except KeyError:
-            self._buckets[bucket] = 1
+            raise InvalidArgumentError("value", value, "must be finite and at least 0")
+        self._buckets[bucket] += 1
         self.count += 1
         self.total += value
         if value > self.largest:
@@ -81,7 +81,7 @@ class Histogram:
             return
         buckets, counts = np.unique(np.floor(np.log(array) * _BUCKETS_PER_E).astype(int), return_counts=True)
         for bucket, held in zip(buckets.tolist(), counts.tolist(), strict=True):
-            self._buckets[bucket] = self._buckets.get(bucket, 0) + held
+            self._buckets[bucket] += held
         self.count += len(array)
         self.total += float(array.sum())
         self.largest = max(self.largest, float(array.max()))
@@ -98,19 +98,10 @@ class Histogram:
         for bucket, held in sorted(self._buckets.items()):
             seen += held
             if seen >= wanted:
-                return self._value_of(bucket)
+                # The point of a bucket with the least relative error to both ends, within the range of the values.
+                value = 0.0 if bucket == _ZERO else 2 * math.exp((bucket + 1) / _BUCKETS_PER_E) / (_GAMMA + 1)
+                return min(max(value, self.smallest), self.largest)
         return 0.0
-
-    def _value_of(self, bucket: int) -> float:
-        # The point of a bucket with the least relative error to both ends, within the range of the values.
-        value = 0.0 if bucket == _ZERO else 2 * math.exp((bucket + 1) / _BUCKETS_PER_E) / (_GAMMA + 1)
-        return min(max(value, self.smallest), self.largest)
-
-
-def _outer_bucket(value: float) -> int:
-    if not 0 <= value < math.inf:
-        raise InvalidArgumentError("value", value, "must be finite and at least 0")
-    return _ZERO if value < SMALLEST else _TOP
 
 
 @dataclass(frozen=True)
@@ -201,13 +192,11 @@ class MetricsSnapshot:
         return "\n".join(lines)
 
 
+@dataclass(slots=True)
 class _Operation:
-    __slots__ = ("durations", "failures", "nbytes")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.nbytes = 0
-        self.durations = Histogram()
+    failures: int = 0
+    nbytes: int = 0
+    durations: Histogram = field(default_factory=Histogram)
 
     def snapshot(self) -> OperationSnapshot:
         durations = self.durations
@@ -233,14 +222,16 @@ class DistributedMetrics:
         # One lock for everything: it is held for less than a microsecond, and makes a snapshot consistent.
         self._lock = Lock()
         self._recent: dict[tuple[str, int], list[float]] = {}
-        self._clear()
+        self.reset()
 
-    def _clear(self) -> None:
-        for durations in self._recent.values():
-            durations.clear()
-        self._operations: dict[str, _Operation] = {}
-        self._compression: dict[str, CompressionSnapshot] = {}
-        self._traffic = {"bytes_sent": 0, "bytes_received": 0, "messages_sent": 0, "messages_received": 0}
+    def reset(self) -> None:
+        """Set all numbers to zero."""
+        with self._lock:
+            for durations in self._recent.values():
+                durations.clear()
+            self._operations: defaultdict[str, _Operation] = defaultdict(_Operation)
+            self._compression: defaultdict[str, CompressionSnapshot] = defaultdict(CompressionSnapshot)
+            self._traffic = {"bytes_sent": 0, "bytes_received": 0, "messages_sent": 0, "messages_received": 0}
 
     def record_operation(self, name: str, seconds: float, nbytes: int, failed: bool = False) -> None:
         """Count a call of `name`. For a failed call, `seconds` and `nbytes` are ignored.
@@ -268,16 +259,12 @@ class DistributedMetrics:
     def count_recent(self) -> None:
         """Count what is in the lists that `recent` returned."""
         with self._lock:
-            self._count_recent()
-
-    def _count_recent(self) -> None:
-        for (name, nbytes), durations in self._recent.items():
-            taken = durations[:]
-            del durations[: len(taken)]  # another thread may just be appending
-            if taken:
-                operation = self._operations.setdefault(name, _Operation())
-                operation.durations.record_all(taken)
-                operation.nbytes += nbytes * len(taken)
+            for (name, nbytes), durations in self._recent.items():
+                taken = durations[:]
+                del durations[: len(taken)]  # another thread may just be appending
+                if taken:
+                    self._operations[name].durations.record_all(taken)
+                    self._operations[name].nbytes += nbytes * len(taken)
 
     def record_compression(
         self,
@@ -291,7 +278,7 @@ class DistributedMetrics:
     ) -> None:
         """Count an array that `strategy` compressed: `nbytes` would have been sent without it, `sent` were."""
         with self._lock:
-            last = self._compression.get(strategy) or CompressionSnapshot()
+            last = self._compression[strategy]
             self._compression[strategy] = CompressionSnapshot(
                 last.count + 1,
                 last.bytes_before + nbytes,
@@ -315,18 +302,13 @@ class DistributedMetrics:
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the current numbers."""
+        self.count_recent()
         with self._lock:
-            self._count_recent()
             return MetricsSnapshot(
                 operations={name: operation.snapshot() for name, operation in sorted(self._operations.items())},
                 compression=dict(sorted(self._compression.items())),
                 **self._traffic,
             )
-
-    def reset(self) -> None:
-        """Set all numbers to zero."""
-        with self._lock:
-            self._clear()
 
 
 def _row(name: str, operation: OperationSnapshot) -> tuple[str, ...]:

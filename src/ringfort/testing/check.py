@@ -15,11 +15,11 @@ The same program runs with one thread or with one process per rank. `collective_
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -38,7 +38,6 @@ CHECK_TIMEOUT = 20.0
 """Seconds per call of a check. Only a broken backend takes so long, also on a busy machine."""
 
 E = TypeVar("E", bound=BaseException)
-Program = Callable[[Backend], None]
 
 
 class CheckFailedError(AssertionError):
@@ -55,9 +54,11 @@ class CheckFailedError(AssertionError):
 class Check:
     """A rule: its world size, the program of each rank, and the faults that occur meanwhile."""
 
-    program: Program
+    program: Callable[[Any], None]
     ranks: int
     faults: FaultTimetable
+    takes: Callable[[Backend], object] = lambda backend: backend
+    """Makes of a rank's backend what the program takes."""
 
     @property
     def name(self) -> str:
@@ -68,7 +69,7 @@ class Check:
         """Run the program of one rank. If it fails, abort the others, so that they need not time out."""
         rank = FaultyBackend(backend, self.faults, is_process=is_process) if self.faults else backend
         try:
-            self.program(rank)
+            self.program(self.takes(rank))
         except RankKilled:
             raise
         except BaseException as exc:
@@ -94,7 +95,7 @@ class Check:
         return f"<Check {self.name}, {self.ranks} ranks>"
 
 
-def check(ranks: int, *, faults: FaultTimetable | None = None) -> Callable[[Program], Check]:
+def check(ranks: int, *, faults: FaultTimetable | None = None) -> Callable[[Callable[[Backend], None]], Check]:
     """Make a `Check` of a program."""
     return lambda program: Check(program, ranks, faults or FaultTimetable())
 
@@ -102,14 +103,7 @@ def check(ranks: int, *, faults: FaultTimetable | None = None) -> Callable[[Prog
 def collective_check(ranks: int) -> Callable[[Callable[[DistributedContext], None]], Check]:
     """Make a `Check` of a program that gets a `DistributedContext` over the backend."""
 
-    def make(program: Callable[[DistributedContext], None]) -> Check:
-        @wraps(program)
-        def run(backend: Backend) -> None:
-            program(DistributedContext(backend))
-
-        return check(ranks)(run)
-
-    return make
+    return lambda program: Check(program, ranks, FaultTimetable(), takes=DistributedContext)
 
 
 KILLED = "killed"
@@ -155,6 +149,14 @@ def refuses(
             call()
 
 
+def refuses_any(
+    kind: type[BaseException], values: Iterable[Any], *calls: Callable[[Any], object], saying: str = ""
+) -> None:
+    """Fail unless each of `calls` raises `kind` for each of `values`, with `saying.format(value)` in its message."""
+    for value in values:
+        refuses(kind, *(partial(call, value) for call in calls), saying=saying.format(value))
+
+
 _NOISE = np.random.default_rng(0).bytes(65_521)
 """A prime number of bytes: no layer cuts messages into multiples of it."""
 
@@ -165,11 +167,19 @@ def pattern(seed: int, size: int) -> bytes:
     return (_NOISE * ((start + size) // len(_NOISE) + 1))[start : start + size]
 
 
-def expect(backend: Backend, data: bytes, src: int, *, tag: int = 0, timeout: float | None = None) -> None:
+def expect(backend: Backend, data: bytes, src: int, *, tag: int = 0) -> None:
     """Receive a message from `src`, and fail unless it is `data`."""
     into = bytearray(len(data))
-    backend.recv(into, src, tag=tag, timeout=timeout)
+    backend.recv(into, src, tag=tag)
     assert into == data, f"a message of {len(data)} bytes from rank {src} with tag {tag} is not what was sent"
+
+
+def deliver(backend: Backend, data: Buffer, *, tag: int = 0) -> None:
+    """At rank 0, send `data` to rank 1; there, fail unless it is what arrives."""
+    if backend.rank == 0:
+        backend.send(data, 1, tag=tag)
+    else:
+        expect(backend, memoryview(data).tobytes(), 0, tag=tag)
 
 
 def expect_exchange(backend: Backend, out: Buffer, dst: int, data: bytes, src: int, *, tag: int = 0) -> None:

@@ -124,18 +124,15 @@ class FaultyBackend(Backend):
         self._thawed = threading.Event()
         self._thawed.set()
         for fault in self._faults:
-            self._check_possible(fault)
+            needs_method = fault.kind is FaultKind.CUT or (fault.kind is FaultKind.KILL and not is_process)
+            if needs_method and not hasattr(_outermost(backend), fault.kind.value):
+                why = f"{type(_outermost(backend)).__name__} has no method {fault.kind.value}()"
+                raise InvalidArgumentError("timetable", str(fault), why)
         self._group = _FaultyGroup(backend.group, self._next_step)
 
     @property
     def group(self) -> Group:
         return self._group
-
-    def _check_possible(self, fault: Fault) -> None:
-        needs_method = fault.kind is FaultKind.CUT or (fault.kind is FaultKind.KILL and not self._is_process)
-        if needs_method and not hasattr(_outermost(self.backend), fault.kind.value):
-            why = f"{type(_outermost(self.backend)).__name__} has no method {fault.kind.value}()"
-            raise InvalidArgumentError("timetable", str(fault), why)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
@@ -70,21 +70,9 @@ def sub_group_of(factory: GroupFactory) -> GroupFactory:
     return sub_group
 
 
-def without_encryption(factory: GroupFactory) -> GroupFactory:
-    """The same groups, with encryption off."""
-    return lambda world_size, config: factory(world_size, replace(config, encryption="off"))
-
-
-def without_shared_memory(factory: GroupFactory) -> GroupFactory:
-    """The same groups, with shared memory off."""
-    return lambda world_size, config: factory(world_size, replace(config, shared_memory="off"))
-
-
-def with_connections(factory: GroupFactory, connections: int = 2) -> GroupFactory:
-    """The same groups, with `connections` per link."""
-    return lambda world_size, config: factory(
-        world_size, replace(config, collective=replace(config.collective, connections=connections))
-    )
+def with_settings(factory: GroupFactory, **changes: Any) -> GroupFactory:
+    """The same groups, with `changes` to their `DistributedConfig`."""
+    return lambda world_size, config: factory(world_size, replace(config, **changes))
 
 
 def passing_credentials() -> Credentials:

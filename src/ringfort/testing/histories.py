@@ -16,11 +16,8 @@ from random import Random
 from typing import Final
 
 from ringfort.cluster.core.election import ElectionState
-from ringfort.cluster.core.events import EpochStarted
-from ringfort.cluster.core.instructions import Instruction, Notify, Send
-from ringfort.cluster.core.membership import records_of
+from ringfort.cluster.core.events import EpochStarted, Instruction, Notify, Send
 from ringfort.cluster.core.peer_messages import ElectionVote, Epoch, Term
-from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import Delays, SimulatedNetwork, SimulatedPeer
 
 HEALING: Final = 15.0
@@ -35,7 +32,7 @@ class RuleBroken(AssertionError):  # noqa: N818  # it is a verdict on a history,
 class Rules:
     """Watches every peer of a network and raises `RuleBroken` at the first step that breaks a rule."""
 
-    network: SimulatedNetwork | None = None
+    network: SimulatedNetwork
     epochs: dict[tuple[int, str], Epoch] = field(default_factory=dict[tuple[int, str], Epoch])
     """All committed epochs."""
     _dead: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict[tuple[int, str], frozenset[str]])
@@ -60,7 +57,6 @@ class Rules:
             raise RuleBroken(f"two leaders in term {election.term}")
 
     def _on_start(self, peer: SimulatedPeer, epoch: Epoch) -> None:
-        assert self.network is not None
         known = self.epochs.setdefault(epoch.key, epoch)
         if known != epoch:
             raise RuleBroken(f"two lists for {epoch}")
@@ -97,7 +93,6 @@ class Rules:
     def _check_founding(self, new: Epoch) -> None:
         """Check that a machine that was a member begins a new lineage only if every member of the last epoch of the old
         one is with it or dead. So a restart never makes two groups work at once."""
-        assert self.network is not None
         peers = {peer.id: peer for peer in self.network.alive}
         members = [peers[peer] for peer in new.peers if peer in peers]
         remembered: set[str] = set()
@@ -105,7 +100,7 @@ class Rules:
             last = self._last.get(peer.id)
             # A member may have gone on before the leader heard that all had accepted.
             known = [last] if last is not None and last.number < new.number else []
-            known += [record for votes in peer.recalls for record in records_of(votes)]
+            known += [record for votes in peer.recalls for record in votes.records]
             remembered |= {lineage for epoch in known if epoch.key in self.epochs for lineage in epoch.lineages}
         for lineage in remembered - set(new.lineages):
             last = max((e for e in self.epochs.values() if lineage in e.lineages), key=lambda e: e.number)
@@ -138,11 +133,6 @@ class History:
     """The number of committed epochs."""
     faults: int = 0
 
-    @classmethod
-    def violation_of(cls, seed: int, duration: float = 20.0) -> Violation | None:
-        """Return what goes wrong in the history of `seed`. A function that another process can import."""
-        return cls(seed, duration).run()
-
     def run(self) -> Violation | None:
         """Run the history. After a violation, run it again with a trace."""
         why = self._run(traced=False)[0]
@@ -154,18 +144,10 @@ class History:
         )
 
     def _run(self, *, traced: bool) -> tuple[str | None, SimulatedNetwork]:
-        rules = Rules()
         random = Random(f"faults of {self.seed}")
-        slow = random.random() < 0.2
-        network = SimulatedNetwork(
-            self.seed,
-            random.randint(3, 9),
-            AutoDiscoveryConfig(),
-            delays=Delays(most=0.15 if slow else 0.01),
-            observer=rules,
-            traced=traced,
-        )
-        rules.network = network
+        delays = Delays(most=0.15 if random.random() < 0.2 else 0.01)
+        network = SimulatedNetwork(self.seed, random.randint(3, 9), delays=delays, traced=traced)
+        network.observer = rules = Rules(network)
         try:
             self._inject_faults(network, random)
             self._heal(network)
@@ -202,9 +184,8 @@ class History:
             elif peer.frozen:
                 network.thaw(host)
         self._settle(network)
-        if (
-            network.forgotten and not network.agreed
-        ):  # nobody can report that these have ended, so a person must exclude them
+        if network.forgotten and not network.agreed:
+            # Nobody can report that these have ended, so a person must exclude them.
             for host in network.peers:
                 network.kill(host, word=False)
             for host in network.peers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ringfort.errors import (
     SizeMismatchError,
     UnsupportedArrayError,
 )
-from ringfort.testing.check import check, expect, expect_exchange, outermost_rank, pattern, raises, refuses
+from ringfort.testing.check import check, deliver, expect, expect_exchange, outermost_rank, pattern, raises, refuses_any
 from ringfort.testing.ranks import at_once
 from ringfort.transport.reducer import Array, Reducer
 
@@ -43,10 +44,7 @@ def every_rank_knows_its_place(backend: Backend) -> None:
 @check(ranks=2)
 def messages_keep_their_order_within_a_tag(backend: Backend) -> None:
     for seed, size in enumerate(SIZES):
-        if backend.rank == 0:
-            backend.send(pattern(seed, size), 1, tag=MAX_TAG)
-        else:
-            expect(backend, pattern(seed, size), 0, tag=MAX_TAG)
+        deliver(backend, pattern(seed, size), tag=MAX_TAG)
 
 
 @check(ranks=2)
@@ -116,38 +114,33 @@ def sub_groups_nest(backend: Backend) -> None:
 def a_message_of_another_size_is_refused_and_the_next_one_is_whole(backend: Backend) -> None:
     flag = 1
     pairs = ((10, 6), (4, 6), (0, 6), (6, 0), (MIB, 10), (3 * MIB, 2 * MIB), (10, 3 * MIB))  # sent, expected
-    for is_early in (True, False):
-        for seed, (size, room) in enumerate(pairs):
-            if backend.rank == 0:
-                backend.send(pattern(seed, size), 1)
-                backend.send(pattern(seed, 777), 1)
-                backend.send(b"!", 1, tag=flag)
-            else:
-                is_there = is_early and size <= MIB  # a larger one need not be sent before its receive
-                if is_there:
-                    expect(backend, b"!", 0, tag=flag)
-                with raises(SizeMismatchError, naming=outermost_rank(backend, 0)) as caught:
-                    backend.recv(bytearray(room), 0)
-                assert (caught.error.expected, caught.error.got) == (room, size)
-                assert isinstance(caught.error, ValueError)
-                expect(backend, pattern(seed, 777), 0)
-                if not is_there:
-                    expect(backend, b"!", 0, tag=flag)
+    for is_early, (seed, (size, room)) in product((True, False), enumerate(pairs)):
+        if backend.rank == 0:
+            for data, tag in ((pattern(seed, size), 0), (pattern(seed, 777), 0), (b"!", flag)):
+                backend.send(data, 1, tag=tag)
+            continue
+        is_there = is_early and size <= MIB  # a larger one need not be sent before its receive
+        if is_there:
+            expect(backend, b"!", 0, tag=flag)
+        with raises(SizeMismatchError, naming=outermost_rank(backend, 0)) as caught:
+            backend.recv(bytearray(room), 0)
+        assert (caught.error.expected, caught.error.got) == (room, size)
+        assert isinstance(caught.error, ValueError)
+        expect(backend, pattern(seed, 777), 0)
+        if not is_there:
+            expect(backend, b"!", 0, tag=flag)
 
 
 @check(ranks=2)
 def empty_messages_are_messages(backend: Backend) -> None:
     other = 1 - backend.rank
+    for data in (b"", b"a", b"", b""):
+        deliver(backend, data)
+    backend.exchange(b"", other, bytearray(), other)
     if backend.rank == 0:
-        for data in (b"", b"a", b"", b""):
-            backend.send(data, 1)
-        backend.exchange(b"", other, bytearray(), other)
         with raises(SizeMismatchError):
             backend.recv(bytearray(1), 1)
     else:
-        for data in (b"", b"a", b"", b""):
-            expect(backend, data, 0)
-        backend.exchange(b"", other, bytearray(), other)
         backend.send(np.empty((0, 3), np.float64), 0)
 
 
@@ -211,10 +204,7 @@ def anything_with_contiguous_memory_can_be_sent(backend: Backend) -> None:
         np.arange(4, dtype=np.float16)[1:3],
     ]
     for item in out:
-        if backend.rank == 0:
-            backend.send(item, 1)
-        else:
-            expect(backend, memoryview(item).tobytes(), 0)
+        deliver(backend, item)
     if backend.rank == 0:
         backend.send(np.arange(6, dtype=np.float32), 1)
     else:
@@ -227,36 +217,35 @@ def anything_with_contiguous_memory_can_be_sent(backend: Backend) -> None:
 def wrong_arguments_raise_before_a_byte_moves(backend: Backend) -> None:
     before = backend.traffic()
     me, other = backend.rank, 1 - backend.rank
-    ranks: tuple[Any, ...] = (-1, 2, 7, True, 1.0, "1", None)
-    for peer in (*ranks, me):
-        wrong = SelfSendError if peer == me and type(peer) is int else InvalidRankError
-        name = "rank" if wrong is SelfSendError else "dst"
-        refuses(wrong, lambda peer=peer: backend.send(b"x", peer), saying=f"{name}={peer!r}")
-        refuses(
+    for wrong, ranks, name in (
+        (InvalidRankError, (-1, 2, 7, True, 1.0, "1", None), "dst"),
+        (SelfSendError, (me,), "rank"),
+    ):
+        refuses_any(wrong, ranks, lambda peer: backend.send(b"x", peer), saying=f"{name}={{!r}}")
+        refuses_any(
             wrong,
-            lambda peer=peer: backend.recv(bytearray(1), peer),
-            lambda peer=peer: backend.recv_timeout(bytearray(1), peer, 1),
-            lambda peer=peer: backend.exchange(b"x", peer, bytearray(1), other),
-            lambda peer=peer: backend.exchange(b"x", other, bytearray(1), peer),
-            saying=repr(peer),
+            ranks,
+            lambda peer: backend.recv(bytearray(1), peer),
+            lambda peer: backend.recv_timeout(bytearray(1), peer, 1),
+            lambda peer: backend.exchange(b"x", peer, bytearray(1), other),
+            lambda peer: backend.exchange(b"x", other, bytearray(1), peer),
+            saying="{!r}",
         )
-    tags: tuple[Any, ...] = (-1, MAX_TAG + 1, True, 1.0, "1", None)
-    for tag in tags:
-        refuses(
-            InvalidArgumentError,
-            lambda tag=tag: backend.send(b"x", other, tag=tag),
-            lambda tag=tag: backend.recv(bytearray(1), other, tag=tag),
-            saying=f"tag={tag!r}",
-        )
-    timeouts: tuple[Any, ...] = (0, -1, float("nan"), float("inf"), True, "1")
-    for timeout in timeouts:
-        refuses(
-            InvalidArgumentError,
-            lambda timeout=timeout: backend.send(b"x", other, timeout=timeout),
-            lambda timeout=timeout: backend.recv(bytearray(1), other, timeout=timeout),
-            lambda timeout=timeout: backend.barrier(timeout=timeout),
-            saying=f"timeout={timeout!r}",
-        )
+    refuses_any(
+        InvalidArgumentError,
+        (-1, MAX_TAG + 1, True, 1.0, "1", None),
+        lambda tag: backend.send(b"x", other, tag=tag),
+        lambda tag: backend.recv(bytearray(1), other, tag=tag),
+        saying="tag={!r}",
+    )
+    refuses_any(
+        InvalidArgumentError,
+        (0, -1, float("nan"), float("inf"), True, "1"),
+        lambda timeout: backend.send(b"x", other, timeout=timeout),
+        lambda timeout: backend.recv(bytearray(1), other, timeout=timeout),
+        lambda timeout: backend.barrier(timeout=timeout),
+        saying="timeout={!r}",
+    )
     assert backend.traffic() == before
     expect_exchange(backend, b"x", other, b"x", other)
 
@@ -268,17 +257,15 @@ def memory_that_cannot_be_used_is_refused_before_a_byte_moves(backend: Backend) 
     read_only = np.zeros(4)
     read_only.flags.writeable = False
     scattered = np.zeros((4, 4))[:, 1]
-    unwritable: tuple[Any, ...] = (bytes(4), read_only, memoryview(b"1234"), scattered, None, 4, "text", [1, 2])
-    for into in unwritable:
-        refuses(
-            UnsupportedArrayError,
-            lambda into=into: backend.recv(into, other),
-            lambda into=into: backend.exchange(b"1234", other, into, other),
-            saying="into",
-        )
-    unreadable: tuple[Any, ...] = (scattered, None, 4, "text", [1, 2])
-    for data in unreadable:
-        refuses(UnsupportedArrayError, lambda data=data: backend.send(data, other), saying="data")
+    unreadable: list[Any] = [scattered, None, 4, "text", [1, 2]]
+    refuses_any(
+        UnsupportedArrayError,
+        (bytes(4), read_only, memoryview(b"1234"), *unreadable),
+        lambda into: backend.recv(into, other),
+        lambda into: backend.exchange(b"1234", other, into, other),
+        saying="into",
+    )
+    refuses_any(UnsupportedArrayError, unreadable, lambda data: backend.send(data, other), saying="data")
     assert backend.traffic() == before
     expect_exchange(backend, b"x", other, b"x", other)
 
@@ -289,9 +276,9 @@ def a_world_of_one_works_and_moves_no_bytes(backend: Backend) -> None:
     backend.barrier()
     alone = SubBackend(backend, [0])
     alone.barrier()
-    for group in (backend, alone):
-        refuses(SelfSendError, lambda group=group: group.send(b"x", 0), lambda group=group: group.recv(bytearray(1), 0))
-        refuses(InvalidRankError, lambda group=group: group.send(b"x", 1))
+    groups = (backend, alone)
+    refuses_any(SelfSendError, groups, lambda group: group.send(b"x", 0), lambda group: group.recv(bytearray(1), 0))
+    refuses_any(InvalidRankError, groups, lambda group: group.send(b"x", 1))
     assert backend.traffic() == Traffic()
 
 

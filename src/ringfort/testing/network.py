@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
 
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.contacts import node_of
+from ringfort.cluster.core.events import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes
@@ -24,6 +26,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
 Observer = Callable[["SimulatedPeer", Instruction], None]
+Action = Callable[[], None]
 
 
 @dataclass
@@ -51,9 +54,7 @@ class SimulatedPeer:
     frozen: bool = False
     links: dict[int, _Pipe] = field(default_factory=dict[int, "_Pipe"])
     known: set[str] = field(default_factory=set[str])
-    backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = field(
-        default_factory=deque[tuple[Callable[..., None], tuple[Any, ...]]]
-    )
+    backlog: deque[Action] = field(default_factory=deque[Action])
     tick_at: float = -1.0
     votes: Votes = field(default_factory=Votes)
     """The last that it wrote to the disk."""
@@ -75,13 +76,12 @@ class _Pipe:
     link: int
     source: SimulatedPeer
     target: SimulatedPeer
-    back: _Pipe | None = None
-    is_open: bool = True
     free_at: float = 0.0
     stalled: deque[AnyMessage | None] = field(default_factory=deque["AnyMessage | None"])
     """Messages that wait for a cut to heal; None is the end of the stream."""
 
 
+@dataclass(eq=False)
 class SimulatedNetwork:
     """Hosts 0, 1, ... with a peer each. Start them, inject faults, `run_until`, inspect them.
 
@@ -92,17 +92,17 @@ class SimulatedNetwork:
     assert network.agreed
     """
 
-    def __init__(
-        self,
-        seed: int,
-        hosts: int,
-        config: AutoDiscoveryConfig | None = None,
-        *,
-        delays: Delays | None = None,
-        observer: Observer | None = None,
-        traced: bool = False,
-    ) -> None:
-        self.random = Random(seed)
+    seed: int
+    hosts: int
+    config: AutoDiscoveryConfig | None = None
+    _: KW_ONLY
+    delays: Delays = field(default_factory=Delays)
+    observer: Observer | None = None
+    """Called with every instruction of every peer."""
+    traced: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
         self.now = 0.0
         self.trace: list[str] = []
         """The trace, if `traced`."""
@@ -110,19 +110,14 @@ class SimulatedNetwork:
         """The latest peer of each host."""
         self.ended: list[SimulatedPeer] = []
         """Peers that have ended."""
-        self.hosts = hosts
-        self._config = AutoDiscoveryConfig() if config is None else config
-        self._delays = Delays() if delays is None else delays
-        self._observer = observer
-        self._traced = traced
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Action]] = []
         self._serial = count()
         self._links = count(1)
         self._instances = count(1)
         self._cuts: set[tuple[int, int]] = set()
         self._slow: dict[int, float] = {}
         self._disk_faults: dict[int, tuple[float, str]] = {}
-        self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(hosts)}
+        self._disks: dict[int, list[SimulatedPeer]] = {host: [] for host in range(self.hosts)}
         """The processes that have a file on the disk of each host."""
 
     # --- faults -----------------------------------------------------------------------------------------------------
@@ -138,7 +133,7 @@ class SimulatedNetwork:
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
         key = host if copy_of is None else copy_of
         me = Member(f"n{key}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",), name=f"host{host}")
-        config = replace(self._config, restart_without=without, run=run)
+        config = replace(self.config or AutoDiscoveryConfig(), restart_without=without, run=run)
         core = PeerCore(me, config, offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)
         self.peers[host] = peer
@@ -150,8 +145,8 @@ class SimulatedNetwork:
         if copy_of is None:
             self._disks[key].append(peer)
         self._tick(peer, -1.0)
-        self._at(0.0, self._repeat, peer, self._announce, 0.5, 1.5)
-        self._at(0.0, self._repeat, peer, self._dial, 0.175, 0.325)
+        self._at(self.now, self._repeat, peer, self._announce, 0.5, 1.5)
+        self._at(self.now, self._repeat, peer, self._dial, 0.175, 0.325)
         return peer
 
     def wipe(self, host: int) -> None:
@@ -203,8 +198,7 @@ class SimulatedNetwork:
         self.log(f"{peer.id} thaws")
         peer.frozen = False
         while peer.backlog and peer.alive:
-            do, arguments = peer.backlog.popleft()
-            do(*arguments)
+            peer.backlog.popleft()()
         if peer.alive:
             self._do(peer, peer.core.tick(self._clock(peer)))
 
@@ -219,11 +213,9 @@ class SimulatedNetwork:
         self.log(f"reset between hosts {one} and {other}")
         for peer in self.alive:
             for pipe in [p for p in peer.links.values() if {p.source.host, p.target.host} == {one, other}]:
-                assert pipe.back is not None
                 pipe.stalled.clear()
-                pipe.is_open = pipe.back.is_open = False
                 peer.links.pop(pipe.link)
-                self._at(self._delay(pipe.target.host), self._deliver, peer, self._close, peer, pipe.link)
+                self._at(self.now + self._delay(pipe.target.host), self._deliver, peer, self._close, peer, pipe.link)
 
     def partition(self, side: Iterable[int]) -> None:
         """Block all traffic between the hosts in `side` and the others."""
@@ -265,8 +257,8 @@ class SimulatedNetwork:
         """Run until the given time."""
         heap = self._heap
         while heap and heap[0][0] <= time:
-            self.now, _, do, arguments = heapq.heappop(heap)
-            do(*arguments)
+            self.now, _, do = heapq.heappop(heap)
+            do()
         self.now = time
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -291,16 +283,16 @@ class SimulatedNetwork:
 
     def log(self, text: str) -> None:
         """Add a line to the trace."""
-        if self._traced:
+        if self.traced:
             self.trace.append(f"{self.now:8.3f}  {text}")
 
     # --- wires ------------------------------------------------------------------------------------------------------
 
-    def _at(self, delay: float, do: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._heap, (self.now + delay, next(self._serial), do, arguments))
+    def _at(self, time: float, do: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._heap, (time, next(self._serial), partial(do, *arguments)))
 
     def _delay(self, source: int) -> float:
-        delays = self._delays
+        delays = self.delays
         slow = self._slow.get(source)
         extra = 0.0 if slow is None else self.random.random() * slow
         return delays.least + self.random.random() * (delays.most - delays.least) + extra
@@ -311,24 +303,23 @@ class SimulatedNetwork:
             pipe.stalled.append(message)
             return
         pipe.free_at = max(pipe.free_at, self.now + self._delay(pipe.source.host))
-        heapq.heappush(
-            self._heap, (pipe.free_at, next(self._serial), self._deliver, (pipe.target, self._arrive, pipe, message))
-        )
+        self._at(pipe.free_at, self._deliver, pipe.target, self._arrive, pipe, message)
 
     def _deliver(self, peer: SimulatedPeer, do: Callable[..., None], *arguments: Any) -> None:
         """Have a living peer handle an event; a frozen one handles it after it thaws."""
         if peer.frozen:
-            peer.backlog.append((do, arguments))
+            peer.backlog.append(partial(do, *arguments))
         elif peer.alive:
             do(*arguments)
 
     def _arrive(self, pipe: _Pipe, message: AnyMessage | None) -> None:
         peer = pipe.target
-        if message is None and pipe.is_open:
-            pipe.is_open = False
-            peer.links.pop(pipe.link, None)
+        if pipe.link not in peer.links:
+            return  # it has closed the link
+        if message is None:
+            del peer.links[pipe.link]
             self._close(peer, pipe.link)
-        elif message is not None and pipe.is_open:
+        else:
             self._do(peer, peer.core.received(self._clock(peer), pipe.link, message))
 
     def _close(self, peer: SimulatedPeer, link: int) -> None:
@@ -365,18 +356,19 @@ class SimulatedNetwork:
                     pipe = peer.links.pop(link, None)
                     if pipe is not None:
                         self._put(pipe, None)
-                        assert pipe.back is not None
-                        pipe.back.is_open = False
                 case Persist(votes=votes):
                     delay, _ = self._disk_faults.get(peer.host, (0.0, ""))
-                    self._at(delay, self._deliver, peer, self._written, peer, votes) if delay else written.append(votes)
+                    if delay:
+                        self._at(self.now + delay, self._deliver, peer, self._written, peer, votes)
+                    else:
+                        written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
                 case Notify(event=event):
-                    if self._traced:
+                    if self.traced:
                         self.log(f"{peer.id}: {event}")
-            if self._observer is not None:
-                self._observer(peer, instruction)
+            if self.observer is not None:
+                self.observer(peer, instruction)
         for votes in written:
             self._deliver(peer, self._written, peer, votes)
         if instructions or peer.tick_at <= self.now:
@@ -387,7 +379,7 @@ class SimulatedNetwork:
         due = self.now + max(0.0, peer.core.deadline - self._clock(peer)) / peer.rate
         if scheduled <= self.now or due < scheduled:
             peer.tick_at = due
-            heapq.heappush(self._heap, (due, next(self._serial), self._on_tick, (peer, due)))
+            self._at(due, self._on_tick, peer, due)
 
     def _on_tick(self, peer: SimulatedPeer, due: float) -> None:
         if not peer.alive or due != peer.tick_at:
@@ -402,13 +394,13 @@ class SimulatedNetwork:
         if peer.alive:
             if not peer.frozen:
                 do(peer)
-            self._at(self.random.uniform(least, most), self._repeat, peer, do, least, most)
+            self._at(self.now + self.random.uniform(least, most), self._repeat, peer, do, least, most)
 
     def _announce(self, peer: SimulatedPeer) -> None:
         for other in self.alive:
-            for _ in range(1 + (self.random.random() < self._delays.double)):
-                if other is not peer and self.random.random() >= self._delays.loss:
-                    self._at(self._delay(peer.host) * 10, self._hear, peer, other)
+            for _ in range(1 + (self.random.random() < self.delays.double)):
+                if other is not peer and self.random.random() >= self.delays.loss:
+                    self._at(self.now + self._delay(peer.host) * 10, self._hear, peer, other)
 
     def _hear(self, source: SimulatedPeer, target: SimulatedPeer) -> None:
         if target.alive and (source.host, target.host) not in self._cuts:
@@ -422,16 +414,14 @@ class SimulatedNetwork:
             if other is None:
                 peer.known.discard(about)
             elif not other.frozen and not {(peer.host, other.host), (other.host, peer.host)} & self._cuts:
-                self._at(2 * self._delay(peer.host), self._open, peer, other)
+                self._at(self.now + 2 * self._delay(peer.host), self._open, peer, other)
 
     def _open(self, caller: SimulatedPeer, callee: SimulatedPeer) -> None:
         if not caller.alive or not callee.alive or caller.frozen or callee.frozen:
             return
-        there = _Pipe(next(self._links), caller, callee)
-        back = _Pipe(there.link, callee, caller, there)
-        there.back = back
-        caller.links[there.link], callee.links[back.link] = there, back
+        link = next(self._links)
         callee.known.add(caller.id)
-        for peer, other, initiated in ((callee, caller, False), (caller, callee, True)):
-            node = other.id.rpartition(".")[0]
-            self._do(peer, peer.core.connected(self._clock(peer), there.link, node, initiated=initiated))
+        for peer, other in ((callee, caller), (caller, callee)):
+            peer.links[link] = _Pipe(link, peer, other)
+            proved = node_of(other.id)
+            self._do(peer, peer.core.connected(self._clock(peer), link, proved, initiated=peer is caller))

@@ -10,14 +10,15 @@ group.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, suppress
+from pkgutil import resolve_name
 
 from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
@@ -25,12 +26,10 @@ from ringfort.backends.tcp import TcpBackend
 from ringfort.config import DistributedConfig
 from ringfort.launch.failure_report import describe_exit
 from ringfort.launch.processes import Child, Children
-from ringfort.testing.check import CHECK_TIMEOUT, KILLED, Check
+from ringfort.testing.check import CHECK_TIMEOUT, KILLED, Check, in_words
+from ringfort.testing.conformance import ALL_CHECKS
 from ringfort.testing.groups import reserved_addresses
 from ringfort.testing.ranks import RANKS_TIMEOUT, HangError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 MakeBackend = Callable[[int, Sequence[str]], Backend]
 
@@ -51,12 +50,12 @@ def make_ring_without_shared_memory(rank: int, addresses: Sequence[str]) -> Back
     return RingBackend(config)
 
 
-class ProcessRanks:
+class ProcessRanks(AbstractContextManager["ProcessRanks"]):
     """Processes that run checks, one per rank. Each is started when it is first needed, and again after it ended."""
 
     def __init__(self, most: int, make: str = "ringfort.testing.processes:make_tcp") -> None:
         """For checks of up to `most` ranks. `make` names a `MakeBackend` as `module:function`."""
-        self._command = [sys.executable, "-m", "ringfort.testing.worker", make]
+        self._command = [sys.executable, "-c", "from ringfort.testing.processes import serve; serve()", make]
         self._children = Children(tail_lines=TAIL_LINES)
         self._workers: list[Child | None] = [None] * most
 
@@ -95,9 +94,6 @@ class ProcessRanks:
                 raise HangError(PATIENCE, dict.fromkeys(sorted(silent), "  (in a process of its own)\n"))
         return [answers[rank] for rank in range(ranks)]
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._children.close()
 
@@ -107,3 +103,28 @@ def _ending(worker: Child) -> str:
         return KILLED
     assert worker.exit_code is not None
     return f"the process {describe_exit(worker.exit_code)}:\n" + "\n".join(worker.tail)
+
+
+# --- in the process of a rank -----------------------------------------------------------------------------------------
+
+
+def _answer(make: MakeBackend, name: str, rank: int, addresses: Sequence[str]) -> str | None:
+    """Run one rank's part of a check. Returns None, or what went wrong."""
+    # A hang ends the process, with the stacks of all threads.
+    faulthandler.dump_traceback_later(RANKS_TIMEOUT, exit=True)
+    try:
+        with make(rank, addresses) as backend:
+            ALL_CHECKS[name].run_rank(backend, is_process=True)
+    except BaseException as exc:  # whatever it is, it is the answer
+        return in_words(exc)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return None
+
+
+def serve() -> None:
+    """Answer until standard input ends: what each process of `ProcessRanks` does."""
+    make: MakeBackend = resolve_name(sys.argv[1])
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_answer(make, *json.loads(line))) + "\n")
+        sys.stdout.flush()

@@ -74,11 +74,7 @@ def at_once(*actions: Callable[[], R], timeout: float = RANKS_TIMEOUT) -> list[R
     """Run `actions` at the same time, each in a thread. Returns their results; raises as `results` does."""
     if not actions:
         raise InvalidArgumentError("actions", actions, "nothing to run")
-    return results(run_ranks(actions, _call, timeout=timeout))
-
-
-def _call(action: Callable[[], R]) -> R:
-    return action()
+    return results(run_ranks(actions, lambda action: action(), timeout=timeout))
 
 
 def _join(threads: Sequence[threading.Thread], timeout: float) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ringfort.backends.base import Backend
 from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.context import DistributedContext
 
 Array = npt.NDArray[Any]
 
@@ -43,15 +44,18 @@ def part_of(rank: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> 
     return array + array[..., ::-1] * 1j if array.ndim and np.dtype(dtype).kind == "c" else array
 
 
-def parts_of(n: int, shape: tuple[int, ...], dtype: str, *, seed: int = 0) -> list[Array]:
-    """The parts of all ranks."""
-    return [part_of(rank, shape, dtype, seed=seed).astype(dtype) for rank in range(n)]
+def parts_of(
+    context: DistributedContext, shape: tuple[int, ...], dtype: str, *, seed: int = 0
+) -> tuple[list[Array], Array]:
+    """The parts of all ranks, and a copy of this rank's."""
+    parts = [part_of(rank, shape, dtype, seed=seed).astype(dtype) for rank in range(context.world_size)]
+    return parts, parts[context.rank].copy()
 
 
-def reduced(parts: Sequence[Array], op: Op) -> Array:
-    """The reduction of `parts`."""
+def reduced(parts: Sequence[Array], op: ReduceOp = ReduceOp.SUM) -> Array:
+    """The reduction of `parts`. For PREMUL_SUM, each rank passed the op that `op_of` returns."""
     n, dtype = len(parts), parts[0].dtype
-    if not isinstance(op, ReduceOp):
+    if op is ReduceOp.PREMUL_SUM:
         return sum((part * dtype.type(rank + 1) for rank, part in enumerate(parts)), np.zeros_like(parts[0]))
     if op is ReduceOp.MEAN:
         total = left_reducer(np.add, parts)
@@ -62,11 +66,7 @@ def reduced(parts: Sequence[Array], op: Op) -> Array:
 def meaningful() -> list[tuple[str, ReduceOp]]:
     """All pairs of a dtype and an op that is defined for it."""
     bitwise = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
-    undefined = {
-        "b": {ReduceOp.MEAN, ReduceOp.PREMUL_SUM},
-        "f": bitwise,
-        "c": bitwise | {ReduceOp.MIN, ReduceOp.MAX},
-    }
+    undefined = {"b": {ReduceOp.MEAN, ReduceOp.PREMUL_SUM}, "f": bitwise, "c": bitwise | {ReduceOp.MIN, ReduceOp.MAX}}
     return [(dtype, op) for dtype in DTYPES for op in ReduceOp if op not in undefined.get(np.dtype(dtype).kind, ())]
 
 

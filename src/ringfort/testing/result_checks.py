@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,28 +34,27 @@ COMPRESSION = ("int8", "onebit", "topk(0.05)+int4", "randomk(0.1)", "powersgd(2)
 COMPRESSED_SHAPES = ((90, 40), (70_003,))
 COUNTS = (0, 1, 2, 5, 1001, 140_003)
 """Elements: from fewer than there are ranks to more than one block of a pipeline."""
+ROOTED_COUNTS = (0, 1, 1001, 70_001)
+"""The same for collectives with a root, which is each rank in turn."""
 
 
 @collective_check(ranks=3)
 def all_reduce_is_the_reduction_of_all_for_every_op_and_element_type(context: DistributedContext) -> None:
     for dtype, op in meaningful():
-        parts = parts_of(3, (11,), dtype)
-        x = parts[context.rank].copy()
-        result = context.all_reduce(x, op_of(op, context.rank))
-        assert result is x
-        assert_equal(x, reduced(parts, op_of(op, 0)), f"{op.name} of {dtype}")
+        parts, x = parts_of(context, (11,), dtype)
+        assert context.all_reduce(x, op_of(op, context.rank)) is x
+        assert_equal(x, reduced(parts, op), f"{op.name} of {dtype}")
 
 
 def _all_reduce_with_every_strategy(context: DistributedContext) -> None:
     n = context.world_size
-    for strategy in ALL_REDUCE:
-        for count in COUNTS:
-            what = f"{strategy} of {count}"
-            parts = [np.random.default_rng([rank, count]).normal(size=count).astype(np.float32) for rank in range(n)]
-            x = parts[context.rank].copy()
-            context.all_reduce(x, strategy=strategy)
-            assert np.allclose(x, np.sum(parts, axis=0), rtol=1e-5, atol=1e-5), what
-            assert_same_everywhere(context.backend, x, what)
+    for strategy, count in product(ALL_REDUCE, COUNTS):
+        what = f"{strategy} of {count}"
+        parts = [np.random.default_rng([rank, count]).normal(size=count).astype(np.float32) for rank in range(n)]
+        x = parts[context.rank].copy()
+        context.all_reduce(x, strategy=strategy)
+        assert np.allclose(x, np.sum(parts, axis=0), rtol=1e-5, atol=1e-5), what
+        assert_same_everywhere(context.backend, x, what)
 
 
 @collective_check(ranks=2)
@@ -74,39 +74,33 @@ def all_reduce_gives_four_ranks_the_same_bits_by_every_strategy(context: Distrib
 
 @collective_check(ranks=4)
 def reduce_gives_the_root_the_reduction_and_leaves_the_others_theirs(context: DistributedContext) -> None:
-    for strategy in REDUCE:
-        for root in range(4):
-            for count in (0, 1, 1001, 70_001):
-                parts = parts_of(4, (count,), "int32", seed=root)
-                x = parts[context.rank].copy()
-                result = context.reduce(x, root, op_of(ReduceOp.PREMUL_SUM, context.rank), strategy=strategy)
-                assert result is x
-                expected = reduced(parts, ReduceOp.premul_sum(1)) if context.rank == root else parts[context.rank]
-                assert_equal(x, expected, f"{strategy} of {count} to {root}")
+    op = ReduceOp.PREMUL_SUM
+    for strategy, root, count in product(REDUCE, range(4), ROOTED_COUNTS):
+        parts, x = parts_of(context, (count,), "int32", seed=root)
+        assert context.reduce(x, root, op_of(op, context.rank), strategy=strategy) is x
+        expected = reduced(parts, op) if context.rank == root else parts[context.rank]
+        assert_equal(x, expected, f"{strategy} of {count} to {root}")
 
 
 @collective_check(ranks=3)
 def reduce_works_for_every_op_and_element_type(context: DistributedContext) -> None:
     for turn, (dtype, op) in enumerate(meaningful()):
-        parts = parts_of(3, (5,), dtype)
-        x = parts[context.rank].copy()
+        parts, x = parts_of(context, (5,), dtype)
         context.reduce(x, turn % 3, op_of(op, context.rank))
-        expected = reduced(parts, op_of(op, 0)) if context.rank == turn % 3 else parts[context.rank]
+        expected = reduced(parts, op) if context.rank == turn % 3 else parts[context.rank]
         assert_equal(x, expected, f"{op.name} of {dtype}")
 
 
 @collective_check(ranks=3)
 def reduce_scatter_gives_each_rank_its_reduced_part(context: DistributedContext) -> None:
     for dtype, op in meaningful():
-        parts = parts_of(3, (3, 5), dtype)
-        x = parts[context.rank].copy()
+        parts, x = parts_of(context, (3, 5), dtype)
         result = context.reduce_scatter(x, op_of(op, context.rank))
-        assert_equal(result, reduced(parts, op_of(op, 0))[context.rank], f"{op.name} of {dtype}")
+        assert_equal(result, reduced(parts, op)[context.rank], f"{op.name} of {dtype}")
         assert_equal(x, parts[context.rank], "what was passed is kept")
     for shape in ((3,), (3, 0), (3, 100_003), (3, 2, 2)):
-        parts = parts_of(3, shape, "float64")
-        result = context.reduce_scatter(parts[context.rank])
-        assert_equal(np.asarray(result), reduced(parts, ReduceOp.SUM)[context.rank], f"{shape}")
+        parts, x = parts_of(context, shape, "float64")
+        assert_equal(np.asarray(context.reduce_scatter(x)), reduced(parts)[context.rank], f"{shape}")
 
 
 # --- transfers ---
@@ -114,47 +108,39 @@ def reduce_scatter_gives_each_rank_its_reduced_part(context: DistributedContext)
 
 @collective_check(ranks=4)
 def broadcast_gives_everybody_the_roots_array(context: DistributedContext) -> None:
-    for strategy in BROADCAST:
-        for root in range(4):
-            for count in (0, 1, 1001, 70_001):
-                parts = parts_of(4, (count,), "int32", seed=root)
-                x = parts[context.rank].copy()
-                assert context.broadcast(x, root, strategy=strategy) is x
-                assert_equal(x, parts[root], f"{strategy} of {count} from {root}")
+    for strategy, root, count in product(BROADCAST, range(4), ROOTED_COUNTS):
+        parts, x = parts_of(context, (count,), "int32", seed=root)
+        assert context.broadcast(x, root, strategy=strategy) is x
+        assert_equal(x, parts[root], f"{strategy} of {count} from {root}")
 
 
 @collective_check(ranks=3)
 def gathers_stack_what_the_ranks_have(context: DistributedContext) -> None:
-    for dtype in DTYPES:
-        for turn, shape in enumerate(SHAPES):
-            parts = parts_of(3, shape, dtype)
-            x = parts[context.rank].copy()
-            assert_equal(context.all_gather(x), np.stack(parts), f"all_gather of {dtype}{shape}")
-            gathered = context.gather(x, turn % 3)
-            if context.rank == turn % 3:
-                assert_equal(gathered, np.stack(parts), f"gather of {dtype}{shape}")
-            else:
-                assert gathered is None
-            assert_equal(x, parts[context.rank], "what was passed is kept")
+    for dtype, (turn, shape) in product(DTYPES, enumerate(SHAPES)):
+        parts, x = parts_of(context, shape, dtype)
+        assert_equal(context.all_gather(x), np.stack(parts), f"all_gather of {dtype}{shape}")
+        gathered = context.gather(x, turn % 3)
+        if context.rank == turn % 3:
+            assert_equal(gathered, np.stack(parts), f"gather of {dtype}{shape}")
+        else:
+            assert gathered is None
+        assert_equal(x, parts[context.rank], "what was passed is kept")
 
 
 @collective_check(ranks=3)
 def scatter_gives_each_rank_its_part(context: DistributedContext) -> None:
-    for dtype in DTYPES:
-        for turn, shape in enumerate(SHAPES):
-            root = turn % 3
-            whole = part_of(root, (3, *shape), dtype).astype(dtype)
-            part = context.scatter(whole if context.rank == root else None, root)
-            assert_equal(np.asarray(part), whole[context.rank : context.rank + 1].reshape(shape), f"{dtype}{shape}")
+    for dtype, (turn, shape) in product(DTYPES, enumerate(SHAPES)):
+        root = turn % 3
+        whole = part_of(root, (3, *shape), dtype).astype(dtype)
+        part = context.scatter(whole if context.rank == root else None, root)
+        assert_equal(np.asarray(part), whole[context.rank : context.rank + 1].reshape(shape), f"{dtype}{shape}")
 
 
 @collective_check(ranks=3)
 def all_to_all_turns_rows_into_columns(context: DistributedContext) -> None:
-    for dtype in ("bool", "uint8", "float16", "float64", "complex64"):
-        for shape in (*SHAPES, (100_003,)):
-            parts = parts_of(3, (3, *shape), dtype)
-            result = context.all_to_all(parts[context.rank])
-            assert_equal(result, np.stack([part[context.rank] for part in parts]), f"{dtype}{shape}")
+    for dtype, shape in product(("bool", "uint8", "float16", "float64", "complex64"), (*SHAPES, (100_003,))):
+        parts, x = parts_of(context, (3, *shape), dtype)
+        assert_equal(context.all_to_all(x), np.stack([part[context.rank] for part in parts]), f"{dtype}{shape}")
 
 
 @collective_check(ranks=3)
@@ -173,15 +159,14 @@ def all_to_all_takes_parts_of_any_shapes_and_types(context: DistributedContext) 
 @collective_check(ranks=3)
 def arrays_go_between_two_ranks(context: DistributedContext) -> None:
     n, rank = 3, context.rank
-    for dtype in DTYPES:
-        for shape in SHAPES:
-            parts = parts_of(n, shape, dtype)
-            into = np.zeros(shape, dtype)
-            assert context.sendrecv(parts[rank], (rank + 1) % n, into, (rank - 1) % n, tag=5) is into
-            assert_equal(into, parts[(rank - 1) % n], f"sendrecv of {dtype}{shape}")
-    parts = parts_of(n, (6, 4), "float32")
+    for dtype, shape in product(DTYPES, SHAPES):
+        parts, x = parts_of(context, shape, dtype)
+        into = np.zeros(shape, dtype)
+        assert context.sendrecv(x, (rank + 1) % n, into, (rank - 1) % n, tag=5) is into
+        assert_equal(into, parts[(rank - 1) % n], f"sendrecv of {dtype}{shape}")
+    parts, x = parts_of(context, (6, 4), "float32")
     if rank == 0:
-        context.send(parts[0][:, ::2], 1, tag=3)
+        context.send(x[:, ::2], 1, tag=3)
     elif rank == 1:
         into = np.zeros((4, 6), np.float32)
         assert context.recv(into[::2].T, 0, tag=3) is not None
@@ -192,16 +177,11 @@ def arrays_go_between_two_ranks(context: DistributedContext) -> None:
 @collective_check(ranks=3)
 def objects_are_the_same_everywhere(context: DistributedContext) -> None:
     for root in range(3):
-        plain: dict[str, Any] = {
-            "rank": root,
-            "list": [1, 2.5, None, True, "naïve"],
-            "bytes": b"\0\xff",
-            "dict": {"a": {}},
-        }
-        thing: dict[str, Any] = {"plain": plain, "array": part_of(root, (2, 3), "float32")}
-        got = context.broadcast_object(thing if context.rank == root else None, root)
+        array = part_of(root, (2, 3), "float32")
+        plain: list[Any] = [root, {"list": [1, 2.5, None, True, "naïve"], "bytes": b"\0\xff", "dict": {"a": {}}}]
+        got = context.broadcast_object({"plain": plain, "array": array} if context.rank == root else None, root)
         assert got["plain"] == plain
-        assert_equal(got["array"], part_of(root, (2, 3), "float32"), "array")
+        assert_equal(got["array"], array, "array")
     gathered = context.all_gather_object(["rank", context.rank, "x" * 70_000 * context.rank])
     assert gathered == [["rank", rank, "x" * 70_000 * rank] for rank in range(3)]
 

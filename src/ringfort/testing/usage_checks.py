@@ -28,29 +28,26 @@ from ringfort.testing.reference import SHAPES, assert_equal, parts_of, reduced
 def arrays_may_have_any_layout_and_shape(context: DistributedContext) -> None:
     root = 0
     for shape in SHAPES:
-        parts = parts_of(2, shape, "float32")
-        x = parts[context.rank].copy()
-        assert_equal(context.all_reduce(x), reduced(parts, ReduceOp.SUM), f"all_reduce of {shape}")
-        x = parts[context.rank].copy()
+        parts, x = parts_of(context, shape, "float32")
+        assert_equal(context.all_reduce(x.copy()), reduced(parts), f"all_reduce of {shape}")
         assert_equal(context.broadcast(x, root), parts[root], f"broadcast of {shape}")
-    parts = parts_of(2, (6, 8), "int64")
     for view in (np.s_[:, ::2], np.s_[::-1], np.s_[1:4, 2], np.s_[::2, ::-3]):
-        whole = parts[context.rank].copy()
+        parts, whole = parts_of(context, (6, 8), "int64")
+        expected = whole.copy()
+        expected[view] = reduced(parts)[view]
         x = whole[view]
         assert context.all_reduce(x) is x
-        expected = parts[context.rank].copy()
-        expected[view] = reduced(parts, ReduceOp.SUM)[view]
         assert_equal(whole, expected, f"all_reduce of {view}")
         assert_equal(context.all_gather(parts[context.rank][view]), np.stack([p[view] for p in parts]), f"{view}")
-    fortran = np.asfortranarray(parts[context.rank])
+    parts, x = parts_of(context, (6, 8), "int64")
+    fortran = np.asfortranarray(x)
     context.broadcast(fortran, 1)
     assert_equal(fortran, parts[1], "broadcast into Fortran order")
 
 
 @collective_check(ranks=2)
 def read_only_arrays_can_be_read_and_are_refused_where_they_would_be_written(context: DistributedContext) -> None:
-    parts = parts_of(2, (2, 3), "float64")
-    x = parts[context.rank].copy()
+    parts, x = parts_of(context, (2, 3), "float64")
     x.flags.writeable = False
     other = 1 - context.rank
     refuses(
@@ -62,7 +59,7 @@ def read_only_arrays_can_be_read_and_are_refused_where_they_would_be_written(con
     )
     assert_equal(context.all_gather(x), np.stack(parts), "all_gather")
     assert_equal(context.all_to_all(x), np.stack([part[context.rank] for part in parts]), "all_to_all")
-    assert_equal(context.reduce_scatter(x), reduced(parts, ReduceOp.SUM)[context.rank], "reduce_scatter")
+    assert_equal(context.reduce_scatter(x), reduced(parts)[context.rank], "reduce_scatter")
     context.broadcast(x if context.rank == 0 else x.copy(), 0)
     context.reduce(x if context.rank == 1 else x.copy(), 0)
 

@@ -49,9 +49,8 @@ def only_list(lists: Any) -> list[Any]:
 def pairs_of(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """Return each output with its input. Raises `InvalidArgumentError` if their numbers differ."""
     if len(outputs) != len(inputs):
-        raise InvalidArgumentError(
-            "outputs", f"list of {len(outputs)}", f"must have one for each of {len(inputs)} inputs"
-        )
+        why = f"must have one for each of {len(inputs)} inputs"
+        raise InvalidArgumentError("outputs", f"list of {len(outputs)}", why)
     return list(zip(outputs, inputs, strict=True))
 
 
@@ -92,20 +91,12 @@ def root_tensor_of(opts: Any, tensors: list[Any]) -> int:
 
 _KEYWORDS: Final = {
     "tensor": "tensors",
-    "output": "outputs",
-    "output_tensor": "outputs",
-    "output_tensors": "outputs",
-    "output_lists": "outputs",
-    "outputTensor": "outputs",
-    "input": "inputs",
-    "input_tensor": "inputs",
-    "input_tensors": "inputs",
-    "input_list": "inputs",
-    "inputTensor": "inputs",
     "output_split_sizes": "output_sizes",
     "input_split_sizes": "input_sizes",
     "dstRank": "dst",
     "srcRank": "src",
+    **dict.fromkeys(("output", "output_tensor", "output_tensors", "output_lists", "outputTensor"), "outputs"),
+    **dict.fromkeys(("input", "input_tensor", "input_tensors", "input_list", "inputTensor"), "inputs"),
 }
 """Torch's names of the arguments of a process group's methods, and ours: the same in all methods."""
 

@@ -40,10 +40,10 @@ def compress_hook(compression: Compression = "auto") -> Callable[[Any, Any], Any
 
     def hook(state: Any, bucket: Any) -> Any:
         context = _context_of(state)
-        tensors: list[tuple[str, tuple[int, ...]]] = []
-        for parameter in bucket.parameters():
-            name = names.setdefault(id(parameter), f"parameter {len(names)}")
-            tensors.append((name, tuple(parameter.shape)))
+        tensors = [
+            (names.setdefault(id(parameter), f"parameter {len(names)}"), tuple(parameter.shape))
+            for parameter in bucket.parameters()
+        ]
         buffer = bucket.buffer()
         host = buffer if buffer.is_cpu else buffer.cpu()
         work = context.all_reduce_compressed(host.detach(), ReduceOp.MEAN, compressor, tensors, async_op=True)

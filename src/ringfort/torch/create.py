@@ -21,9 +21,10 @@ from ringfort.config import DistributedConfig, Environment, format_address
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTimeoutError
 from ringfort.torch.devices import tell_of_cuda
+from ringfort.torch.hooks import keep_recorder_off
 from ringfort.torch.init_method import group_seconds, links_of
 from ringfort.torch.names import dist, torch
-from ringfort.torch.process_group import RingfortProcessGroup, keep_recorder_off
+from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.transport import tcp
 
 _PLACE: Final = "ringfort/place"
@@ -40,7 +41,7 @@ def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
         why = "must be None; set environment variables such as RINGFORT_SHM instead (see docs/torch.md)"
         raise InvalidArgumentError("pg_options", backend_options, why)
     config = _config(options)
-    keep_recorder_off()
+    keep_recorder_off(RingfortProcessGroup)
     tell_of_cuda(options.store, options.group_rank)
     members = tuple(options.global_ranks_in_group)
     world = dist.group.WORLD
@@ -64,11 +65,8 @@ def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> T
 
 def _config(options: Any) -> DistributedConfig:
     told = Environment.from_mapping()
-    settings: dict[str, Any] = {"timeout": group_seconds(options.timeout)}
-    for name in ("encryption", "shared_memory"):
-        if getattr(told, name) is not None:
-            settings[name] = getattr(told, name)
-    return DistributedConfig(**settings)
+    settings: dict[str, Any] = {"encryption": told.encryption, "shared_memory": told.shared_memory or "on"}
+    return DistributedConfig(timeout=group_seconds(options.timeout), **settings)
 
 
 def _place(listener: socket.socket, config: DistributedConfig) -> str:
@@ -81,8 +79,7 @@ def _place(listener: socket.socket, config: DistributedConfig) -> str:
 
 
 def _interfaces(*, strict: bool) -> Choice:
-    wanted = (Environment.from_mapping().interfaces or "").replace(",", " ").split()
-    return choose(list_interfaces(), wanted, strict=strict)
+    return choose(list_interfaces(), Environment.from_mapping().interfaces, strict=strict)
 
 
 def _ways_to(store: Any, config: DistributedConfig) -> list[str]:

@@ -1,4 +1,5 @@
-"""`CudaEngine`: what a process group does with tensors on GPUs."""
+"""Tensors on GPUs: `CudaEngine` for a process group; `gpu_all_reduce` and `gpu_broadcast` for any `DistributedContext`,
+without a torch process group."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from weakref import proxy
 
 from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Work
 from ringfort.context import DistributedContext
-from ringfort.errors import InvalidArgumentError
+from ringfort.errors import BackendUnavailableError, InvalidArgumentError, UnsupportedArrayError
+from ringfort.torch.hooks import untraced
 from ringfort.torch.names import torch
-from ringfort.torch.operations import Call
-from ringfort.torch.staging import CHUNK_BYTES, Stage
+from ringfort.torch.operations import Call, all_reduce, broadcast, by_engine
+from ringfort.torch.staging import CHUNK_BYTES, Stage, StagedCall
 from ringfort.torch.tensors import flatten, is_plain, to_array
-from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
 
 
@@ -106,49 +109,6 @@ class CudaWork(RingfortWork):
         return self._device.future()
 
 
-class _Messages:
-    """Point-to-point messages of tensors on one GPU. Each is one piece, so that the peer may have it in host memory.
-
-    They have streams of their own: behind the copies of a collective, a message would wait for the kernels that the
-    caller issued before that collective.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._down, self._up = device.stream(), device.stream()
-
-    def outgoing(self, tensor: Any) -> tuple[Any, Callable[[], object], Callable[..., RingfortWork]]:
-        device, source = self._device, flatten(tensor)
-        device.check()
-        copy = device.pinned(source.numel() * source.element_size()).view(source.dtype)
-        self._down.wait_event(device.record(device.current()))
-        device.keep(source, self._down)
-        device.copy(self._down, copy, source)
-        copied = device.record(self._down)
-        return to_array(copy), copied.synchronize, partial(CudaWork, device, lambda: copied, [tensor])
-
-    def incoming(self, tensor: Any) -> tuple[ArrayView, Callable[..., RingfortWork]]:
-        device, place = self._device, flatten(tensor)
-        device.check()
-        memory = device.pinned(place.numel() * place.element_size()).view(place.dtype)
-        issued = device.record(device.current())
-        for one in (tensor, place):
-            device.keep(one, self._up)
-        ended: list[Any] = []
-
-        def finish() -> None:
-            """Copy to the device, in the thread that has received the message."""
-            self._up.wait_event(issued)
-            device.copy(self._up, place, memory)
-            if not is_plain(tensor):
-                device.copy(self._up, tensor.detach(), place.view(tensor.dtype).view(tensor.shape))
-            ended.append(device.record(self._up))
-
-        view = as_view(to_array(memory))
-        as_work = partial(CudaWork, device, lambda: ended[0] if ended else None, [tensor])
-        return ArrayView(view.flat, view.kind, finish=finish), as_work
-
-
 class CudaEngine:
     """Serves the tensors of one group that are on GPUs."""
 
@@ -157,42 +117,114 @@ class CudaEngine:
     ) -> None:
         """With `chunk_bytes` 0 other ranks may have the same tensors in host memory. `make` opens a device."""
         self._context, self._chunk_bytes, self._make = context, chunk_bytes, make
-        self._devices: dict[Any, tuple[Stage, _Messages]] = {}
+        self._stages: dict[Any, Stage] = {}
+
+    def stage(self, device: Any) -> Stage:
+        """Return the stage of one GPU."""
+        if device not in self._stages:
+            self._stages[device] = Stage(self._context, self._make(device), chunk_bytes=self._chunk_bytes)
+        return self._stages[device]
 
     def issue(self, calls: Sequence[Call], seconds: float, *, is_async: bool) -> RingfortWork:
-        """Begin the calls; unless `is_async`, return when the network has done its part. Raises what is wrong."""
-        if not is_async:
-            for call in calls:
-                self.stage(call.device).run(call, seconds)
-            return RingfortWork([tensor for call in calls for tensor in call.results])
-        works: list[CudaWork] = []
+        """Begin the calls; unless `is_async`, return when the network has done its part, in the caller's thread if
+        possible. Raises what is wrong."""
+        works: list[RingfortWork] = []
         for call in calls:
             stage = self.stage(call.device)
-            work, staged = stage.issue(call, seconds)
-            works.append(CudaWork(stage.device, lambda staged=staged: staged.ended, call.results, work))
+            staged = StagedCall(stage, call, seconds, is_alone=not is_async)
+            if is_async:
+                work = self._context.issue(staged.whole, True)
+                works.append(CudaWork(stage.device, lambda staged=staged: staged.ended, call.results, work))
+                continue
+            try:
+                self._context.issue(staged.whole, False)
+            finally:
+                if staged.ended is not None:
+                    stage.device.current().wait_event(staged.ended)
+            works.append(RingfortWork(call.results))
         return works[0] if len(works) == 1 else Several(works)
+
+    # A message is one piece, so that the peer may have its tensor in host memory.
 
     def outgoing(self, tensor: Any) -> tuple[Any, Callable[[], object], Callable[..., RingfortWork]]:
         """Begin to copy `tensor` to the host. Return the copy, a function that blocks until it is complete, and one
         that makes torch's work of the one that sends it."""
-        return self._open(tensor.device)[1].outgoing(tensor)
+        stage, source = self.stage(tensor.device), flatten(tensor)
+        device, stream = stage.device, stage.sending
+        device.check()
+        copy = device.pinned(source.numel() * source.element_size()).view(source.dtype)
+        stream.wait_event(device.record(device.current()))
+        device.keep(source, stream)
+        device.copy(stream, copy, source)
+        copied = device.record(stream)
+        return to_array(copy), copied.synchronize, partial(CudaWork, device, lambda: copied, [tensor])
 
     def incoming(self, tensor: Any) -> tuple[ArrayView, Callable[..., RingfortWork]]:
         """Return a view to receive in, which copies itself to `tensor` when it is finished; and a function that makes
         torch's work of the one that receives."""
-        return self._open(tensor.device)[1].incoming(tensor)
+        stage, place = self.stage(tensor.device), flatten(tensor)
+        device, stream = stage.device, stage.receiving
+        device.check()
+        memory = device.pinned(place.numel() * place.element_size()).view(place.dtype)
+        issued = device.record(device.current())
+        for one in (tensor, place):
+            device.keep(one, stream)
+        ended: list[Any] = []
+
+        def finish() -> None:
+            """Copy to the device, in the thread that has received the message."""
+            stream.wait_event(issued)
+            device.copy(stream, place, memory)
+            if not is_plain(tensor):
+                device.copy(stream, tensor.detach(), place.view(tensor.dtype).view(tensor.shape))
+            ended.append(device.record(stream))
+
+        view = as_view(to_array(memory))
+        as_work = partial(CudaWork, device, lambda: ended[0] if ended else None, [tensor])
+        return ArrayView(view.flat, view.kind, finish=finish), as_work
 
     def shutdown(self) -> None:
         """Release the pinned memory."""
-        self._devices.clear()
+        self._stages.clear()
 
-    def stage(self, device: Any) -> Stage:
-        """Return the stage of one GPU."""
-        return self._open(device)[0]
 
-    def _open(self, device: Any) -> tuple[Stage, _Messages]:
-        if device not in self._devices:
-            opened = self._make(device)
-            stage = Stage(self._context, opened, chunk_bytes=self._chunk_bytes)
-            self._devices[device] = stage, _Messages(opened)
-        return self._devices[device]
+# --- without a process group ------------------------------------------------------------------------------------------
+
+
+def gpu_all_reduce(
+    ctx: DistributedContext, tensor: Any, op: Op = ReduceOp.SUM, *, timeout: float | None = None, async_op: bool = False
+) -> Any:
+    """Reduce `tensor` over all ranks, in place, by NCCL where the backend has it; return it, or with `async_op` a work.
+
+    All ranks pass a tensor on a GPU. This function, or the work's `wait`, blocks until the network has done its part;
+    the current stream waits for the copy that is left. Raises `BackendUnavailableError` without CUDA.
+    """
+    return _issue(ctx, tensor, all_reduce(tensor, op), timeout, async_op)
+
+
+def gpu_broadcast(
+    ctx: DistributedContext, tensor: Any, root: int = 0, *, timeout: float | None = None, async_op: bool = False
+) -> Any:
+    """Copy the root's `tensor` to all ranks, in place; the rest as `gpu_all_reduce`."""
+    return _issue(ctx, tensor, broadcast(tensor, root, is_root=ctx.rank == root), timeout, async_op)
+
+
+def _issue(ctx: DistributedContext, tensor: Any, call: Call, timeout: float | None, async_op: bool) -> Any:
+    if not torch.cuda.is_available():
+        how = (
+            "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); "
+            "for tensors on the CPU, use all_reduce and broadcast of the context"
+        )
+        raise BackendUnavailableError("CUDA", how)
+    if not getattr(tensor, "is_cuda", False):
+        where = f"tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise UnsupportedArrayError("tensor", where, "must be on a GPU; for others, use the methods of the context")
+    seconds = ctx.group.check_timeout(timeout)
+    ctx.group.check_root(call.root)
+    operation = by_engine(ctx.group, call, timeout)
+    if operation is not None:
+        return ctx.issue(operation, async_op)
+    if not ctx.stages:
+        ctx.stages["cuda"] = CudaEngine(proxy(ctx))  # a proxy: the context must not hold itself
+    work = ctx.stages["cuda"].issue([call], seconds, is_async=async_op)
+    return work if async_op else tensor

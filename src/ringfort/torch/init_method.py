@@ -90,9 +90,8 @@ def _is_default(timeout: timedelta | None) -> bool:
 def _parse_query(url: str) -> dict[str, float]:
     parts = urlparse(url)
     if parts.netloc or parts.path.strip("/"):
-        raise ConfigError(
-            "init_method", url, "must not have an address; write ringfort:// alone, or ringfort://?world_size=2"
-        )
+        why = "must not have an address; write ringfort:// alone, or ringfort://?world_size=2"
+        raise ConfigError("init_method", url, why)
     found: dict[str, float] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _QUERY:

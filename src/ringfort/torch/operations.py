@@ -34,8 +34,8 @@ class Kind(NamedTuple):
     """One row of the table of collectives."""
 
     collective: Collective
-    make: Callable[[Group, Call, Arrays, Arrays, float], Operation]
-    """Prepare the operation on host arrays: group, call, inputs, outputs, timeout in seconds."""
+    prepare: Callable[..., Operation]
+    """The function of `ringfort.collectives`."""
     reduces: bool = False
     """Whether elements are reduced. Those that are only moved may have any element type."""
     inputs_per_rank: bool = False
@@ -43,12 +43,24 @@ class Kind(NamedTuple):
     """Whether there is a list with one tensor for each rank, or a single tensor. Where both are single, it is the same
     tensor: the collective works in place."""
     is_rooted: bool = False
-    """Whether only the root has a list."""
+    """Whether there is a root. Then only the root has a list."""
 
     @property
     def has_any_sizes(self) -> bool:
         """Whether the tensors may differ in size."""
         return self.inputs_per_rank and self.outputs_per_rank
+
+    def make(self, group: Group, call: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
+        """Prepare the operation on host arrays. An empty list is what ranks that are not the root pass."""
+        x = (inputs or None) if self.inputs_per_rank else (inputs or outputs)[0]
+        settings: dict[str, Any] = {"root": call.root} if self.is_rooted else {}
+        if self.reduces:
+            settings["op"] = call.op
+        if self.outputs_per_rank:
+            settings["out"] = outputs or None
+        elif self.inputs_per_rank:
+            settings["out"] = outputs[0]
+        return self.prepare(group, x, timeout=seconds, **settings)
 
     def parts(self, rank: int, world_size: int) -> tuple[int, Sequence[int], Sequence[int]]:
         """Return how many parts a staging buffer has, and which of them are the inputs and the outputs.
@@ -95,10 +107,10 @@ class Call(NamedTuple):
         if not kind.inputs_per_rank and not kind.outputs_per_rank:
             return
         length = 0 if kind.is_rooted and group.rank != self.root else group.world_size
-        if kind.inputs_per_rank and len(self.inputs) != length:
-            raise _wrong_length("input", self.inputs, length)
-        if kind.outputs_per_rank and len(self.outputs) != length:
-            raise _wrong_length("output", self.outputs, length)
+        if kind.inputs_per_rank:
+            _check_length("input", self.inputs, length)
+        if kind.outputs_per_rank:
+            _check_length("output", self.outputs, length)
         first, *others = (*self.inputs, *self.outputs)
         dtype, device, count = first.dtype, first.device, first.numel()
         for index, tensor in enumerate(others, start=1 - len(self.inputs)):
@@ -129,56 +141,22 @@ class Call(NamedTuple):
         return Operation(operation.name, operation.nbytes, run)
 
 
-def _wrong_length(name: str, tensors: Sequence[Any], length: int) -> InvalidArgumentError:
-    why = (
-        f"must have one tensor for each of {length} ranks" if length else "must be empty at ranks that are not the root"
-    )
-    return InvalidArgumentError(name, f"list of {len(tensors)}", why)
+def _check_length(name: str, tensors: Sequence[Any], length: int) -> None:
+    if len(tensors) != length:
+        every, none = f"must have one tensor for each of {length} ranks", "must be empty at ranks that are not the root"
+        raise InvalidArgumentError(name, f"list of {len(tensors)}", every if length else none)
 
 
 # --- the collectives --------------------------------------------------------------------------------------------------
 
-
-def _all_reduce(group: Group, call: Call, inputs: Arrays, _: Arrays, seconds: float) -> Operation:
-    return prepare_all_reduce(group, inputs[0], call.op, timeout=seconds)
-
-
-def _reduce(group: Group, call: Call, inputs: Arrays, _: Arrays, seconds: float) -> Operation:
-    return prepare_reduce(group, inputs[0], call.root, call.op, timeout=seconds)
-
-
-def _broadcast(group: Group, call: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
-    return prepare_broadcast(group, (inputs or outputs)[0], call.root, timeout=seconds)
-
-
-def _all_gather(group: Group, _: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
-    return prepare_all_gather(group, inputs[0], out=outputs, timeout=seconds)
-
-
-def _gather(group: Group, call: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
-    return prepare_gather(group, inputs[0], call.root, out=outputs or None, timeout=seconds)
-
-
-def _scatter(group: Group, call: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
-    return prepare_scatter(group, inputs or None, call.root, out=outputs[0], timeout=seconds)
-
-
-def _reduce_scatter(group: Group, call: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
-    return prepare_reduce_scatter(group, inputs, call.op, out=outputs[0], timeout=seconds)
-
-
-def _all_to_all(group: Group, _: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
-    return prepare_all_to_all(group, inputs, out=outputs, timeout=seconds)
-
-
-ALL_REDUCE: Final = Kind(Collective.ALL_REDUCE, _all_reduce, reduces=True)
-REDUCE: Final = Kind(Collective.REDUCE, _reduce, reduces=True)
-BROADCAST: Final = Kind(Collective.BROADCAST, _broadcast)
-ALL_GATHER: Final = Kind(Collective.ALL_GATHER, _all_gather, outputs_per_rank=True)
-GATHER: Final = Kind(Collective.GATHER, _gather, outputs_per_rank=True, is_rooted=True)
-SCATTER: Final = Kind(Collective.SCATTER, _scatter, inputs_per_rank=True, is_rooted=True)
-REDUCE_SCATTER: Final = Kind(Collective.REDUCE_SCATTER, _reduce_scatter, reduces=True, inputs_per_rank=True)
-ALL_TO_ALL: Final = Kind(Collective.ALL_TO_ALL_LIST, _all_to_all, inputs_per_rank=True, outputs_per_rank=True)
+ALL_REDUCE: Final = Kind(Collective.ALL_REDUCE, prepare_all_reduce, reduces=True)
+REDUCE: Final = Kind(Collective.REDUCE, prepare_reduce, reduces=True, is_rooted=True)
+BROADCAST: Final = Kind(Collective.BROADCAST, prepare_broadcast, is_rooted=True)
+ALL_GATHER: Final = Kind(Collective.ALL_GATHER, prepare_all_gather, outputs_per_rank=True)
+GATHER: Final = Kind(Collective.GATHER, prepare_gather, outputs_per_rank=True, is_rooted=True)
+SCATTER: Final = Kind(Collective.SCATTER, prepare_scatter, inputs_per_rank=True, is_rooted=True)
+REDUCE_SCATTER: Final = Kind(Collective.REDUCE_SCATTER, prepare_reduce_scatter, reduces=True, inputs_per_rank=True)
+ALL_TO_ALL: Final = Kind(Collective.ALL_TO_ALL_LIST, prepare_all_to_all, inputs_per_rank=True, outputs_per_rank=True)
 
 
 def all_reduce(tensor: Any, op: Op, **more: Any) -> Call:

@@ -1,19 +1,24 @@
 """Point-to-point messages of a process group: in order within a direction, a peer and a tag, and in the background
-until somebody waits for them."""
+until somebody waits for them. And a barrier of such messages, which names the ranks that did not come."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from ringfort.backends.any_source import wait_for_any
+from ringfort.backends.group import Group
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.work import Runner, Work
 from ringfort.context import DistributedContext
-from ringfort.errors import ChannelClosedError, OperationTimeoutError, SizeMismatchError
+from ringfort.errors import ChannelClosedError, DistributedError, OperationTimeoutError, SizeMismatchError
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
+
+_BARRIER_TAG: Final = 1 << 62
+"""Above all tags that a caller may use, below that of the collectives."""
 
 
 class Messages:
@@ -30,10 +35,7 @@ class Messages:
     def send(self, x: Any, dst: int, tag: int, timeout: float, *, before: Callable[[], object] | None = None) -> Work:
         """Send `x` as it is once `before` has returned."""
         view, group = as_view(x, "tensor"), self._backend.group
-        to_self = self._queue(tag) if dst == group.rank else None
-        if to_self is None:
-            group.check_peer(dst, "dst")
-            group.tagged(tag, timeout)
+        to_self = self._check(dst, "dst", tag, timeout)
 
         def run() -> None:
             if before is not None:
@@ -43,19 +45,12 @@ class Messages:
             else:
                 to_self.put(view.flat.copy())
 
-        if to_self is None:
-            return self._runner("send", dst, tag).submit("send", run)
-        work = Work("send")
-        work.run(run)
-        return work
+        return self._runner("send", dst, tag).submit("send", run)
 
     def recv(self, into: Any, src: int, tag: int, timeout: float) -> Work:
         """Receive into `into`."""
         view, group = as_view(into, "tensor", writable=True), self._backend.group
-        to_self = self._queue(tag) if src == group.rank else None
-        if to_self is None:
-            group.check_peer(src, "src")
-            group.tagged(tag, timeout)
+        to_self = self._check(src, "src", tag, timeout)
 
         def run() -> None:
             if to_self is None:
@@ -91,9 +86,15 @@ class Messages:
             raise SizeMismatchError(view.flat.nbytes, data.nbytes, peer=rank)
         return data
 
-    def _queue(self, tag: int) -> SimpleQueue[Array | None]:
-        with self._lock:
-            return self._to_self.setdefault(tag, SimpleQueue())
+    def _check(self, peer: int, name: str, tag: int, timeout: float) -> SimpleQueue[Array | None] | None:
+        """Raise what is wrong with a message. Return the queue that it passes through if `peer` is this rank itself."""
+        group = self._backend.group
+        if peer == group.rank:
+            with self._lock:
+                return self._to_self.setdefault(tag, SimpleQueue())
+        group.check_peer(peer, name)
+        group.tagged(tag, timeout)
+        return None
 
     def _runner(self, direction: str, peer: int, tag: int) -> Runner:
         with self._lock:
@@ -111,3 +112,36 @@ class Messages:
                 queue.put(None)
         for runner in runners:
             runner.close(wait=False)
+
+
+def monitored_barrier(group: Group, timeout: float, *, wait_all_ranks: bool = False) -> None:
+    """Return when every rank has called it.
+
+    Raises `OperationTimeoutError`, at rank 0 with the first rank that did not come, or with `wait_all_ranks` all of
+    them. If ranks failed and none is merely late, rank 0 raises the error of the first.
+    """
+    deadline = group.now() + timeout
+
+    def envelope(seconds: float) -> Envelope:
+        return Envelope(group.comm_id, _BARRIER_TAG, timeout=seconds, deadline=group.now() + seconds)
+
+    if group.rank != 0:
+        group.send(b"", 0, envelope(timeout))
+        group.recv(bytearray(), 0, envelope(timeout))
+        return
+    missing: dict[int, DistributedError] = {}
+    for peer in range(1, group.world_size):
+        try:
+            group.recv(bytearray(), peer, envelope(max(0.001, deadline - group.now())))
+        except DistributedError as exc:
+            missing[peer] = exc
+            if not wait_all_ranks:
+                break
+    late = [peer for peer, exc in missing.items() if isinstance(exc, OperationTimeoutError)]
+    if late:
+        state = "; ".join(f"rank {peer} did not come" if peer in late else str(exc) for peer, exc in missing.items())
+        raise OperationTimeoutError("monitored_barrier", timeout, peer=late[0], state=state)
+    for exc in missing.values():
+        raise exc
+    for peer in range(1, group.world_size):
+        group.send(b"", peer, envelope(timeout))

@@ -12,42 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ringfort.backends.group import Group
 from ringfort.context import DistributedContext
-from ringfort.torch import BACKEND, operations, several, sparse
+from ringfort.torch import BACKEND, operations, several
 from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_tensor_of
 from ringfort.torch.callbacks import current, follow_futures, origin_of
 from ringfort.torch.devices import BEFORE_2_13, make_engine, named_for, routed
+from ringfort.torch.hooks import count_steps, untraced
 from ringfort.torch.init_method import forget
-from ringfort.torch.monitored import monitored_barrier
 from ringfort.torch.names import dist, torch
 from ringfort.torch.operations import ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER, Call, Operation
-from ringfort.torch.point_to_point import Messages
-from ringfort.torch.steps import count_steps
+from ringfort.torch.point_to_point import Messages, monitored_barrier
 from ringfort.torch.tensors import split, to_array, to_moved, to_seconds
-from ringfort.torch.untraced import untraced
 from ringfort.torch.work import RingfortWork, Several
-
-_RECORDER: Final = "_maybe_attach_flight_recorder"
-"""The function of torch 2.15 that attaches its flight recorder to a new group."""
-
-
-def keep_recorder_off() -> None:
-    """Keep torch's flight recorder away from our groups: it can only record groups of torch's own engines, and raises
-    for others. Idempotent."""
-    attach: Any = getattr(dist.distributed_c10d, _RECORDER, None)
-    if attach is None or getattr(attach, "spares_ringfort", False):
-        return
-
-    def attach_to_others(group: Any, *arguments: Any, **settings: Any) -> Any:
-        if isinstance(group, RingfortProcessGroup):
-            return None
-        return attach(group, *arguments, **settings)
-
-    attach_to_others.spares_ringfort = True  # pyright: ignore[reportFunctionMemberAccess]
-    setattr(dist.distributed_c10d, _RECORDER, attach_to_others)
 
 
 @untraced
@@ -83,8 +62,8 @@ class RingfortProcessGroup(dist.ProcessGroup):
         ones can be summed."""
         tensors, opts = at_least_one(tensors), options_of(opts, timeout)
         op, in_host_memory = op_of(opts), self.engine_for(tensors[0].device) is None
-        if in_host_memory and sparse.is_sparse(tensors[0]):
-            return self._run(opts, tensors, lambda group, limit: sparse.all_reduce(group, tensors, op, limit))
+        if in_host_memory and tensors[0].layout is torch.sparse_coo:
+            return self._run(opts, tensors, lambda group, limit: several.all_reduce_sparse(group, tensors, op, limit))
         if len(tensors) > 1:
             return self._issue(opts, [several.all_reduce(tensors, op)])
         if in_host_memory and not self._is_async(opts):
@@ -106,14 +85,14 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """Reduce one tensor over all ranks, in place at the root."""
         tensor, opts = only(tensors, "tensors"), options_of(opts, timeout, op)
         root_tensor_of(opts, [tensor])
-        call = operations.reduce(tensor, opts.rootRank, op_of(opts), is_root=self._is_root(opts))
-        return self._issue(opts, [call])
+        is_root = self.context.rank == opts.rootRank
+        return self._issue(opts, [operations.reduce(tensor, opts.rootRank, op_of(opts), is_root=is_root)])
 
     @routed
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RingfortWork:
         """Copy the root's tensor to all ranks, in place. Of several tensors, the root's is `opts.rootTensor`."""
         tensors, opts = at_least_one(tensors), options_of(opts, timeout)
-        index, root, is_root = root_tensor_of(opts, tensors), opts.rootRank, self._is_root(opts)
+        index, root, is_root = root_tensor_of(opts, tensors), opts.rootRank, self.context.rank == opts.rootRank
         if len(tensors) > 1:
             return self._issue(opts, [several.broadcast(tensors, root, index, is_root=is_root)])
         return self._issue(opts, [operations.broadcast(tensors[0], root, is_root=is_root)])
@@ -358,9 +337,6 @@ class RingfortProcessGroup(dist.ProcessGroup):
 
     def _is_async(self, opts: Any) -> bool:
         return self._coalesced is not None or getattr(opts, "asyncOp", True)
-
-    def _is_root(self, opts: Any) -> bool:
-        return self.context.rank == opts.rootRank
 
     def _next(self) -> DistributedContext:
         """Return where the next collective runs. Those of callbacks are not counted: each rank issues them at another

@@ -1,19 +1,22 @@
-"""Calls with several tensors per rank, and with tensors that share memory.
+"""Calls with several tensors per rank, with tensors that share memory and with sparse tensors.
 
-Torch had them for processes with several GPUs, and its methods still take lists. They mean what Gloo makes of them.
+Torch had the first for processes with several GPUs, and its methods still take lists. They mean what Gloo makes of
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Final
 
+from ringfort.backends.group import Group
 from ringfort.collectives.ops import Op, ReduceOp
-from ringfort.errors import InvalidArgumentError, UnsupportedOpError
+from ringfort.errors import InvalidArgumentError, ProtocolError, UnsupportedOpError
 from ringfort.torch import operations
 from ringfort.torch.names import torch
-from ringfort.torch.operations import ALL_GATHER, Call
+from ringfort.torch.operations import ALL_GATHER, Call, Operation
 
 _LOCALLY: Final[dict[Any, Any]] = {
     ReduceOp.SUM: torch.add,
@@ -28,7 +31,7 @@ _LOCALLY: Final[dict[Any, Any]] = {
 
 def all_reduce(tensors: Sequence[Any], op: Op) -> Call:
     """Describe an all-reduce after which each tensor of each rank is the reduction of all tensors of all ranks."""
-    check_alike(tensors)
+    _check_alike(tensors)
     local = _LOCALLY.get(op)
     if local is None:
         raise UnsupportedOpError(str(op), str(tensors[0].dtype), "with several tensors per rank; pass one")
@@ -46,7 +49,7 @@ def all_reduce(tensors: Sequence[Any], op: Op) -> Call:
 
 def broadcast(tensors: Sequence[Any], root: int, index: int, *, is_root: bool) -> Call:
     """Describe a broadcast after which each tensor of each rank is the root's tensor number `index`."""
-    check_alike(tensors)
+    _check_alike(tensors)
     source = tensors[index]
     copies = [(tensor, source) for place, tensor in enumerate(tensors) if place != index]
     return operations.broadcast(source, root, is_root=is_root, result=tensors, copies=copies)
@@ -101,7 +104,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def check_alike(tensors: Sequence[Any]) -> None:
+def _check_alike(tensors: Sequence[Any]) -> None:
     """Raise `InvalidArgumentError` unless all tensors have the same shape, element type and layout."""
     first = tensors[0]
     for tensor in tensors[1:]:
@@ -110,3 +113,48 @@ def check_alike(tensors: Sequence[Any]) -> None:
             if tensor.layout != first.layout:
                 what = f"{tensor.layout} beside {first.layout}"
             raise InvalidArgumentError("tensors", what, "must all have the same shape, element type and layout")
+
+
+def all_reduce_sparse(group: Group, tensors: Sequence[Any], op: Op, timeout: float) -> Operation:
+    """Prepare the operation that makes each of `tensors` the sum of all of them at all ranks: every rank gathers the
+    indices and values of all ranks, and adds them up.
+
+    All must have the layout `sparse_coo` and one shape.
+    """
+    _check_alike(tensors)
+    if op is not ReduceOp.SUM:
+        raise UnsupportedOpError(str(op), "sparse tensors", "sparse tensors can only be added")
+    group.check_timeout(timeout)
+
+    def gather(x: Any) -> Any:
+        """Return every rank's `x`, along a new first axis."""
+        found = x.new_empty(group.world_size, *x.shape)
+        Call(ALL_GATHER, [x], list(found)).operation(group, timeout).run()
+        return found
+
+    def gather_rows(x: Any, counts: list[int]) -> Any:
+        """Return the rows of every rank's `x`, of which rank r has `counts[r]`."""
+        padded = x.new_zeros(max(counts), *x.shape[1:])
+        padded[: len(x)] = x
+        return torch.cat([part[:number] for part, number in zip(gather(padded), counts, strict=True)])
+
+    def run() -> None:
+        own = reduce(torch.add, [tensor.detach() for tensor in tensors]).coalesce()
+        indices, values = own.indices(), own.values().contiguous()
+        shape = [own.sparse_dim(), *own.shape]
+        for rank, other in enumerate(gather(torch.tensor(shape, device="cpu")).tolist()):
+            if other != shape:
+                why = f"sparse axes and shape differ: {shape} at this rank, {other} at rank {rank}"
+                raise InvalidArgumentError("tensor", f"sparse tensor of shape {list(own.shape)}", why)
+        counts = gather(torch.tensor(indices.shape[1], device="cpu")).tolist()
+        every_index, every_value = gather_rows(indices.t(), counts), gather_rows(values, counts)
+        try:  # torch would write outside its memory if a peer sent an index that is out of range
+            total = torch.sparse_coo_tensor(every_index.t(), every_value, own.shape, check_invariants=True)
+        except RuntimeError as exc:
+            raise ProtocolError(f"Invalid indices in the sparse tensor of a peer: {exc}") from exc
+        total = total.coalesce()
+        with torch.inference_mode():  # inference tensors may not be written to outside of it
+            for tensor in tensors:
+                tensor.copy_(total)
+
+    return Operation("all_reduce", sum(tensor._values().nbytes for tensor in tensors), run)

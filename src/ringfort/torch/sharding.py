@@ -13,8 +13,8 @@ from importlib import import_module
 from math import gcd
 from typing import Any, ClassVar
 
-from ringfort.config import DistributedConfig
-from ringfort.errors import BackendUnavailableError, ConfigError, InvalidArgumentError
+from ringfort.config import DistributedConfig, Settings, setting, whole
+from ringfort.errors import ConfigError, InvalidArgumentError
 from ringfort.torch.names import dist, torch
 from ringfort.transport.machine import Machine, hosts_of, this_machine
 
@@ -29,11 +29,11 @@ class Sharding(Enum):
 
 
 @dataclass(frozen=True)
-class ShardingStrategy:
+class ShardingStrategy(Settings):
     """How a model is sharded. `intra_node_size` is for `HYBRID_SHARD` alone."""
 
     kind: Sharding
-    intra_node_size: int | None = None
+    intra_node_size: int | None = setting(None, whole(1))
     """Ranks of one host that share a copy of the model; by default all of the host."""
 
     FULL_SHARD: ClassVar[ShardingStrategy]
@@ -47,11 +47,10 @@ class ShardingStrategy:
     """FULL_SHARD inside each host, NO_SHARD between hosts: only gradients cross the network."""
 
     def __post_init__(self) -> None:
-        size = self.intra_node_size
-        if size is not None and self.kind is not Sharding.HYBRID_SHARD:
-            raise ConfigError("intra_node_size", size, f"only HYBRID_SHARD has this setting, not {self.kind.name}")
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError("intra_node_size", size, "must be a whole number of at least 1")
+        super().__post_init__()
+        if self.intra_node_size is not None and self.kind is not Sharding.HYBRID_SHARD:
+            why = f"only HYBRID_SHARD has this setting, not {self.kind.name}"
+            raise ConfigError("intra_node_size", self.intra_node_size, why)
 
     def __str__(self) -> str:
         return self.kind.name if self.intra_node_size is None else f"{self.kind.name}({self.intra_node_size})"
@@ -66,14 +65,12 @@ class ShardingStrategy:
         """Parse `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD`, `HYBRID_SHARD` or `HYBRID_SHARD(4)`."""
         name, _, size = text.strip().upper().rstrip(")").partition("(")
         try:
-            return cls(Sharding[name], int(size) if size else None)
+            kind, intra_node_size = Sharding[name], int(size) if size else None
         except (KeyError, ValueError) as exc:
-            if isinstance(exc, ConfigError):
-                raise
             known = ", ".join(kind.name for kind in Sharding)
-            raise ConfigError(
-                "strategy", text, f"unknown strategy; use one of: {known} (a hybrid may have a size: HYBRID_SHARD(4))"
-            ) from exc
+            why = f"unknown strategy; use one of: {known} (a hybrid may have a size: HYBRID_SHARD(4))"
+            raise ConfigError("strategy", text, why) from exc
+        return cls(kind, intra_node_size)
 
 
 for _kind in Sharding:
@@ -102,23 +99,20 @@ def shard(
         raise InvalidArgumentError("strategy", strategy, "must be a ShardingStrategy, such as FULL_SHARD")
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError("model", type(model).__name__, "must be a torch.nn.Module")
-    if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError("prefetch", prefetch, "must be a whole number of at least 0")
+    if why := whole(0)(prefetch):
+        raise InvalidArgumentError("prefetch", prefetch, why)
     for name in ("mesh", "reshard_after_forward"):
         if name in options:
             raise InvalidArgumentError(name, options[name], "the strategy sets this option; leave it out")
     if not dist.is_initialized():
         why = 'no process group found; call torch.distributed.init_process_group("ringfort") first'
         raise InvalidArgumentError("model", type(model).__name__, why)
-    fully_shard: Any = getattr(import_module("torch.distributed.fsdp"), "fully_shard", None)
-    if fully_shard is None:
-        raise BackendUnavailableError("fully_shard", "it needs torch 2.6 or later")
+    fully_shard: Any = import_module("torch.distributed.fsdp").fully_shard
     chosen = _units(model, units)
     mesh = make_mesh(strategy, _device_type(model))
     is_released = strategy.kind in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
-    for unit in chosen:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=is_released, **options)
-    fully_shard(model, mesh=mesh, reshard_after_forward=is_released, **options)
+    for module in (*chosen, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=is_released, **options)
     for index, unit in enumerate(chosen):
         if prefetch > 1:  # torch gathers one unit ahead by itself
             unit.set_modules_to_forward_prefetch(chosen[index + 1 : index + 1 + prefetch])
@@ -200,16 +194,11 @@ def _entries(module: Any) -> list[Any]:
 
 
 def _device_type(model: Any) -> str:
-    types = {parameter.device.type for parameter in model.parameters()}
-    if not types:
-        raise InvalidArgumentError("model", type(model).__name__, "must have parameters to shard")
-    if len(types) > 1:
-        raise InvalidArgumentError(
-            "model",
-            type(model).__name__,
-            f"must have all parameters on one type of device, not on {' and '.join(sorted(types))}",
-        )
-    (kind,) = types
-    if kind == "meta":
+    types = sorted({parameter.device.type for parameter in model.parameters()})
+    if len(types) != 1:
+        split = f"must have all parameters on one type of device, not on {' and '.join(types)}"
+        why = split if types else "must have parameters to shard"
+        raise InvalidArgumentError("model", type(model).__name__, why)
+    if types == ["meta"]:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return kind
+    return types[0]

@@ -15,8 +15,6 @@ from collections import deque
 from functools import cache
 from typing import Any, Final
 
-from ringfort.backends.group import Group
-from ringfort.collectives.work import Work
 from ringfort.config import Environment
 from ringfort.context import DistributedContext
 from ringfort.torch.operations import Call, Operation, meet
@@ -39,197 +37,162 @@ _MIN_SECONDS: Final = 0.001
 Span = tuple[int, int]
 
 
-class Transfer:
-    """A call whose tensors are on a GPU. A chunk of it is a span of elements of every tensor; each tensor has one part
-    of the buffer that the chunk passes through."""
-
-    def __init__(self, call: Call, group: Group) -> None:
-        """Raises `InvalidArgumentError`."""
-        call.check(group)
-        self.call, self._group = call, group
-        kind = call.kind
-        flats = {id(one): flatten(one, reduces=kind.reduces) for one in (*call.inputs, *call.outputs)}
-        self._parts, inputs, outputs = kind.parts(group.rank, group.world_size)
-        self.reads = [(flats[id(one)], part) for one, part in zip(call.inputs, inputs, strict=False)]
-        self.writes = [(flats[id(one)], part) for one, part in zip(call.outputs, outputs, strict=False)]
-        """Flat tensors on the device, each with its part of a buffer."""
-        self._example, _ = (*self.reads, *self.writes)[0]
-        self.dtype, self.count = self._example.dtype, self._example.numel()
-        self._sizes = [flat.numel() for flat, _ in (*self.reads, *self.writes)] if kind.has_any_sizes else None
-        """Elements of each part. Ranks do not know each other's, so such a call is a single chunk."""
-        copied_back = [
-            (one.detach(), flats[id(one)].view(one.dtype).view(one.shape)) for one in call.outputs if not is_plain(one)
-        ]
-        self.copies = [*copied_back, *((into.detach(), source) for into, source in call.copies)]
-        """What is copied on the device in the end: into which tensor, from which."""
-
-    def spans(self, chunk_bytes: int) -> list[Span]:
-        """Return the elements of each chunk, at least one chunk."""
-        if self._sizes is not None or not chunk_bytes:
-            return [(0, self.count)]
-        length = max(_ALIGNMENT, chunk_bytes // self._parts // _ALIGNMENT * _ALIGNMENT) // self.dtype.itemsize
-        return [(start, min(start + length, self.count)) for start in range(0, max(self.count, 1), length)]
-
-    def layout(self, span: Span) -> list[Span]:
-        """Return where the parts of a chunk are in its buffer, in bytes."""
-        places: list[Span] = []
-        start = 0
-        for count in self._sizes or [span[1] - span[0]] * self._parts:
-            stop = start + count * self.dtype.itemsize
-            places.append((start, stop))
-            start = -(-stop // _ALIGNMENT) * _ALIGNMENT
-        return places
-
-    def operation(self, parts: list[Any], seconds: float) -> Operation:
-        """Prepare the collective on one chunk in host memory."""
-        inputs = [to_array(parts[part]) for _, part in self.reads]
-        outputs = [to_array(parts[part]) for _, part in self.writes]
-        return self.call.kind.make(self._group, self.call, inputs, outputs, seconds)
-
-    def check(self, seconds: float) -> None:
-        """Raise what is wrong with the call, before anything moves."""
-        self.operation([self._example.new_empty(0, device="cpu")] * self._parts, seconds)
-
-    def meet(self, seconds: float) -> None:
-        """Make sure that all ranks are in this call. Chunks alone could make a large tensor pass for two small ones."""
-        meet(self._group, self.call, self.dtype, self.count, seconds)
-
-    @property
-    def nbytes(self) -> int:
-        """Return how much passes through host memory."""
-        return sum(stop - start for start, stop in self.layout((0, self.count)))
-
-    @property
-    def tensors(self) -> list[Any]:
-        """Return all tensors whose memory on the device is used."""
-        return [*(flat for flat, _ in (*self.reads, *self.writes)), *(one for pair in self.copies for one in pair)]
-
-
 class _Buffer:
-    """Pinned memory that one chunk of a transfer at a time passes through: copied down, exchanged, copied up."""
+    """Pinned memory that one chunk of a call at a time passes through: copied down, exchanged, copied up."""
+
+    parts: list[Any]
+    """The part of each tensor of the chunk that is in the buffer."""
+    elements: slice
+    """The elements of each tensor that are in the buffer."""
+    copied: Any
+    """The event after which the chunk is in host memory."""
 
     def __init__(self, device: Any, size: int) -> None:
-        self._device, self._memory = device, device.pinned(size)
-        self._free: Any = None
+        self.memory = device.pinned(size)
+        self.free: Any = None
         """The event of the last copy from it to the device."""
-
-    def copy_down(self, transfer: Transfer, span: Span, down: Any) -> None:
-        """Begin to copy a chunk to the host in the stream `down`, once the buffer is free."""
-        self._elements = slice(None) if transfer.call.kind.has_any_sizes else slice(*span)
-        self.parts = [self._memory[start:stop].view(transfer.dtype) for start, stop in transfer.layout(span)]
-        if self._free is not None:
-            down.wait_event(self._free)
-        for flat, part in transfer.reads:
-            self._device.copy(down, self.parts[part], flat[self._elements])
-        self.copied = self._device.record(down)
-        """The event after which the chunk is in host memory."""
-
-    def copy_up(self, transfer: Transfer, up: Any) -> None:
-        """Begin to copy the chunk to the device in the stream `up`."""
-        for flat, part in transfer.writes:
-            self._device.copy(up, flat[self._elements], self.parts[part])
-        self._free = self._device.record(up)
 
 
 class StagedCall:
-    """One call, from when it was issued until its last copy is in a stream."""
+    """One call on tensors of a GPU, from when it was issued until its last copy is in a stream.
 
-    def __init__(self, stage: Stage, transfer: Transfer, seconds: float, *, is_alone: bool = False) -> None:
+    A chunk of it is a span of elements of every tensor; each tensor has one part of the buffer that the chunk passes
+    through.
+    """
+
+    def __init__(self, stage: Stage, call: Call, seconds: float, *, is_alone: bool) -> None:
         """Raise what is wrong with the call; nothing is begun yet.
 
         `is_alone`: the caller waits for it at once. Then a single chunk is copied in the caller's own stream, for there
         is nothing to overlap with.
         """
-        device = stage.device
+        group, device, kind = stage.context.group, stage.device, call.kind
+        call.check(group)
         device.check()
-        self._stage, self._transfer, self._seconds = stage, transfer, seconds
-        self._spans = transfer.spans(stage.chunk_bytes)
+        self._stage, self._device, self._call, self._group, self._seconds = stage, device, call, group, seconds
+        flats = {id(one): flatten(one, reduces=kind.reduces) for one in (*call.inputs, *call.outputs)}
+        self._parts, inputs, outputs = kind.parts(group.rank, group.world_size)
+        self._reads = [(flats[id(one)], part) for one, part in zip(call.inputs, inputs, strict=False)]
+        self._writes = [(flats[id(one)], part) for one, part in zip(call.outputs, outputs, strict=False)]
+        """Flat tensors on the device, each with its part of a buffer."""
+        used = [flat for flat, _ in (*self._reads, *self._writes)]
+        self._dtype, self._count = used[0].dtype, used[0].numel()
+        self._sizes = [flat.numel() for flat in used] if kind.has_any_sizes else None
+        """Elements of each part. Ranks do not know each other's, so such a call is a single chunk."""
+        copied_back = [
+            (one.detach(), flats[id(one)].view(one.dtype).view(one.shape)) for one in call.outputs if not is_plain(one)
+        ]
+        self._copies = [*copied_back, *((into.detach(), source) for into, source in call.copies)]
+        """What is copied on the device in the end: into which tensor, from which."""
+        self._spans = self._cut(stage.chunk_bytes)
         self.ended: Any = None
         """Once the call has run or failed, the event after which nothing touches the caller's tensors any more. None if
         everything was done in the caller's own stream."""
-        current = device.current()
-        if transfer.call.before is not None:
-            transfer.call.before()
         self._issued: Any = None
-        self._streams = (current, current)
+        current = device.current()
+        if call.before is not None:
+            call.before()
         if is_alone and len(self._spans) == 1:
+            self._down = self._up = current
             return
-        transfer.check(seconds)
-        self._streams = (stage.down, stage.up)
+        self._operation([used[0].new_empty(0, device="cpu")] * self._parts, seconds)  # raises what is wrong
+        self._down, self._up = stage.down, stage.up
         self._issued = device.record(current)
-        for stream in self._streams:
-            for tensor in transfer.tensors:
+        for stream in (self._down, self._up):
+            for tensor in (*used, *(one for pair in self._copies for one in pair)):
                 device.keep(tensor, stream)
 
-    def run(self) -> None:
+    def _cut(self, chunk_bytes: int) -> list[Span]:
+        """Return the elements of each chunk, at least one chunk."""
+        if self._sizes is not None or not chunk_bytes:
+            return [(0, self._count)]
+        length = max(_ALIGNMENT, chunk_bytes // self._parts // _ALIGNMENT * _ALIGNMENT) // self._dtype.itemsize
+        return [(start, min(start + length, self._count)) for start in range(0, max(self._count, 1), length)]
+
+    def _layout(self, span: Span) -> list[Span]:
+        """Return where the parts of a chunk are in its buffer, in bytes."""
+        places: list[Span] = []
+        start = 0
+        for count in self._sizes or [span[1] - span[0]] * self._parts:
+            stop = start + count * self._dtype.itemsize
+            places.append((start, stop))
+            start = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        return places
+
+    def _operation(self, parts: list[Any], seconds: float) -> Operation:
+        """Prepare the collective on one chunk in host memory."""
+        inputs = [to_array(parts[part]) for _, part in self._reads]
+        outputs = [to_array(parts[part]) for _, part in self._writes]
+        return self._call.kind.make(self._group, self._call, inputs, outputs, seconds)
+
+    @property
+    def whole(self) -> Operation:
+        """The whole call, as an operation of the group."""
+        nbytes = sum(stop - start for start, stop in self._layout((0, self._count)))
+        return Operation(self._call.kind.collective.name.lower(), nbytes, self._run)
+
+    def _run(self) -> None:
         """Do all of it, copies and network. The calls of a group run one at a time, in the order of their issue."""
         # Not when the call was issued: kernels that the caller issued before this call must not delay the copies of the
         # call before it.
         if self._issued is not None:
-            for stream in self._streams:
-                stream.wait_event(self._issued)
+            self._down.wait_event(self._issued)
+            self._up.wait_event(self._issued)
         try:
             self._run_chunks()
-            for into, source in self._transfer.copies:
-                self._stage.device.copy(self._streams[1], into, source)
+            for into, source in self._copies:
+                self._device.copy(self._up, into, source)
         finally:
             if self._issued is not None:
-                self.ended = self._stage.device.record(self._streams[1])
+                self.ended = self._device.record(self._up)
 
     def _run_chunks(self) -> None:
         deadline = time.monotonic() + self._seconds
         count = len(self._spans)
-        ahead = deque(self._start(index) for index in range(min(_AHEAD, count)))
+        ahead = deque(self._copy_down(index) for index in range(min(_AHEAD, count)))
         if count > 1:
-            self._transfer.meet(self._seconds)
+            # All ranks must be in this call: chunks alone could make a large tensor pass for two small ones.
+            meet(self._group, self._call, self._dtype, self._count, self._seconds)
         for index in range(count):
             if index + _AHEAD < count:
-                ahead.append(self._start(index + _AHEAD))
+                ahead.append(self._copy_down(index + _AHEAD))
             chunk = ahead.popleft()
             # A single chunk keeps the group's usual timeout, for which operations are cached.
             left = self._seconds if count == 1 else max(_MIN_SECONDS, deadline - time.monotonic())
-            operation = self._transfer.operation(chunk.parts, left)
+            operation = self._operation(chunk.parts, left)
             chunk.copied.synchronize()
             operation.run()
-            chunk.copy_up(self._transfer, self._streams[1])
+            for flat, part in self._writes:
+                self._device.copy(self._up, flat[chunk.elements], chunk.parts[part])
+            chunk.free = self._device.record(self._up)
 
-    def _start(self, index: int) -> _Buffer:
+    def _copy_down(self, index: int) -> _Buffer:
+        """Begin to copy a chunk to the host, once its buffer is free."""
         span = self._spans[index]
-        buffer = self._stage.buffer(index, max(stop for _, stop in self._transfer.layout(span)))
-        buffer.copy_down(self._transfer, span, self._streams[0])
-        return buffer
+        layout = self._layout(span)
+        chunk = self._stage.buffer(index, max(stop for _, stop in layout))
+        chunk.elements = slice(*span) if self._sizes is None else slice(None)
+        chunk.parts = [chunk.memory[start:stop].view(self._dtype) for start, stop in layout]
+        if chunk.free is not None:
+            self._down.wait_event(chunk.free)
+        for flat, part in self._reads:
+            self._device.copy(self._down, chunk.parts[part], flat[chunk.elements])
+        chunk.copied = self._device.record(self._down)
+        return chunk
 
 
 class Stage:
-    """Runs the collectives of one group on tensors of one GPU."""
+    """One GPU of a group: its streams and its pinned memory."""
 
     def __init__(self, context: DistributedContext, device: Any, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         """With `chunk_bytes` 0 a tensor is one chunk, as it is to ranks that have it in host memory."""
         warn_about_stream_wait()
-        self.device = device
+        self.context, self.device, self.chunk_bytes = context, device, chunk_bytes
         self.down, self.up = device.stream(), device.stream()
-        self.chunk_bytes = chunk_bytes
-        self._context = context
+        self.sending, self.receiving = device.stream(), device.stream()
+        """Streams of point-to-point messages. Behind the copies of a collective, a message would wait for the kernels
+        that the caller issued before that collective."""
         self._buffers: list[_Buffer] = []
-
-    def issue(self, call: Call, seconds: float) -> tuple[Work, StagedCall]:
-        """Begin a collective. Raises what is wrong with it."""
-        staged, operation = self._prepare(call, seconds)
-        return self._context.issue(operation, True), staged
-
-    def run(self, call: Call, seconds: float) -> None:
-        """Run a collective and block the host until the network has done it; in the caller's thread if possible."""
-        staged, operation = self._prepare(call, seconds, is_alone=True)
-        try:
-            self._context.issue(operation, False)
-        finally:
-            if staged.ended is not None:
-                self.device.current().wait_event(staged.ended)
-
-    def _prepare(self, call: Call, seconds: float, *, is_alone: bool = False) -> tuple[StagedCall, Operation]:
-        transfer = Transfer(call, self._context.group)
-        staged = StagedCall(self, transfer, seconds, is_alone=is_alone)
-        return staged, Operation(call.kind.collective.name.lower(), transfer.nbytes, staged.run)
 
     def buffer(self, index: int, size: int) -> _Buffer:
         """Return the buffer for chunk number `index` of a call; a new one for a chunk of more than `CHUNK_BYTES`."""

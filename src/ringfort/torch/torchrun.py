@@ -7,7 +7,6 @@ so in the store of the round before, where the others look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
@@ -31,21 +30,14 @@ _POLL: Final = 0.2
 api: Any = import_module("torch.distributed.elastic.rendezvous.api")
 
 
-def handler() -> Callable[[Any], RingfortRendezvous]:
-    """Return what makes rendezvous handlers, for torchrun's entry point."""
-    return RingfortRendezvous
-
-
 class RingfortRendezvous(api.RendezvousHandler):
     """The rendezvous of one agent."""
 
     def __init__(self, parameters: Any) -> None:
         """Take torchrun's parameters: how many nodes at least and at most, the run's id, and the option
         `join_timeout`."""
-        self._run_id: str = parameters.run_id
+        self._parameters = parameters
         self._timeout = float(parameters.get("join_timeout", JOIN_TIMEOUT))
-        self._local_addr: str | None = parameters.local_addr
-        self._min_nodes: int = parameters.min_nodes
         self._node = ClusterNode(
             AutoDiscoveryConfig(
                 min_peers=parameters.min_nodes - 1,
@@ -66,7 +58,7 @@ class RingfortRendezvous(api.RendezvousHandler):
 
     def get_run_id(self) -> str:
         """Return torchrun's `--rdzv-id`."""
-        return self._run_id
+        return self._parameters.run_id
 
     def next_rendezvous(self) -> Any:
         """Wait until enough agents are ready; return rank, world size and store."""
@@ -87,13 +79,15 @@ class RingfortRendezvous(api.RendezvousHandler):
     def _try_round(self, deadline: float) -> Any:
         """Try to start a round in the current epoch; return None if the epoch ends first."""
         self._node.start().hold(False)
-        epoch = self._node.wait_for_peers(self._min_nodes - 1, max(0.01, deadline - time.monotonic()))
+        epoch = self._node.wait_for_peers(self._parameters.min_nodes - 1, max(0.01, deadline - time.monotonic()))
         self._node.hold(True)
         self._round = self._round + 1 if epoch.key == self._epoch else 0
         self._epoch, self._peers = epoch.key, tuple(epoch.peers)
         if self._store is not None:
             self._store.close()
-        store = self._store = ClusterStore(self._node, epoch.peers[0], f"/{self._run_id}/{epoch.key}/{self._round}")
+        store = self._store = ClusterStore(
+            self._node, epoch.peers[0], f"/{self.get_run_id()}/{epoch.key}/{self._round}"
+        )
         rank, world_size = epoch.peers.index(self._node.peer_id), len(epoch.members)
         ready = store.add("here", 1)
         while ready < world_size:
@@ -101,12 +95,12 @@ class RingfortRendezvous(api.RendezvousHandler):
                 return None
             if time.monotonic() > deadline:
                 raise api.RendezvousTimeoutError(
-                    f"Only {ready} of {world_size} machines run torchrun with --rdzv-id={self._run_id}; "
+                    f"Only {ready} of {world_size} machines run torchrun with --rdzv-id={self.get_run_id()}; "
                     "start torchrun on all of them, with the same id"
                 )
             time.sleep(_POLL)
             ready = store.add("here", 0)
-        address = self._local_addr or parse_address(self._node.addresses[0])[0]
+        address = self._parameters.local_addr or parse_address(self._node.addresses[0])[0]
         info = api.RendezvousStoreInfo.build(rank, store, address if world_size > 1 else "127.0.0.1")
         return api.RendezvousInfo(store, rank, world_size, info)
 

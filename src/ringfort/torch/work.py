@@ -8,9 +8,9 @@ from typing import Any
 
 from ringfort.collectives.work import Work
 from ringfort.torch.callbacks import Origin, follow
+from ringfort.torch.hooks import untraced
 from ringfort.torch.names import dist, torch
 from ringfort.torch.tensors import to_seconds
-from ringfort.torch.untraced import untraced
 
 
 @untraced

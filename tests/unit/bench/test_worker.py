@@ -12,7 +12,7 @@ from ringfort.bench.engines.base import Bound, Engine
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import MAX_ROUNDS, MIN_ROUNDS, Case, Options
 from ringfort.bench.patterns import WrongResultError, new_source
-from ringfort.bench.schedule import MAX_BURST, Schedule, plan_rounds
+from ringfort.bench.runner import MAX_BURST, Schedule, plan_rounds
 from ringfort.bench.worker import UnsupportedError, prepare
 from ringfort.bench.workers import WorkersFailedError
 from ringfort.errors import InvalidArgumentError, PeerLostError

@@ -20,14 +20,14 @@ from ringfort.collectives import parallel
 from ringfort.config import CollectiveConfig
 from ringfort.errors import ConfigError, DistributedError, HandshakeError, NoConnectionError
 from ringfort.testing import run_ranks
-from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, without_encryption
+from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, with_settings
 from ringfort.testing.ranks import at_once, results
 from ringfort.transport import tcp
 from ringfort.transport.hello import Control, ExtraConnection, OfferConnections
 from ringfort.transport.machine import Machine
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off", collective=CollectiveConfig(connections=3))
-GROUPS = {"tcp": tcp_group, "ring": ring_group, "plain": without_encryption(tcp_group)}
+GROUPS = {"tcp": tcp_group, "ring": ring_group, "plain": with_settings(tcp_group, encryption="off")}
 
 
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)

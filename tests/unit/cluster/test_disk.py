@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfort.cluster.core.events import DiskTrouble, Waiting
-from ringfort.cluster.core.instructions import Instruction, Notify, Persist, Send
+from ringfort.cluster.core.events import DiskTrouble, Instruction, Notify, Persist, Send, Waiting
 from ringfort.cluster.core.peer_messages import Accept, Beat, Epoch, Lead, Member, Propose, Reject, Term, Votes
 from ringfort.cluster.net.durable_votes import DurableVotes
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
@@ -148,6 +147,6 @@ def test_a_write_that_fails_leaves_the_promise_before_whole(
 
 
 def test_the_words_for_a_full_disk_name_the_file_and_what_to_do() -> None:
-    words = str(DiskTrouble("/home/me/.ringfort/standings/x", FULL))
-    assert "/home/me/.ringfort/standings/x: No space left on device" in words
+    words = str(DiskTrouble("/home/me/.ringfort/votes/x", FULL))
+    assert "/home/me/.ringfort/votes/x: No space left on device" in words
     assert "RINGFORT_HOME" in words

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfort.cluster.core.election import ElectionState
-from ringfort.cluster.core.events import EpochEnded, EpochStarted
-from ringfort.cluster.core.instructions import Instruction, Notify
+from ringfort.cluster.core.events import EpochEnded, EpochStarted, Instruction, Notify
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 
 MEMBERS = (0, 1, 2)

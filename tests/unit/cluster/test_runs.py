@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.cluster.core.events import EpochEnded, EpochStarted, PeerJoined, PeerLost
-from ringfort.cluster.core.instructions import Instruction, Notify
+from ringfort.cluster.core.events import EpochEnded, EpochStarted, Instruction, Notify, PeerJoined, PeerLost
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 
 ONE, OTHER = (0, 1, 2), (3, 4)

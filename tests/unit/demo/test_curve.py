@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfort.demo.curve import curve
+from ringfort.demo.screen import curve
 
 
 def test_before_the_first_point_there_is_nothing() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ringfort.launch.agreement_messages import Ticket
-from ringfort.launch.differences import EXIT_USAGE, MAX_SHOWN, machine_names, mistake, warnings
+from ringfort.launch.differences import MAX_SHOWN, machine_names, mistake, warnings
+from ringfort.launch.failure_report import USAGE_ERROR
 
 
 def tickets(*changes: dict[str, Any]) -> dict[str, Ticket]:
@@ -20,7 +21,7 @@ def tickets(*changes: dict[str, Any]) -> dict[str, Ticket]:
 def why(*changes: dict[str, Any]) -> str:
     failure = mistake(tickets(*changes))
     assert failure is not None
-    assert (failure.exit_code, failure.is_final) == (EXIT_USAGE, True)
+    assert (failure.exit_code, failure.is_final) == (USAGE_ERROR, True)
     return failure.why
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringfort.config import Environment
-from ringfort.launch import machine_ranks
+from ringfort.launch import machine_ranks, processes
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.agreement_messages import Place
 from ringfort.launch.machine_ranks import STOP_SECONDS, MachineRanks, rank_variables
@@ -44,6 +44,7 @@ def test_a_rank_is_told_its_place_by_torchruns_names() -> None:
         "RINGFORT_MASTER": "10.0.0.1:1235",
         "RINGFORT_PATIENCE": "2.5",
         "RINGFORT_RESTART_COUNT": "1",
+        "RINGFORT_STEP_FILE": "",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -89,14 +90,15 @@ class Pretended(Children):
     """The processes of a machine, which end when the test says so; and the time, which passes when it says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, machines: int = 1) -> None:
-        super().__init__(clock=lambda: self.now)
+        super().__init__()
         self.now = 100.0
         self.commands: list[list[str]] = []
         self.signals: list[int] = []
-        monkeypatch.setattr(machine_ranks, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.ranks = MachineRanks(self, "here")
+        for module in (machine_ranks, processes):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.ranks = MachineRanks("here", OPTIONS, children=self)
         place = Place("10.0.0.1", 1234, 1235)
-        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), OPTIONS, "", None)
+        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), "", None)
 
     def start(self, number: int, command: Any, *_: object, **__: object) -> Child:
         process: Any = SimpleNamespace(returncode=None, stdout="", stderr="")

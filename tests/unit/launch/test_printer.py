@@ -99,7 +99,7 @@ def test_in_a_terminal_each_ranks_bar_stands_below_the_lines_and_is_drawn_over(t
     assert screen_of(terminal) == ["[0] 2%", "[1] 2%"]
     printer.show([output(0, b"a line")])
     assert screen_of(terminal) == ["[0] a line", "[0] 2%", "[1] 2%"]
-    printer.say("ringfort run: words")
+    printer.say("words")
     printer.show([Shown(0, True, [bar(b"100%")], [])])
     assert screen_of(terminal) == ["[0] a line", "ringfort run: words", "[0] 100%", "[1] 2%"]
     printer.show([Shown(1, True, [bar(b"100%")], [])])
@@ -197,10 +197,7 @@ def test_the_summary_of_a_victim_does_not_call_it_the_cause() -> None:
 
 
 def test_the_summary_without_a_rank_says_why() -> None:
-    assert (
-        summary(Failure("b", 1, why="b is gone: silent"), "a", 1)
-        == "ringfort run: b is gone: silent; stopped 1 rank here"
-    )
+    assert summary(Failure("b", 1, why="b is gone: silent"), "a", 1) == "b is gone: silent; stopped 1 rank here"
 
 
 def test_the_summary_says_that_it_starts_again() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import psutil
 import pytest
@@ -26,8 +27,9 @@ HOLDS_A_CHILD = LEAVES_A_CHILD + "import signal; signal.pause()"
 
 LAUNCHER = """
 import sys
+from contextlib import closing
 from ringfort.launch.processes import Children
-with Children() as children:
+with closing(Children()) as children:
     children.start(0, [sys.executable, "-c", sys.argv[1]], {})
     while True:
         for output in children.poll():
@@ -61,14 +63,14 @@ def is_gone(pid: int) -> bool:
 
 def test_lines_are_whole_and_of_the_stream_they_were_written_to() -> None:
     code = "import sys; print('x' * 200_000); print('to error', file=sys.stderr); sys.stdout.write('no end')"
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(7, python(code), {})
         found = collect(children)
     assert sorted(found) == [(7, False, b"no end"), (7, False, b"x" * 200_000), (7, True, b"to error")]
 
 
 def test_a_secret_among_the_variables_is_in_no_command_line() -> None:
-    with Children() as children:
+    with closing(Children()) as children:
         child = children.start(0, python("pass"), {"SECRET": "hunter2"})
         assert child.process.args == python("pass")  # all that `ps` could ever show
         collect(children)
@@ -76,13 +78,13 @@ def test_a_secret_among_the_variables_is_in_no_command_line() -> None:
 
 def test_variables_are_added_to_what_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "1")
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(0, python("import os; print(os.environ['OURS'], os.environ['NEW'])"), {"NEW": "a b=c"})
         assert collect(children) == [(0, False, b"1 a b=c")]
 
 
 def test_the_last_words_of_one_that_failed_are_read_before_it_counts_as_failed() -> None:
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(0, python("print('word\\n' * 100_000 + 'last'); raise SystemExit(3)"), {})
         lines: list[bytes] = []
         while not children.failed:
@@ -93,14 +95,14 @@ def test_the_last_words_of_one_that_failed_are_read_before_it_counts_as_failed()
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(1)"], ids=["ends", "fails"])
 def test_what_a_child_started_ends_with_it(end: str) -> None:
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(0, python(LEAVES_A_CHILD + end), {})
         [(_, _, pid)] = collect(children)
         wait_until(lambda: is_gone(int(pid)))
 
 
 def test_closing_ends_what_the_children_started_too() -> None:
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(0, python(HOLDS_A_CHILD), {})
         lines: list[bytes] = []
         while not lines:
@@ -109,7 +111,7 @@ def test_closing_ends_what_the_children_started_too() -> None:
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_grace() -> None:
-    with Children() as children:
+    with closing(Children()) as children:
         code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
         child = children.start(0, python(code), {})
         while not children.poll():
@@ -120,7 +122,7 @@ def test_one_that_ignores_sigterm_is_killed_after_its_grace() -> None:
 
 def test_what_is_written_while_ending_is_read() -> None:
     code = "import signal; signal.signal(15, lambda *_: exit(print('bye'))); print(1, flush=True); signal.pause()"
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(0, python(code), {})
         while not children.poll():
             pass
@@ -139,7 +141,7 @@ def test_a_parent_that_dies_leaves_nobody_behind(signum: int) -> None:
 
 
 def test_a_killed_reaper_disturbs_nobody() -> None:
-    with Children() as children:
+    with closing(Children()) as children:
         children.start(0, python("input()"), {}, stdin=subprocess.PIPE)
         [reaper] = [child for child in psutil.Process().children() if "reaper.py" in " ".join(child.cmdline())]
         reaper.kill()
@@ -161,5 +163,5 @@ def test_closing_twice_is_closing() -> None:
 
 def test_what_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/no/such/python")
-    with Children() as children, pytest.raises(DistributedError, match="cannot start"):
+    with closing(Children()) as children, pytest.raises(DistributedError, match="cannot start"):
         children.start(0, ["/no/such/python"], {})

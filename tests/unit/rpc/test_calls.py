@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from ringfort.errors import RpcOverloadedError, RpcPeerLostError, RpcTimeoutError
-from ringfort.rpc.calls import Calls, RpcFuture
+from ringfort.rpc.calls import Calls
 
 NEVER = float("inf")
 
@@ -16,10 +16,6 @@ NEVER = float("inf")
 def table(most: int = 10) -> tuple[Calls, list[int]]:
     told: list[int] = []
     return Calls(most, lambda call: told.append(call.number)), told
-
-
-def lost(call: RpcFuture) -> RpcPeerLostError:
-    return RpcPeerLostError(call.peer, "it died")
 
 
 def test_a_call_is_taken_once_and_only_by_its_peer() -> None:
@@ -56,7 +52,7 @@ def test_a_call_that_was_given_up_cannot_end_again() -> None:
     assert call.cancel()
     assert told == [call.number]
     assert not calls.take(call)
-    calls.fail(1, lost)
+    calls.fail(1, "it died")
     assert calls.expire(time.monotonic() + 10) == NEVER
     with pytest.raises(CancelledError):
         call.result(0)
@@ -67,12 +63,12 @@ def test_a_call_that_was_given_up_cannot_end_again() -> None:
 def test_a_lost_peer_ends_its_calls_and_no_others() -> None:
     calls, told = table()
     one, two = calls.open(1, "f", 5), calls.open(2, "g", 5)
-    calls.fail(1, lost)
-    with pytest.raises(RpcPeerLostError):
+    calls.fail(1, "it died")
+    with pytest.raises(RpcPeerLostError, match=r"Lost rank 1: it died \(f had not ended\)"):
         one.result(0)
     assert not one.cancel()
     assert not two.done()
-    calls.fail(None, lost)
+    calls.fail(None, "it died")
     assert two.done()
     assert told == []
 

@@ -224,6 +224,6 @@ def test_what_came_before_a_link_broke_still_counts() -> None:
             scene.far.send(frames(answer(1))[0])
             scene.link.broken = "it could not be written to"
             scene.network.stuck(scene.link)
-            until(lambda: not scene.network._actions, "the thread has not looked")
+            until(lambda: not scene.network._stuck, "the thread has not looked")
         assert scene.has_ended.wait(PATIENCE)
         assert [event.call for event in scene.events if isinstance(event, Message)] == [1]

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given, strategies as st
 
 from ringfort.rpc.protocol import Count, Inbound, Reference
-from ringfort.rpc.references import SLACK, References, RRef
+from ringfort.rpc.references import References, RRef
 from ringfort.rpc.requests import Failure
 
 RANKS = 3
@@ -31,9 +31,15 @@ class World:
 
     def __init__(self) -> None:
         self.wires = {(a, b): Wire() for a in range(RANKS) for b in range(RANKS)}
-        self.soon: list[deque[Any]] = [deque() for _ in range(RANKS)]
+        self.woken = [False] * RANKS
         self.ranks = [
-            References(rank, lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame), self.soon[rank].append)
+            References(
+                rank,
+                lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame),
+                lambda rank=rank: self.wake(rank),
+                world_size=RANKS,
+                most=1 << 16,
+            )
             for rank in range(RANKS)
         ]
         self.held: list[list[RRef]] = [[] for _ in range(RANKS)]
@@ -41,6 +47,9 @@ class World:
         """From whom, to whom, what, and how many counts went before it on its link."""
         self.owned: list[tuple[int, Reference]] = []
         self.ever: set[Reference] = set()  # what its owner has heard of once
+
+    def wake(self, rank: int) -> None:
+        self.woken[rank] = True
 
     def create(self, creator: int, owner: int) -> None:
         rref = self.ranks[creator].new(owner)
@@ -67,9 +76,8 @@ class World:
             del self.held[rank][which % len(self.held[rank])]
 
     def work(self, rank: int) -> None:
-        """What was left for the agent's thread."""
-        if self.soon[rank]:
-            self.soon[rank].popleft()()
+        """What the agent's thread does when it is woken."""
+        self.woken[rank] = False
         self.ranks[rank].let_go()
 
     def deliver(self, a: int, b: int) -> None:
@@ -86,7 +94,7 @@ class World:
 
     def settle(self) -> None:
         while (
-            any(self.soon)
+            any(self.woken)
             or any(references._dropped for references in self.ranks)
             or any(wire.frames for wire in self.wires.values())
         ):
@@ -193,8 +201,8 @@ def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def owner_of_rank_0(most: int, slack: int = SLACK) -> References:
-    return References(0, lambda peer, frame: None, lambda work: None, world_size=RANKS, most=most, slack=slack)
+def owner_of_rank_0(most: int) -> References:
+    return References(0, lambda peer, frame: None, lambda: None, world_size=RANKS, most=most)
 
 
 def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_of_one() -> None:
@@ -213,7 +221,8 @@ def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_o
 
 
 def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it_late() -> None:
-    owner = owner_of_rank_0(2, slack=3)
+    owner = owner_of_rank_0(2)
+    owner._slack = 3
     wrong = [owner.count(Count(Reference(0, 1, number), 1, 1), 1) for number in range(100)]
     assert wrong == [""] * 5 + ["it keeps asking for values to be kept: max_references here is 2"] * 95
     assert len(owner) == 5

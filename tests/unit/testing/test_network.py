@@ -15,9 +15,8 @@ from tests.helpers.histories import broken_law, first_violation, violations
 
 
 def cluster(hosts: int, seed: int = 1, config: AutoDiscoveryConfig | None = None) -> SimulatedNetwork:
-    rules = Rules()
-    network = SimulatedNetwork(seed, hosts, config, observer=rules, traced=True)
-    rules.network = network
+    network = SimulatedNetwork(seed, hosts, config, traced=True)
+    network.observer = Rules(network)
     for host in range(hosts):
         network.start(host)
     return network

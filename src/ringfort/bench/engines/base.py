@@ -83,13 +83,11 @@ class Engine(ABC):
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
         """Environment variables for the process of `rank`, or for all (None) if a launcher starts them."""
-        del plan, rank
         return {}
 
     @classmethod
     def launcher(cls, plan: Plan) -> Sequence[str]:
         """The launcher that starts the processes of all ranks; empty if each is started by itself."""
-        del plan
         return ()
 
     @abstractmethod

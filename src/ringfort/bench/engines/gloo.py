@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from ringfort.bench.patterns import Array
 class GlooEngine(Engine):
     """Gloo through `torch.distributed`."""
 
-    name: ClassVar[str] = "gloo"
-    about: ClassVar[str] = "torch.distributed over Gloo, plaintext TCP; GLOO_SOCKET_IFNAME names the interface"
-    module: ClassVar[str] = "torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
-    install: ClassVar[str] = "pip install 'ringfort[torch]'"
+    name = "gloo"
+    about = "torch.distributed over Gloo, plaintext TCP; GLOO_SOCKET_IFNAME names the interface"
+    module = "torch"
+    packages = ("torch",)
+    install = "pip install 'ringfort[torch]'"
 
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:
@@ -42,7 +42,9 @@ class GlooEngine(Engine):
         dist = self._dist
         out = output(case, self._rank)
         x, y = self._tensor(source), self._tensor(out)
-        rows = self._rows(case, x, y)
+        # The parts that torch wants as a list, at the root only.
+        whole = {"gather": y, "scatter": x}.get(case.op) if self._rank == 0 else None
+        rows = None if whole is None else list(whole.unbind(0))
         # torch wants a flat tensor where we have one row per rank.
         flat = {"all_gather": y, "reduce_scatter": x}.get(case.op)
         flat = None if flat is None else flat.view(-1)
@@ -58,11 +60,6 @@ class GlooEngine(Engine):
             "scatter": lambda: dist.scatter(y, rows, 0),
         }
         return Bound(runs[case.op], lambda: source if out is None else out)
-
-    def _rows(self, case: Case, x: Any, y: Any) -> list[Any] | None:
-        """The parts that torch wants as a list, at the root only."""
-        whole = {"gather": y, "scatter": x}.get(case.op)
-        return list(whole.unbind(0)) if whole is not None and self._rank == 0 else None
 
     def _tensor(self, array: Array | None) -> Any:
         """A tensor of the same memory."""

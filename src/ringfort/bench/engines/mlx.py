@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from ringfort.config import format_address
 class MlxEngine(Engine):
     """`mlx.core.distributed` with its ring backend."""
 
-    name: ClassVar[str] = "mlx"
-    about: ClassVar[str] = "MLX's ring backend over TCP, on the CPU; its arrays are immutable, so each call makes one"
-    module: ClassVar[str] = "mlx"
-    packages: ClassVar[tuple[str, ...]] = ("mlx",)
+    name = "mlx"
+    about = "MLX's ring backend over TCP, on the CPU; its arrays are immutable, so each call makes one"
+    module = "mlx"
+    packages = ("mlx",)
 
     @classmethod
     def variables(cls, plan: Plan, rank: int | None) -> Mapping[str, str]:

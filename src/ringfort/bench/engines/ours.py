@@ -28,11 +28,9 @@ SHARED_MEMORY = "shared memory"
 class RingfortEngine(Engine):
     """This library, through the context that users have."""
 
-    name: ClassVar[str] = "ringfort"
-    about: ClassVar[str] = (
-        "this library with its defaults: shared memory between ranks of one host where possible, encrypted"
-    )
-    packages: ClassVar[tuple[str, ...]] = ("ringfort",)
+    name = "ringfort"
+    about = "this library with its defaults: shared memory between ranks of one host where possible, encrypted"
+    packages = ("ringfort",)
     settings: ClassVar[dict[str, str]] = {}
     """Settings that this engine fixes, whatever the options say."""
 
@@ -40,8 +38,7 @@ class RingfortEngine(Engine):
         """Rank 0 listens at a free port and tells the others."""
         if seat.options.dtype in ("float16", "bfloat16") and find_spec("torch") is not None:
             # As in a process that trains with 16-bit floats: where torch is loaded, it may add them.
-            torch: Any = import_module("torch")
-            torch.set_num_threads(1)
+            import_module("torch").set_num_threads(1)
         listener = tcp.listen(seat.address, 0) if seat.rank == 0 else None
         address = format_address(*listener.getsockname()[:2]) if listener is not None else ""
         master = seat.share(address)[0]
@@ -94,14 +91,14 @@ class RingfortEngine(Engine):
 class TcpEngine(RingfortEngine):
     """This library over TCP: the difference is what shared memory saves."""
 
-    name: ClassVar[str] = "tcp"
-    about: ClassVar[str] = "this library over TCP, encrypted: what two hosts would use"
+    name = "tcp"
+    about = "this library over TCP, encrypted: what two hosts would use"
     settings: ClassVar[dict[str, str]] = {"encryption": "on", "shared_memory": "off"}
 
 
 class PlainEngine(RingfortEngine):
     """This library over TCP with encryption off: the difference is what encryption costs."""
 
-    name: ClassVar[str] = "plain"
-    about: ClassVar[str] = "this library over TCP with encryption off"
+    name = "plain"
+    about = "this library over TCP with encryption off"
     settings: ClassVar[dict[str, str]] = {"encryption": "off", "shared_memory": "off"}

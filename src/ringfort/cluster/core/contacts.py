@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from ringfort.cluster.core.peer_messages import Hello, Member, Report
+from ringfort.cluster.core.peer_messages import Beat, Hello, Member, Report
 
 RATE: Final = 200.0
 """Messages per second that a peer may send for long. A cluster of a hundred peers that starts at once sends fewer."""
@@ -32,18 +33,16 @@ class Contact:
     """The latest. A contact counts once it has sent a report."""
     asked: float = 0.0
     """When this peer sent the latest heartbeat that was answered: the other was certainly there then."""
-    their_time: float = 0.0
-    """The time in its latest heartbeat, by its clock."""
-    their_time_came: float = 0.0
+    beat: Beat = field(default_factory=partial(Beat, 0.0))
+    """Its latest heartbeat; sent at 0 if there is none yet."""
+    beat_came: float = 0.0
     """When that heartbeat arrived, by this peer's clock."""
-    step: int = 0
-    """Training steps of its program, from its latest heartbeat."""
     hung_up: str = ""
     """Why the other side closes this link, if it has said so."""
     has_left: bool = False
     """The peer has closed its node and said so."""
     _credit: float = BURST
-    _credit_at: float = field(default=0.0)
+    _credit_at: float = 0.0
 
     @property
     def peer(self) -> str:
@@ -62,25 +61,18 @@ class Contacts:
 
     def __init__(self, me: Member) -> None:
         self.me = me
-        self._links: dict[int, Contact] = {}
+        self.links: dict[int, Contact] = {}
+        """The open links by number, with or without a hello."""
         self._used: dict[str, Contact] = {}
         self._banned: dict[str, float] = {}
 
-    def opened(self, contact: Contact) -> None:
-        """Add a new link."""
-        self._links[contact.link] = contact
-
     def ended(self, link: int) -> tuple[Contact | None, bool]:
         """Remove a link. Return it, and whether it was in use and its peer has no other link."""
-        contact = self._links.pop(link, None)
+        contact = self.links.pop(link, None)
         if contact is None or self._used.get(contact.peer) is not contact:
             return contact, False
         del self._used[contact.peer]
-        return contact, not any(other.peer == contact.peer for other in self._links.values())
-
-    def by_link(self, link: int) -> Contact | None:
-        """Return the contact on `link` if it is open."""
-        return self._links.get(link)
+        return contact, not any(other.peer == contact.peer for other in self.links.values())
 
     def get(self, peer: str) -> Contact | None:
         """Return the contact in use with `peer`."""
@@ -89,10 +81,6 @@ class Contacts:
     def __iter__(self) -> Iterator[Contact]:
         """Iterate over the contacts in use."""
         return iter(self._used.values())
-
-    def without_hello(self, opened_before: float) -> list[Contact]:
-        """Return the links that were opened before this time and have no hello yet."""
-        return [c for c in self._links.values() if c.hello is None and c.opened < opened_before]
 
     def introduce(self, contact: Contact, hello: Hello) -> Contact | None:
         """Take the hello of a link. Return the redundant link with that peer, if any: if both sides dialled, the link

@@ -5,14 +5,14 @@ membership.py has the rules; proposer.py decides what a leader proposes, and whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final
 
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.election import ElectionState
-from ringfort.cluster.core.events import EpochStarted, Waiting
-from ringfort.cluster.core.instructions import Persist
+from ringfort.cluster.core.events import EpochStarted, Persist, Waiting
 from ringfort.cluster.core.membership import unlawful
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Votes
@@ -23,15 +23,6 @@ DISCOVERY: Final = 3.0
 """Multiples of `settle` that discovery may take before a new process says which peers it waits for."""
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """Votes that are being written to the disk, and their effect once they are there."""
-
-    votes: Votes
-    accepts: Propose | None = None
-    commits: Epoch | None = None
-
-
 class Epochs:
     """The part of a core that takes part in epochs. Call `lead` and `check_current` after every change."""
 
@@ -40,7 +31,8 @@ class Epochs:
         self._links = links
         self._proposer = Proposer(state, ring_order)
         self._told_waiting = ""
-        self._writing: _Pending | None = None
+        self._writing: tuple[Votes, Callable[[str], None]] | None = None
+        """Votes that are being written to the disk, and what to call then: with the reason if they could not be."""
 
     @property
     def deadline(self) -> float:
@@ -58,49 +50,36 @@ class Epochs:
             assert contact is not None
             self._links.refuse(contact, f"it makes a proposal in the name of {epoch.leader}")
             return
-        why = self._objection(leader, proposal)
+        why = self._objection(proposal)
         if why is not None:
-            self._answer(leader, Reject(epoch.number, why[:256]))
+            self._answer(epoch, why)
             return
         if leader != state.me.peer:
             self._proposer.rest()  # from now on, this peer must never commit its own proposal
-        self._write(_Pending(state.voter.accepting(proposal), accepts=proposal))
+        self._write(state.voter.accepting(proposal), partial(self._accept, proposal))
 
-    def _write(self, pending: _Pending) -> None:
+    def _write(self, votes: Votes, then: Callable[[str], None]) -> None:
         """Have votes written. They must be on the disk before they take effect; until then this peer casts no other."""
-        self._writing = pending
-        self._state.out.append(Persist(pending.votes))
+        self._writing = (votes, then)
+        self._state.out.append(Persist(votes))
 
     def written(self, votes: Votes, why: str) -> None:
         """`votes` are on the disk and take effect; or they are not, for the reason `why`, and have none."""
-        pending = self._writing
-        if pending is None or pending.votes is not votes:
-            return
-        self._writing = None
-        if pending.accepts is not None:
-            self._accept(pending.accepts, why)
-        elif pending.commits is not None and why:
-            self._proposer.give_up(why)
-        elif pending.commits is not None:
-            started = self._state.voter.commit(pending.commits.key)
-            self._state.tell(pending.commits.peers, Commit(pending.commits.number))
-            if started is not None:
-                self._started(started)
+        if self._writing is not None and self._writing[0] is votes:
+            (_, then), self._writing = self._writing, None
+            then(why)
 
     def _accept(self, proposal: Propose, why: str) -> None:
-        state, epoch = self._state, proposal.epoch
-        objection = why or self._objection(epoch.leader, proposal)  # again: the disk may have taken long
-        if objection:
-            self._answer(epoch.leader, Reject(epoch.number, objection[:256]))
-            return
-        state.end_epoch(state.voter.accept(proposal), f"{epoch} follows")
-        self._answer(epoch.leader, Accept(epoch.number))
+        objection = why or self._objection(proposal)  # again: the disk may have taken long
+        if not objection:
+            self._state.end_epoch(self._state.voter.accept(proposal), f"{proposal.epoch} follows")
+        self._answer(proposal.epoch, objection)
 
-    def _objection(self, leader: str, proposal: Propose) -> str | None:
+    def _objection(self, proposal: Propose) -> str | None:
         state, wanted = self._state, set(proposal.epoch.peers)
         if self._writing is not None:
             return "my disk is slow: an earlier vote is still being written"
-        if state.election.leader != leader:
+        if state.election.leader != proposal.epoch.leader:
             return f"I follow {state.election.leader}"
         why = state.voter.objection(proposal)
         if why is not None:
@@ -119,16 +98,14 @@ class Epochs:
         others = () if current is None else (peer for peer in current.peers if peer in state.reports)
         return current is not None and all(state.reports[p].votes.highest <= current.number for p in others)
 
-    def _answer(self, leader: str, message: Accept | Reject) -> None:
-        state = self._state
-        state.tell_report()
-        contact = state.contacts.get(leader)
-        if contact is not None:
-            state.send(contact.link, message)
-        elif leader == state.me.peer and isinstance(message, Accept):
-            self.accepted(leader, message.number)
-        elif leader == state.me.peer and isinstance(message, Reject):
-            self.rejected(leader, message.number, message.why)
+    def _answer(self, epoch: Epoch, objection: str | None) -> None:
+        """Tell the leader of `epoch`, possibly this peer, whether it accepts."""
+        answer = Reject(epoch.number, objection[:256]) if objection else Accept(epoch.number)
+        self._state.tell_report()
+        if epoch.leader == self._state.me.peer:
+            self.answered(epoch.leader, answer)
+        else:
+            self._state.tell((epoch.leader,), answer)
 
     def committed(self, contact: Contact, number: int) -> None:
         """The peer of `contact` says that all members have accepted its proposal."""
@@ -139,22 +116,18 @@ class Epochs:
 
     def start(self, key: tuple[int, str]) -> None:
         """The epoch of `key` is committed. This peer is in it, unless it has accepted a later one."""
-        state = self._state
-        epoch = state.voter.commit(key)
+        epoch = self._state.voter.commit(key)
         if epoch is not None:
-            self._started(epoch)
-
-    def _started(self, epoch: Epoch) -> None:
-        self._proposer.started(epoch)
-        self._state.notify(EpochStarted(epoch))
-        self.check_current()  # a member may have been lost since it was accepted
+            self._proposer.started(epoch)
+            self._state.notify(EpochStarted(epoch))
+            self.check_current()  # a member may have been lost since it was accepted
 
     def check_current(self) -> None:
         """End the current epoch if this peer has lost a member, or may not continue."""
         state = self._state
         known = {state.me.peer, *state.reports}
         missing = set(state.voter.current.peers) - known if state.voter.current else set[str]()
-        state.is_stuck = not state.voter.companions() <= known and bool(self._unlawful(known))
+        state.is_stuck = not state.voter.votes.companions <= known and bool(self._unlawful(known))
         if missing or state.is_stuck:
             state.end_epoch(state.voter.leave(), f"contact with {_listed(missing)} is lost")
 
@@ -212,15 +185,21 @@ class Epochs:
             self.consider(None, proposal)
         return self._proposer.why
 
-    def accepted(self, peer: str, number: int) -> None:
-        """`peer` accepts this peer's proposal; after the last member, it is committed."""
-        epoch = self._proposer.accepted(self._state.time, peer, number)
+    def answered(self, peer: str, answer: Accept | Reject) -> None:
+        """`peer` accepts this peer's proposal or not; after the last member has accepted, it is committed."""
+        if isinstance(answer, Reject):
+            self._proposer.rejected(peer, answer.number, answer.why)
+            return
+        epoch = self._proposer.accepted(self._state.time, peer, answer.number)
         if epoch is not None:
-            self._write(_Pending(self._state.voter.committing(epoch.key), commits=epoch))
+            self._write(self._state.voter.committing(epoch.key), partial(self._commit, epoch))
 
-    def rejected(self, peer: str, number: int, why: str) -> None:
-        """`peer` does not accept this peer's proposal."""
-        self._proposer.rejected(peer, number, why)
+    def _commit(self, epoch: Epoch, why: str) -> None:
+        if why:
+            self._proposer.give_up(why)
+            return
+        self._state.tell(epoch.peers, Commit(epoch.number))
+        self.start(epoch.key)
 
 
 def _listed(names: set[str]) -> str:

@@ -1,11 +1,13 @@
-"""The events that a peer publishes to its program. Pure."""
+"""What a `PeerCore` gives to the node around it: instructions, and events to publish to the program. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
-from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.core.peer_messages import AnyMessage, Epoch, Votes
 
 
 @dataclass(frozen=True)
@@ -146,3 +148,43 @@ class Noted(ClusterEvent):
 
     def __str__(self) -> str:
         return f"note from {self.peer}: {self.topic}"
+
+
+# --- instructions -----------------------------------------------------------------------------------------------------
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send `message` on `link`."""
+
+    link: int
+    message: AnyMessage
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Close `link` after what was sent on it before."""
+
+    link: int
+    why: str
+
+
+class Learn(msgspec.Struct, frozen=True):
+    """`peer` may be found at `addresses`, says the peer `introducer`."""
+
+    peer: str
+    addresses: tuple[str, ...]
+    introducer: str
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Write `votes` to the disk, then call `PeerCore.persisted`."""
+
+    votes: Votes
+
+
+class Notify(msgspec.Struct, frozen=True):
+    """Publish an event to the program."""
+
+    event: ClusterEvent
+
+
+Instruction = Send | Close | Learn | Persist | Notify

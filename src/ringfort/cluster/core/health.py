@@ -179,10 +179,7 @@ class HealthMonitor:
         down = sum(w.down + (0 if w.down_since is None else now - w.down_since) for w in self._peers.values())
         return HealthSummary(
             total=len(self._peers),
-            healthy=count[HealthStatus.HEALTHY],
-            degraded=count[HealthStatus.DEGRADED],
-            unhealthy=count[HealthStatus.UNHEALTHY],
-            unknown=count[HealthStatus.UNKNOWN],
+            **{status.value: count[status] for status in HealthStatus},
             round_trip=sum(trips) / len(trips) if trips else None,
             uptime=1 - down / watched_for if watched_for > 0 else 1.0,
         )

@@ -76,11 +76,6 @@ def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
     )
 
 
-def records_of(votes: Votes) -> tuple[Epoch, ...]:
-    """Return the epochs in `votes` that a new epoch must respect."""
-    return votes.doubts if votes.formed is None else (votes.formed, *votes.doubts)
-
-
 def promised_by(peer: str, votes: Votes) -> Votes:
     """Return `votes` without those that `peer` took over from earlier processes of its machine, which have files
     too."""
@@ -89,7 +84,7 @@ def promised_by(peer: str, votes: Votes) -> Votes:
 
 def is_binding(votes: Votes) -> bool:
     """Return whether another peer could be split from one with these votes."""
-    return any(record.lineages for record in records_of(votes))
+    return any(record.lineages for record in votes.records)
 
 
 @dataclass(frozen=True)
@@ -143,8 +138,6 @@ class Voter:
     current: Epoch | None = None
     learned_at: int = 0
     """The highest number when it last copied the state of a run."""
-    _companions: set[str] = field(default_factory=set[str])
-    _companions_of: Votes | None = None
 
     def objection(self, proposal: Propose) -> str | None:
         """Return why `proposal` must not be accepted, or None. Each member enforces every rule of this module here, so
@@ -159,7 +152,7 @@ class Voter:
             return "it has no lineage"
         if len(self._left_over(proposal)) >= MAX_DOUBTS:
             return "too many epochs are in doubt"
-        for record in records_of(self.votes):
+        for record in self.votes.records:
             if not self._is_known(record, proposal):
                 return f"it does not know of epoch {record.number}"
         dead = {*proposal.departed, *proposal.without}
@@ -188,14 +181,6 @@ class Voter:
     def _left_over(self, proposal: Propose) -> tuple[Epoch, ...]:
         """Return the doubts that remain: the leader has abandoned what it proposed to this peer before."""
         return tuple(d for d in self.votes.doubts if d.leader != proposal.epoch.leader or self.me not in d.peers)
-
-    def companions(self) -> set[str]:
-        """Return all members of the epochs that this peer, or an earlier process of its machine, is or may be in."""
-        if self._companions_of is not self.votes:
-            records = records_of(self.votes)
-            self._companions = {peer for record in records if record.lineages for peer in record.peers} - {self.me}
-            self._companions_of = self.votes
-        return self._companions
 
     def recall(self, all_votes: Iterable[Votes]) -> None:
         """Take over the votes of earlier processes of this machine, before this one casts any."""
@@ -294,7 +279,7 @@ def unlawful(
 
 def known_to(votes: Votes, departed: Mapping[str, Votes]) -> list[Epoch]:
     """Return the epochs in `votes`, and those in the last votes of departed members of them."""
-    return [record for one in _with_the_departed([votes], departed) for record in records_of(one)]
+    return [record for one in _with_the_departed([votes], departed) for record in one.records]
 
 
 def _with_the_departed(all_votes: Iterable[Votes], departed: Mapping[str, Votes]) -> list[Votes]:
@@ -305,7 +290,7 @@ def _with_the_departed(all_votes: Iterable[Votes], departed: Mapping[str, Votes]
     while to_ask:
         votes = to_ask.pop()
         found.append(votes)
-        mates = {mate for record in records_of(votes) for mate in record.peers}
+        mates = {mate for record in votes.records for mate in record.peers}
         to_ask += [departed[mate] for mate in sorted(mates) if mate in departed and mate not in asked]
         asked |= mates & departed.keys()
     return found

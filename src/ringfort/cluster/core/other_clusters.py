@@ -25,10 +25,9 @@ def describe_other_clusters(machines: Sequence[str]) -> str:
     if not machines:
         return "no machine of another cluster announces itself here"
     more = f" and {len(machines) - MAX_NAMED} more" if len(machines) > MAX_NAMED else ""
-    where = f"{', '.join(machines[:MAX_NAMED])}{more}"
-    if len(machines) == 1:
-        return f"1 machine of another cluster announces itself here ({where})"
-    return f"{len(machines)} machines of other clusters announce themselves here ({where})"
+    those = f"{len(machines)} machines of other clusters announce themselves"
+    what = "1 machine of another cluster announces itself" if len(machines) == 1 else those
+    return f"{what} here ({', '.join(machines[:MAX_NAMED])}{more})"
 
 
 class OtherClusterWatch:

@@ -51,15 +51,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Concatenate, Final, ParamSpec
 
 from msgspec.structs import replace
 
 from ringfort.cluster.core import peer_messages as messages
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.epochs import Epochs
+from ringfort.cluster.core.events import Close, Instruction, Persist
 from ringfort.cluster.core.health import HealthSummary
-from ringfort.cluster.core.instructions import Close, Instruction, Persist
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, Votes
 from ringfort.cluster.core.proposer import RingOrder
@@ -67,12 +67,7 @@ from ringfort.cluster.core.state import LEAP, PeerState
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
-if TYPE_CHECKING:
-    from typing import Concatenate
-
-    from typing_extensions import ParamSpec
-
-    P = ParamSpec("P")
+P = ParamSpec("P")
 
 GRAIN: Final = 0.001
 """The minimum of seconds between two ticks: sums of times are rounded, and a tick must not wait for a rounding
@@ -172,14 +167,14 @@ class PeerCore:
         """A link is open. `node` is what the handshake proved (`peer_id_of` its key), or "" with encryption off.
         `initiated`: this side dialled."""
         state = self._state
-        state.contacts.opened(Contact(link, node, initiated, state.time))
+        state.contacts.links[link] = Contact(link, node, initiated, state.time)
         state.send(link, self._hello)
         state.send(link, state.own_report())
 
     @_event
     def received(self, link: int, message: AnyMessage) -> None:
         """A message arrived on `link`."""
-        contact = self.contacts.by_link(link)
+        contact = self.contacts.links.get(link)
         if contact is None:
             return
         if contact.is_flooding(self._state.now):
@@ -189,8 +184,8 @@ class PeerCore:
         elif contact.hello is None:
             if not isinstance(message, messages.Hello):
                 self._links.refuse(contact, "it did not say who it is")
-            elif self._links.meet(contact, message):
-                self._links.beat(contact)
+            else:
+                self._links.meet(contact, message)
         elif isinstance(message, messages.Beat):
             if self._links.beat_arrived(contact, message):
                 return
@@ -201,7 +196,7 @@ class PeerCore:
     @_event
     def garbled(self, link: int, why: str) -> None:
         """Something malformed arrived on `link`."""
-        contact = self.contacts.by_link(link)
+        contact = self.contacts.links.get(link)
         if contact is not None:
             self._links.refuse(contact, why)
             self._refresh()
@@ -226,7 +221,8 @@ class PeerCore:
         """Say goodbye to all peers. The core is over then: later events have no effect. `died`: the program ended
         without wanting to. `is_released` says what that means for the next process."""
         state = self._state
-        self.is_released = not died and all(map(self._is_present, state.voter.companions() - state.dead))
+        companions = state.voter.votes.companions - state.dead - {state.me.peer}
+        self.is_released = not died and all(map(self._is_present, companions))
         state.end_epoch(state.voter.leave(), why or "this peer leaves")
         for contact in state.contacts:
             state.send(contact.link, Departed(state.me.peer, state.voter.votes, why, died))
@@ -255,7 +251,7 @@ class PeerCore:
         state = self._state
         state.me = replace(self.me, addresses=tuple(addresses))
         self._hello = replace(self._hello, member=state.me)
-        state.tell_all(messages.Introduce(self.me.peer, self.me.addresses))
+        state.tell(None, messages.Introduce(self.me.peer, self.me.addresses))
 
     @_event
     def force_election(self) -> None:
@@ -284,7 +280,7 @@ class PeerCore:
         state = self._state
         state.departed[peer] = votes
         state.vouched[peer] = Departed(peer, votes, "its process has ended", died=True)
-        state.tell_all(state.vouched[peer])
+        state.tell(None, state.vouched[peer])
         self._refresh()
 
     @_event
@@ -323,10 +319,8 @@ class PeerCore:
                     state.tell_election()
             case messages.Propose():
                 self._epochs.consider(contact, message)
-            case messages.Accept(number=number):
-                self._epochs.accepted(peer, number)
-            case messages.Reject(number=number, why=why):
-                self._epochs.rejected(peer, number, why)
+            case messages.Accept() | messages.Reject():
+                self._epochs.answered(peer, message)
             case messages.Commit(number=number):
                 self._epochs.committed(contact, number)
             case messages.Introduce(peer=about, addresses=addresses):

@@ -12,10 +12,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from ringfort.cluster.core.contacts import BAN, Contact, node_of
-from ringfort.cluster.core.events import CloneFound, Misbehaved, PeerJoined, PeerLost
+from ringfort.cluster.core.events import CloneFound, Close, Learn, Misbehaved, PeerJoined, PeerLost
 from ringfort.cluster.core.health import HealthStatus
-from ringfort.cluster.core.instructions import Close, Learn
-from ringfort.cluster.core.membership import records_of
 from ringfort.cluster.core.peer_messages import Beat, Departed, Epoch, Hangup, Hello, Introduce, Report
 from ringfort.cluster.core.state import PeerState
 
@@ -35,39 +33,41 @@ class Links:
 
     # --- hello and goodbye --------------------------------------------------------------------------------------------
 
-    def meet(self, contact: Contact, hello: Hello) -> bool:
-        """Take the hello of a link. Return False if the link is not used: the peer is refused, or has another link."""
+    def meet(self, contact: Contact, hello: Hello) -> None:
+        """Take the hello of a link, and use the link unless the peer is refused."""
         state, member = self._state, hello.member
+        other_host = state.contacts.clone_host(member)
         if contact.node and node_of(member.peer) != contact.node:
             self.refuse(contact, f"it claims to be {member.peer}, but the handshake proved {contact.node}")
-            return False
-        if member.peer == state.me.peer or state.contacts.is_banned(member.peer, state.time):
-            self.close(
-                contact,
-                "this link leads to this peer itself" if member.peer == state.me.peer else "it was refused before",
-            )
-            return False
-        other_host = state.contacts.clone_host(member)
-        if other_host is not None:
+        elif member.peer == state.me.peer:
+            self.close(contact, "this link leads to this peer itself")
+        elif state.contacts.is_banned(member.peer, state.time):
+            self.close(contact, "it was refused before")
+        elif other_host is not None:
             state.notify(CloneFound(member.peer, other_host, member.host))
             state.contacts.ban(member.peer, state.time + BAN)
             self.close(contact, "its key is in use on another machine")
-            return False
+        else:
+            self._use(contact, hello)
+
+    def _use(self, contact: Contact, hello: Hello) -> None:
+        """Use a link, or the other one that there is with the same peer, and close the surplus one."""
+        state, peer = self._state, hello.member.peer
         surplus = state.contacts.introduce(contact, hello)
         if surplus is not None:
             self.close(surplus, "there is a second link")
         if surplus is contact:
-            return False
+            return
+        state.health.watch(peer, state.time)
         if surplus is None:
-            state.forget(member.peer)
+            state.forget(peer)
         else:  # the same peer on another link: its report and the epoch with it stay valid
             contact.report = surplus.report
-        state.health.watch(member.peer, state.time)
-        if surplus is not None:  # messages on the other link, in either direction, may have been lost
-            state.election.unheard(member.peer)
+            # Messages on the other link, in either direction, may have been lost.
+            state.election.unheard(peer)
             state.send(contact.link, state.own_report())
             self.brief(contact)
-        return True
+        self.beat(contact)
 
     def brief(self, contact: Contact) -> None:
         """Send a peer what it needs besides the report: that this peer leads, if so, and the processes it vouches
@@ -150,11 +150,11 @@ class Links:
         self.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
-        ours = {record.key: record for record in records_of(self._state.voter.votes)}
-        for record in records_of(report.votes):
+        ours = {record.key: record for record in self._state.voter.votes.records}
+        for record in report.votes.records:
             # A doubt may also be an epoch of an earlier process of its machine.
-            mine = peer in record.peers if record is report.votes.formed else _names_node_of(peer, record)
-            if not mine or record.number > report.votes.highest:
+            is_earlier = record is not report.votes.formed and node_of(peer) in map(node_of, record.peers)
+            if not (peer in record.peers or is_earlier) or record.number > report.votes.highest:
                 return f"its report contradicts itself about epoch {record.number}"
             if record.key in ours and ours[record.key] != record:
                 return f"its epoch {record.number} differs from the one that was agreed on"
@@ -192,8 +192,8 @@ class Links:
             return False
         if state.contacts.get(contact.peer) is not contact:
             return True
-        contact.their_time, contact.their_time_came, contact.step = beat.sent, state.now, beat.step
-        was_busy = state.health.is_busy(contact.peer)
+        was_busy = contact.beat.busy
+        contact.beat, contact.beat_came = beat, state.now
         state.health.heard(contact.peer, state.time, busy=beat.busy)
         if beat.echo > contact.asked:
             contact.asked = beat.echo
@@ -208,8 +208,9 @@ class Links:
             contact = state.contacts.get(event.peer)
             if event.status is HealthStatus.UNHEALTHY and contact is not None:
                 self.close(contact, f"silent for {event.silence:.1f} s")
-        for contact in state.contacts.without_hello(state.time - HELLO_WITHIN):
-            self.close(contact, "it did not say who it is")
+        for contact in list(state.contacts.links.values()):
+            if contact.hello is None and contact.opened < state.time - HELLO_WITHIN:
+                self.close(contact, "it did not say who it is")
 
     def beat_all(self) -> None:
         """Send a heartbeat to every peer if it is due."""
@@ -221,10 +222,6 @@ class Links:
 
     def beat(self, contact: Contact) -> None:
         """Send a heartbeat, which echoes the other side's latest."""
-        now = self._state.now
-        held = now - contact.their_time_came if contact.their_time else 0.0
-        self._state.send(contact.link, Beat(now, contact.their_time, held, self._state.busy, self._state.step))
-
-
-def _names_node_of(peer: str, epoch: Epoch) -> bool:
-    return any(node_of(member) == node_of(peer) for member in epoch.peers)
+        state, echo = self._state, contact.beat.sent
+        held = state.now - contact.beat_came if echo else 0.0
+        state.send(contact.link, Beat(state.now, echo, held, state.busy, state.step))

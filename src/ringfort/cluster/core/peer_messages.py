@@ -28,6 +28,7 @@ Lineage = Annotated[str, msgspec.Meta(min_length=1, max_length=96)]
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Address = Annotated[str, msgspec.Meta(max_length=128)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
+Lineages = Annotated[tuple[Lineage, ...], msgspec.Meta(max_length=MAX_LINEAGES)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
 Peers = Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
@@ -66,11 +67,9 @@ class Epoch(Part, frozen=True, dict=True):
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     ring: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     """The order in which the ring visits the members, as indices; empty for the order of `members`."""
-    lineages: Annotated[tuple[Lineage, ...], msgspec.Meta(max_length=MAX_LINEAGES)] = msgspec.field(
-        default=(), name="lines"
-    )
-    """The lineages it continues. Empty only for a peer that was always alone. (Files on disk call it `lines`.)"""
-    ended: Annotated[tuple[Lineage, ...], msgspec.Meta(max_length=MAX_LINEAGES)] = ()
+    lineages: Lineages = ()
+    """The lineages it continues. Empty only for a peer that was always alone."""
+    ended: Lineages = ()
     """The latest lineages that have no living member. This epoch follows them without continuing them."""
 
     @property
@@ -96,7 +95,7 @@ class Epoch(Part, frozen=True, dict=True):
         return f"epoch {self.number} of {len(self.members)}"
 
 
-class Votes(Part, frozen=True):
+class Votes(Part, frozen=True, dict=True):
     """The epochs that a peer has voted for and that later proposals must respect.
 
     They outlive the process: whoever reports that it has ended passes on its last votes.
@@ -109,6 +108,16 @@ class Votes(Part, frozen=True):
     doubts: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_DOUBTS)] = ()
     """Epochs that may have been committed: those it accepted later and whose outcome it does not know, and those of
     earlier processes on its machine, which bind it as well."""
+
+    @cached_property
+    def records(self) -> tuple[Epoch, ...]:
+        """The epochs that a new epoch must respect."""
+        return self.doubts if self.formed is None else (self.formed, *self.doubts)
+
+    @cached_property
+    def companions(self) -> frozenset[str]:
+        """All members of the epochs that this peer, or an earlier process of its machine, is or may be in."""
+        return frozenset(peer for record in self.records if record.lineages for peer in record.peers)
 
 
 class Hello(Message, frozen=True, tag="hello"):

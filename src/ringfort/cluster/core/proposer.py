@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, records_of, seat
+from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, seat
 from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report
 from ringfort.cluster.core.state import PeerState
 
@@ -179,7 +179,7 @@ class Proposer:
         if not lineages and (len(group) > 1 or basis.doubts or ended):
             lineages = (f"{self.me}#{number}",)
         # Of the members' own records, not of the basis: members must see why something no longer counts.
-        held = [record for peer in group for record in records_of(reports[peer].votes)]
+        held = [record for peer in group for record in reports[peer].votes.records]
         concerned = {peer for record in (*basis.records, *held) for peer in record.peers}
         self.pending = Propose(
             state.election.term,

@@ -29,7 +29,8 @@ def best_ring(costs: Costs, exact_limit: int = EXACT_LIMIT) -> list[int]:
     if count <= exact_limit:
         rings = ([0, *rest] for rest in permutations(range(1, count)) if rest[0] < rest[-1])
         return min(rings, key=lambda ring: _slowest_first(both[a][b] for a, b in pairwise((*ring, 0))))
-    return _turned(_improved(_nearest(both), both))
+    ring = _improved(_nearest(both), both)
+    return ring if ring[1] < ring[-1] else [ring[0], *ring[:0:-1]]  # the canonical direction
 
 
 def _slowest_first(costs: Iterable[float]) -> list[float]:
@@ -57,8 +58,3 @@ def _improved(ring: list[int], costs: Costs) -> list[int]:
                     ring[i + 1 : j + 1] = ring[j:i:-1]
                     helped = True
     return ring
-
-
-def _turned(ring: list[int]) -> list[int]:
-    """Return the same ring in its canonical direction."""
-    return ring if ring[1] < ring[-1] else [ring[0], *ring[:0:-1]]

@@ -7,9 +7,8 @@ from typing import Final
 
 from ringfort.cluster.core.contacts import Contact, Contacts, node_of
 from ringfort.cluster.core.election import Claim, ElectionManager
-from ringfort.cluster.core.events import ClusterEvent, EpochEnded
+from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Instruction, Notify, Send
 from ringfort.cluster.core.health import HealthMonitor
-from ringfort.cluster.core.instructions import Instruction, Notify, Send
 from ringfort.cluster.core.membership import Voter, known_to
 from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Votes
 from ringfort.config import AutoDiscoveryConfig
@@ -130,17 +129,9 @@ class PeerState:
 
     def own_report(self) -> Report:
         """Return this peer's report."""
-        current = self.voter.current
-        return Report(
-            self.voter.votes,
-            0 if current is None else current.number,
-            self.sees,
-            self.restart_without,
-            self.work,
-            self.holds,
-            self.is_stuck,
-            self.yields,
-        )
+        votes, current = self.voter.votes, self.voter.current
+        number = 0 if current is None else current.number
+        return Report(votes, number, self.sees, self.restart_without, self.work, self.holds, self.is_stuck, self.yields)
 
     def own_claim(self) -> Claim:
         """Return this peer's claim in an election."""
@@ -151,29 +142,22 @@ class PeerState:
         report = self.own_report()
         if report != self._told:
             self._told = report
-            self.tell_all(report)
+            self.tell(None, report)
 
     def tell_election(self) -> None:
         """Send the messages and publish the events of the election."""
         election = self.election
         for peer, message in election.outbox:
-            self.tell(tuple(contact.peer for contact in self.contacts) if peer is None else (peer,), message)
+            self.tell(None if peer is None else (peer,), message)
         for event in election.events:
             self.notify(event)
         election.outbox.clear()
         election.events.clear()
 
-    def tell_all(self, message: AnyMessage) -> None:
-        """Send a message to all connected peers."""
-        for contact in self.contacts:
+    def tell(self, peers: Iterable[str] | None, message: AnyMessage) -> None:
+        """Send a message to those of `peers` that are connected, in that order; None for all that are."""
+        for contact in self.contacts if peers is None else filter(None, map(self.contacts.get, peers)):
             self.send(contact.link, message)
-
-    def tell(self, peers: tuple[str, ...], message: AnyMessage) -> None:
-        """Send a message to those of `peers` that are connected, in that order."""
-        for peer in peers:
-            contact = self.contacts.get(peer)
-            if contact is not None:
-                self.send(contact.link, message)
 
     def send(self, link: int, message: AnyMessage) -> None:
         """Send a message on one link."""

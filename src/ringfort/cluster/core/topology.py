@@ -120,8 +120,8 @@ class ClusterTopology:
     """A graph of peers and measured links. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, NodeProfile] = {}
-        self._seen: dict[str, float] = {}
+        self._nodes: dict[str, tuple[NodeProfile, float]] = {}
+        """Each node, and when it was last heard from."""
         self._links: dict[tuple[str, str], ConnectionProfile] = {}
         """By pair of ids, lower id first; each link as seen from the lower id."""
 
@@ -132,8 +132,8 @@ class ClusterTopology:
     @property
     def records(self) -> TopologyRecords:
         """The whole topology as plain values."""
-        seen = [(node, self._seen[peer]) for peer, node in self._nodes.items()]
-        return TopologyRecords(seen, [(one, two, link) for (one, two), link in self._links.items()])
+        links = [(one, two, link) for (one, two), link in self._links.items()]
+        return TopologyRecords(list(self._nodes.values()), links)
 
     @classmethod
     def from_records(cls, records: TopologyRecords) -> ClusterTopology:
@@ -147,13 +147,13 @@ class ClusterTopology:
 
     def add(self, node: NodeProfile, now: float) -> None:
         """Add a node, or replace its profile."""
-        self._nodes[node.peer] = node
-        self._seen[node.peer] = now
+        self._nodes[node.peer] = (node, now)
 
     def touch(self, peer: str, now: float) -> None:
         """Note that `peer` was heard from. Unknown peers are ignored."""
-        if peer in self._seen:
-            self._seen[peer] = max(now, self._seen[peer])
+        if peer in self._nodes:
+            node, seen = self._nodes[peer]
+            self._nodes[peer] = (node, max(now, seen))
 
     def connect(self, peer: str, other: str, link: ConnectionProfile) -> None:
         """Set what `peer` measured of its link to `other`. Both must be nodes of this topology."""
@@ -167,12 +167,11 @@ class ClusterTopology:
     def remove(self, peer: str) -> None:
         """Forget a node and its links. Unknown peers are ignored."""
         self._nodes.pop(peer, None)
-        self._seen.pop(peer, None)
         self._links = {ends: link for ends, link in self._links.items() if peer not in ends}
 
     def prune(self, now: float, stale_after: float = STALE_AFTER) -> list[str]:
         """Forget the nodes that were not heard from for `stale_after` seconds. Return their ids, sorted."""
-        stale = sorted(peer for peer, seen in self._seen.items() if now - seen > stale_after)
+        stale = sorted(peer for peer, (_, seen) in self._nodes.items() if now - seen > stale_after)
         for peer in stale:
             self.remove(peer)
         return stale
@@ -180,7 +179,7 @@ class ClusterTopology:
     @property
     def nodes(self) -> Mapping[str, NodeProfile]:
         """The profiles by peer id, sorted."""
-        return dict(sorted(self._nodes.items()))
+        return {peer: node for peer, (node, _) in sorted(self._nodes.items())}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -230,8 +229,7 @@ class ClusterTopology:
         return peer, other, self.link(peer, other)
 
     def _host(self, peer: str) -> str:
-        node = self._nodes.get(peer)
-        return node.host if node is not None and node.host else f"\0{peer}"
+        return (peer in self._nodes and self._nodes[peer][0].host) or f"\0{peer}"
 
     def _cost(self, one: Sequence[str], two: Sequence[str]) -> float:
         """Compare two hosts by the best link between any of their peers, because noise only makes links slower."""

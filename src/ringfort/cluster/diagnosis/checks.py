@@ -61,10 +61,6 @@ class Firewall:
     """Matches that output if the firewall may block peers."""
     fix: str
 
-    def is_closed(self, output: str) -> bool:
-        """Return whether the firewall may block peers."""
-        return self.closed.search(output) is not None
-
 
 FIREWALLS: Final[Mapping[str, Firewall]] = {
     "ufw": Firewall(
@@ -210,11 +206,8 @@ def _multicast(found: Findings) -> Iterator[Result]:
         fix = "switch off client isolation or IGMP snooping in the router or access point, or continue with --peer"
         yield Outcome.WARN, what, fix
     else:
-        yield (
-            Outcome.UNKNOWN,
-            "no other machine is heard, so it is not known whether the network carries it",
-            _TRY_AGAIN,
-        )
+        what = "no other machine is heard, so it is not known whether the network carries it"
+        yield Outcome.UNKNOWN, what, _TRY_AGAIN
 
 
 def _ports(found: Findings) -> Iterator[Result]:
@@ -254,7 +247,7 @@ def _peers(found: Findings) -> Iterator[Result]:
 
 def _firewall(found: Findings) -> Iterator[Result]:
     """Does a firewall on this machine block peers? Firewalls in the network cannot be examined."""
-    closed = [tool for tool, text in found.firewall.items() if tool in FIREWALLS and FIREWALLS[tool].is_closed(text)]
+    closed = [tool for tool, text in found.firewall.items() if FIREWALLS[tool].closed.search(text)]
     for tool in closed:
         yield Outcome.WARN, f"{tool} is on and may block peers", FIREWALLS[tool].fix
     if found.firewall_hidden:
@@ -270,10 +263,8 @@ def _firewall(found: Findings) -> Iterator[Result]:
 def _mtu(found: Findings) -> Iterator[Result]:
     """Do packets have the size that all machines of the network expect?"""
     for interface in found.choice.interfaces if found.choice else ():
-        what, fix = (
-            f"{interface.name}: packets of {interface.mtu} bytes",
-            f"ip link set dev {interface.name} mtu {USUAL_MTU}",
-        )
+        what = f"{interface.name}: packets of {interface.mtu} bytes"
+        fix = f"ip link set dev {interface.name} mtu {USUAL_MTU}"
         if interface.is_loopback:
             continue
         if interface.mtu < SMALLEST_MTU:

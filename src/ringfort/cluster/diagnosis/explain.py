@@ -35,12 +35,12 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
     leader = core.leader if hello.run == control.setup.config.run else None
     is_self = peer == control.setup.peer
     contact = core.contacts.get(peer)
-    entry = None if contact is None else control.links.open.get(contact.link)
+    link = None if contact is None else control.links.open.get(contact.link)
     bandwidths = control.link_metrics.bandwidths(peer)
     machine = control.link_metrics.node(peer)
-    remote = control.link_metrics.address(peer) or (entry.remote if entry else "")
+    remote = control.link_metrics.address(peer) or (link.remote if link else "")
     address = next(iter(control.listener.addresses), "") if is_self else _listening_address(remote, hello)
-    interface = control.connector.interface_of(address if is_self else remote)
+    interface = control.connector.choice.interface_at(address if is_self else remote)
     return PeerView(
         peer=peer,
         name=hello.name,
@@ -61,7 +61,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         slots=hello.member.slots,
         ranks=_ranks(epoch, peer),
         program=machine.program,
-        step=contact.step if contact else 0,
+        step=contact.beat.step if contact else 0,
         uptime=None if machine.started is None else clock() - machine.started,
         accelerators=tuple(one.name for one in machine.accelerators),
     )
@@ -141,7 +141,11 @@ def in_words(
         *([] if seen or gone else ["no other peer was seen"]),
         *_listed("refused", refused),
         *_listed("no answer from", no_answer),
-        *(_other_clusters(other_clusters) if other_clusters else []),
+        *(
+            [describe_other_clusters(other_clusters), f"  if they should be one cluster: {HOW_TO_JOIN}"]
+            if other_clusters
+            else []
+        ),
         *(_sentences(f"no group yet: {waiting_for}") if waiting_for else []),
         *(_sentences(disk) if disk else []),
         *troubles,
@@ -162,10 +166,6 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
         return [f"{title}: {item}" for item in items]
     more = [f"  and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
     return [f"{title}:", *(f"  {item}" for item in items[:MAX_LISTED]), *more]
-
-
-def _other_clusters(machines: Sequence[str]) -> list[str]:
-    return [describe_other_clusters(machines), f"  if they should be one cluster: {HOW_TO_JOIN}"]
 
 
 def _sentences(text: str) -> list[str]:

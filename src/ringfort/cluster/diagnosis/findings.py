@@ -11,7 +11,6 @@ import secrets
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +24,15 @@ from ringfort.cluster.diagnosis.checks import FIREWALLS, MDNS_PORT, Findings, To
 from ringfort.cluster.discovery.interfaces import Choice, Interface, choose
 from ringfort.cluster.discovery.mdns import THIS_MACHINE, browse, interface_troubles, machines_of, trouble_of
 from ringfort.cluster.discovery.static import parse_peers
-from ringfort.cluster.discovery.system import list_interfaces
+from ringfort.cluster.discovery.system import list_interfaces, run_tool
 from ringfort.cluster.net.profile import find_accelerators, own_version
 from ringfort.cluster.net.waiting import within
 from ringfort.cluster.node import ClusterNode
 from ringfort.config import AutoDiscoveryConfig, Environment, format_address
-from ringfort.errors import ConfigError, DistributedError, IdentityError
+from ringfort.errors import ConfigError, DistributedError, IdentityError, TransportError
 from ringfort.identity.keypair import NodeIdentity, key_path
 from ringfort.identity.store import DEFAULT_CLUSTER, ClusterStore, current_namespace
+from ringfort.transport import tcp
 
 LISTEN_SECONDS: Final = 1.5
 """Seconds to listen for announcements and to connect to peers. Zeroconf asks after 0.1 s and again after 1 s."""
@@ -67,8 +67,8 @@ async def gather_findings(wanted: Sequence[str] = (), peers: Sequence[str] = ())
     )
     announced = [one for one in heard if one.token != own_token]
     mdns_errors = [(trouble.what, trouble.fix) for trouble in troubles if usable.interfaces and not trouble.interface]
-    firewall_commands = {name: firewall.command for name, firewall in FIREWALLS.items()}
-    firewall, hidden = await asyncio.to_thread(look_at_firewalls, firewall_commands)
+    commands = {name: firewall.command for name, firewall in FIREWALLS.items()}
+    firewall, hidden = await asyncio.to_thread(look_at_firewalls, commands)
     accelerators = await asyncio.to_thread(_accelerators)
     addresses = [format_address(host, port) for host, port in named]
     return Findings(
@@ -137,46 +137,38 @@ async def _hear(interface: Interface) -> str:
     address = socket.inet_aton(next(address for address in interface.addresses if ":" not in address))
     number = struct.pack("!H", secrets.randbelow(65535) + 1)
     question = number + b"\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00" + _QUESTION
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth,
-    ):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError, AttributeError):  # macOS needs it beside the other, some kernels lack it
-                ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            ear.bind(("", MDNS_PORT))
-            ear.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(_MDNS_GROUP) + address)
-            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, address)
-            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-            ear.setblocking(False)
-            mouth.sendto(question, (_MDNS_GROUP, MDNS_PORT))
-            await within(_ANSWER_SECONDS, _wait_for(ear, question))
-        except (asyncio.TimeoutError, TimeoutError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(("", MDNS_PORT))
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(_MDNS_GROUP) + address)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, address)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            sock.setblocking(False)
+            sock.sendto(question, (_MDNS_GROUP, MDNS_PORT))
+            await within(_ANSWER_SECONDS, _wait_for(sock, question))
+        except TimeoutError:
             return "sent, but not heard"
         except OSError as exc:
             return trouble_of(exc).what if exc.errno == errno.EADDRINUSE else f"refused by the system ({exc.strerror})"
     return ""
 
 
-async def _wait_for(ear: socket.socket, question: bytes) -> None:
-    loop = asyncio.get_running_loop()
-    while await loop.sock_recv(ear, 2048) != question:
+async def _wait_for(sock: socket.socket, question: bytes) -> None:
+    while await asyncio.get_running_loop().sock_recv(sock, 2048) != question:
         pass
 
 
 async def _connect_self(address: str) -> str:
     """Return why connections to one of this machine's own addresses fail; empty if they do not."""
-
-    async def welcome(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
     try:
-        server = await asyncio.start_server(welcome, address, 0)
-    except OSError as exc:
-        return f"cannot be listened on ({exc.strerror or exc})"
-    async with server:
-        why, _ = await _answers(address, server.sockets[0].getsockname()[1])
+        server = tcp.listen(address, 0)
+    except TransportError as exc:
+        return str(exc)
+    with server:  # the kernel accepts the connection
+        why, _ = await _answers(address, server.getsockname()[1])
     return why
 
 
@@ -184,7 +176,7 @@ async def _answers(host: str, port: int) -> tuple[str, int]:
     """Return why a connection fails, and TCP's maximum segment size if it succeeds."""
     try:
         _, writer = await within(_ANSWER_SECONDS, asyncio.open_connection(host, port))
-    except (asyncio.TimeoutError, TimeoutError):
+    except TimeoutError:
         return "no answer", 0
     except (OSError, UnicodeError) as exc:
         return _in_words(exc), 0
@@ -195,16 +187,13 @@ async def _answers(host: str, port: int) -> tuple[str, int]:
         return "", 0
     finally:
         writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
 
 
 def _in_words(exc: Exception) -> str:
     """Return the system's message: asyncio's message for a refused connection only repeats the address."""
-    number = exc.errno if isinstance(exc, OSError) else None
-    if number is None or isinstance(exc, socket.gaierror):
-        return str(getattr(exc, "strerror", None) or exc)
-    return os.strerror(number)
+    if isinstance(exc, OSError) and exc.errno is not None and not isinstance(exc, socket.gaierror):
+        return os.strerror(exc.errno)
+    return str(getattr(exc, "strerror", None) or exc)
 
 
 def look_at_firewalls(
@@ -216,9 +205,7 @@ def look_at_firewalls(
     for name, command in commands.items():
         if shutil.which(command[0]) is None:
             continue
-        done = None
-        with suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = run_tool(*command, timeout=timeout)
         if done is not None and (done.returncode == 0 or "not running" in done.stdout + done.stderr):
             found[name] = done.stdout or done.stderr
         else:
@@ -263,10 +250,8 @@ def _ask_torch() -> tuple[tuple[str, ...] | None, str]:
         "import json, torch; "
         "print(json.dumps([torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]))"
     )
-    command = [sys.executable, "-c", code]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    done = run_tool(sys.executable, "-c", code, timeout=_TORCH_TIMEOUT)
+    if done is None:
         return None, f"no answer in {_TORCH_TIMEOUT:g} s"
     lines = done.stdout.splitlines() or [""]
     try:

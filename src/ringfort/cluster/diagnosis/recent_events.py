@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ringfort.cluster.core.events import (
-    CloneFound,
-    ClusterEvent,
-    EpochStarted,
-    Misbehaved,
-    PeerJoined,
-    PeerLost,
-    Waiting,
-)
+from ringfort.cluster.core import events
 
 MAX_EVENTS: Final = 8
 """Events of each kind that are kept."""
@@ -31,21 +23,21 @@ class RecentEvents:
         """Why there is no epoch, as the core last said."""
         self._names: dict[str, str] = {}
 
-    def add(self, event: ClusterEvent) -> None:
+    def add(self, event: events.ClusterEvent) -> None:
         """Take note of an event."""
         match event:
-            case PeerJoined(peer=peer, name=name):
+            case events.PeerJoined(peer=peer, name=name):
                 self._names[peer] = name
                 self.lost.pop(peer, None)
-            case PeerLost(peer=peer, why=why):
+            case events.PeerLost(peer=peer, why=why):
                 self.lost[peer] = f"{self._names.pop(peer, '') or peer} ({why})"
                 while len(self.lost) > MAX_EVENTS:
                     del self.lost[next(iter(self.lost))]
-            case EpochStarted():
+            case events.EpochStarted():
                 self.waiting_for = ""
-            case Waiting(why=why):
+            case events.Waiting(why=why):
                 self.waiting_for = why
-            case CloneFound() | Misbehaved() if str(event) not in self.refused:
+            case events.CloneFound() | events.Misbehaved() if str(event) not in self.refused:
                 self.refused.append(str(event))
             case _:
                 pass

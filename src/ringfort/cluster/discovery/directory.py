@@ -13,7 +13,7 @@ Everything that outsiders can make grow is bounded: addresses in total, for each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -123,12 +123,12 @@ class AddressDirectory:
                 # It was just announced or has connected, so it is there: there is no need to wait out a long pause.
                 entry.next_try = min(entry.next_try, now + FIRST_PAUSE)
 
-    def withdraw(self, addresses: Iterable[str], source: Source) -> None:
-        """Remove addresses that a source has withdrawn, unless another source knows them or they are proved."""
-        for address in addresses:
-            entry = self._entries.get(address)
-            if entry is not None:
-                entry.sources.discard(source)
+    def withdraw(self, claim: str, keep: Sequence[str] = ()) -> None:
+        """Remove the announced addresses of `claim` except those to `keep`, unless another source knows them or they
+        are proved."""
+        for address, entry in list(self._entries.items()):
+            if entry.claimed == claim and address not in keep:
+                entry.sources.discard(Source.MDNS)
                 if not entry.sources and not entry.proved:
                     del self._entries[address]
 
@@ -240,13 +240,11 @@ class AddressDirectory:
 
     def is_measured(self, address: str) -> bool:
         """Return whether the bandwidth of `address` was measured."""
-        entry = self._entries.get(address)
-        return entry is not None and entry.bandwidth is not None
+        return address in self._entries and self._entries[address].bandwidth is not None
 
     def has_failed(self, address: str) -> bool:
         """Return whether the last attempt at `address` failed."""
-        entry = self._entries.get(address)
-        return entry is not None and bool(entry.why)
+        return address in self._entries and bool(self._entries[address].why)
 
     def troubles(self) -> list[tuple[str, str]]:
         """Return the addresses that have never led to a peer, each with the reason. Addresses of peers that were
@@ -260,12 +258,6 @@ class AddressDirectory:
             kept = Source.STATIC in entry.sources or entry.dialling or address in used
             if not kept and now - entry.seen > FORGET_AFTER:
                 del self._entries[address]
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, address: object) -> bool:
-        return address in self._entries
 
     # --- rules -------------------------------------------------------------------------------------------------------
 

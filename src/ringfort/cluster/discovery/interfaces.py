@@ -10,6 +10,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, repeat
 from typing import Final
 
 from ringfort.cluster.core.link_kinds import LinkKind
@@ -22,7 +24,10 @@ MAX_ADDRESSES: Final = 8
 LOOPBACK_ADDRESSES: Final = ("127.0.0.1", "::1")
 """Other loopback addresses, such as Debian's 127.0.1.1 for the host name, are not used."""
 
+_SPEED_ORDER: Final = (LinkKind.THUNDERBOLT, LinkKind.ETHERNET, LinkKind.UNKNOWN, LinkKind.WIFI, LinkKind.LOOPBACK)
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,13 @@ class Interface:
     def is_loopback(self) -> bool:
         return self.kind is LinkKind.LOOPBACK
 
+    @cached_property
+    def networks(self) -> tuple[IPInterface, ...]:
+        """Each valid address with its network, which is the address alone if the system does not tell."""
+        listed = zip(self.addresses, chain(self.prefixes, repeat(128)), strict=False)
+        parsed = [(ip, prefix) for text, prefix in listed if (ip := parse_ip(text)) is not None]
+        return tuple(ipaddress.ip_interface(f"{ip}/{min(prefix, ip.max_prefixlen)}") for ip, prefix in parsed)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -88,19 +100,14 @@ class Choice:
         if ip is None:
             return None
         scope = getattr(ip, "scope_id", None)
-        best: tuple[int, Interface] | None = None
-        for interface in self.interfaces:
-            for own, prefix in _networks(interface):
-                if own.version != ip.version or (
-                    scope is not None and scope not in (interface.name, str(interface.index))
-                ):
-                    continue
-                same = int(own) == int(ip)
-                length = own.max_prefixlen + 1 if same else prefix
-                inside = same or int(own) >> (own.max_prefixlen - prefix) == int(ip) >> (own.max_prefixlen - prefix)
-                if inside and (best is None or length > best[0]):
-                    best = (length, interface)
-        return None if best is None else best[1]
+        ways = [
+            (int(own) == int(ip), own.network.prefixlen, interface)
+            for interface in self.interfaces
+            if scope in (None, interface.name, str(interface.index))
+            for own in interface.networks
+            if ip in own.network
+        ]
+        return max(ways, key=lambda way: way[:2])[2] if ways else None
 
     def interface_at(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""
@@ -147,7 +154,8 @@ def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: 
             raise ConfigError("interfaces", (), why)
     for interface in chosen:
         left_out.pop(interface.name, None)
-    return Choice(_ordered(chosen), tuple(left_out.items()))
+    chosen.sort(key=lambda one: (_SPEED_ORDER.index(one.kind), -one.speed, one.index, one.name))
+    return Choice(tuple(chosen), tuple(left_out.items()))
 
 
 def why_not(interface: Interface, names: Mapping[str, Interface]) -> str:
@@ -221,27 +229,20 @@ def _leads_out(bridge: Interface, names: Mapping[str, Interface]) -> bool:
     return False
 
 
-def _networks(interface: Interface) -> Iterable[tuple[IPAddress, int]]:
-    """Yield each address with its prefix length, which is full if the system does not tell."""
-    for position, text in enumerate(interface.addresses):
-        ip = parse_ip(text)
-        if ip is not None:
-            told = interface.prefixes[position] if position < len(interface.prefixes) else ip.max_prefixlen
-            yield ip, min(told, ip.max_prefixlen)
-
-
 def _with_usable(interface: Interface, only: Sequence[IPAddress] = ()) -> Interface:
     """Return the interface with only its usable addresses, limited to `only` if given."""
-    kept: list[tuple[bool, bool, int, str, int]] = []
-    for position, (ip, prefix) in enumerate(_networks(interface)):
-        if not _usable(ip, loopback=interface.is_loopback):
-            continue
-        if only and ip not in only:
-            continue
-        # Link-local addresses last of their version: they work on one network only and need a scope.
-        kept.append((ip.version == 6, ip.is_link_local, position, _text(ip, interface.name), prefix))
-    kept = sorted(kept)[:MAX_ADDRESSES]
-    return replace(interface, addresses=tuple(item[3] for item in kept), prefixes=tuple(item[4] for item in kept))
+    usable = [
+        own
+        for own in interface.networks
+        if _usable(own.ip, loopback=interface.is_loopback) and (not only or own.ip in only)
+    ]
+    # Link-local addresses last of their version: they work on one network only and need a scope.
+    kept = sorted(usable, key=lambda own: (own.version, own.ip.is_link_local))[:MAX_ADDRESSES]
+    return replace(
+        interface,
+        addresses=tuple(_text(own.ip, interface.name) for own in kept),
+        prefixes=tuple(own.network.prefixlen for own in kept),
+    )
 
 
 def _usable(ip: IPAddress, *, loopback: bool) -> bool:
@@ -255,20 +256,10 @@ def _text(ip: IPAddress, name: str) -> str:
     return f"{bare}%{name}" if ip.version == 6 and ip.is_link_local else bare
 
 
-_SPEED_ORDER: Final = (LinkKind.THUNDERBOLT, LinkKind.ETHERNET, LinkKind.UNKNOWN, LinkKind.WIFI, LinkKind.LOOPBACK)
-
-
-def _ordered(interfaces: Iterable[Interface]) -> tuple[Interface, ...]:
-    def rank(interface: Interface) -> tuple[int, int, int, str]:
-        return _SPEED_ORDER.index(interface.kind), -interface.speed, interface.index, interface.name
-
-    return tuple(sorted(interfaces, key=rank))
-
-
 def _meant(interface: Interface, wish: str) -> list[IPAddress] | None:
     """Return the addresses of `interface` that `wish` means: all if it is its name; None if it means another."""
     wish = wish.strip()
-    addresses = [ip for ip, _ in _networks(interface)]
+    addresses = [own.ip for own in interface.networks]
     if wish == interface.name or (wish == "loopback" and interface.is_loopback):
         return addresses
     bare, _, scope = wish.partition("%")

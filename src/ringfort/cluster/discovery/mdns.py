@@ -57,6 +57,10 @@ class Trouble:
     interface: str = ""
 
 
+_FLOOD: Final = Trouble(
+    f"more than {MAX_HEARD} peers are announced for this network; the rest are ignored",
+    "someone floods this network with false announcements: name a peer with --peer",
+)
 _OFF_LINK: Final = Trouble(
     "a peer announces addresses that are on no network of this machine; they are not tried",
     "if it is one of yours, name it with --peer",
@@ -72,16 +76,16 @@ class MdnsDiscovery:
 
     network_id: bytes
     token: str
-    port: int
-    """Where this process listens; 0 to announce nothing."""
     on_heard: Callable[[Announcement], None]
     on_gone: Callable[[str], None]
     on_trouble: Callable[[Trouble], None]
+    port: int = 0
+    """Where this process listens; 0 to announce nothing."""
     _choice: Choice | None = None
     _zeroconf: AsyncZeroconf | None = None
     _browser: AsyncServiceBrowser | None = None
-    _others: dict[str, tuple[str, str]] = field(default_factory=dict[str, "tuple[str, str]"])
-    """Announced peers of other clusters, at most `MAX_HEARD`: the network and the token in each name."""
+    _others: set[str] = field(default_factory=set[str])
+    """The names of announced peers of other clusters, at most `MAX_HEARD`."""
     _heard: set[str] = field(default_factory=set[str])
     _said: set[Trouble] = field(default_factory=set[Trouble])
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -155,8 +159,7 @@ class MdnsDiscovery:
     async def _announce(self, zeroconf: AsyncZeroconf, info: ServiceInfo) -> None:
         try:
             register = cast("Callable[..., Awaitable[Awaitable[None]]]", zeroconf.async_register_service)  # pyright: ignore[reportUnknownMemberType]
-            sent = await register(info, cooperating_responders=True)
-            await sent
+            await (await register(info, cooperating_responders=True))
         except OSError as exc:
             self._say(trouble_of(exc))
 
@@ -165,14 +168,14 @@ class MdnsDiscovery:
         match = _NAME.fullmatch(name)
         if match is None or match[2] == self.token:
             return
-        if match[1] != self.network_id.hex():
-            if state_change is ServiceStateChange.Removed:
-                self._others.pop(name, None)
+        network, token = match.groups()
+        is_removed = state_change is ServiceStateChange.Removed
+        if network != self.network_id.hex():
+            if is_removed:
+                self._others.discard(name)
             elif len(self._others) < MAX_HEARD:
-                self._others[name] = (match[1], match[2])
-            return
-        token = match[2]
-        if state_change is ServiceStateChange.Removed:
+                self._others.add(name)
+        elif is_removed:
             if token in self._heard:
                 self._heard.discard(token)
                 self.on_gone(token)
@@ -180,17 +183,13 @@ class MdnsDiscovery:
             self._heard.add(token)
             self._tasks.start(self._resolve(zeroconf, name, token))
         else:
-            self._say(
-                Trouble(
-                    f"more than {MAX_HEARD} peers are announced for this network; the rest are ignored",
-                    "someone floods this network with false announcements: name a peer with --peer",
-                )
-            )
+            self._say(_FLOOD)
 
     def others(self) -> list[Announcement]:
         """Return the announced peers of other clusters. No query is sent: what zeroconf has received is enough."""
         found: list[Announcement] = []
-        for name, (network, token) in self._others.items():
+        for name in self._others:
+            network, token = name.removesuffix(f".{SERVICE}").split("-")
             info = ServiceInfo(SERVICE, name)
             if self._zeroconf is not None:
                 info.load_from_cache(self._zeroconf.zeroconf)
@@ -218,7 +217,7 @@ async def browse(choice: Choice, seconds: float) -> tuple[list[Announcement], li
     """Return all announced processes, without announcing this one, and what hinders discovery."""
     troubles: list[Trouble] = []
     # A member of no cluster, to which all announcements are of others.
-    mdns = MdnsDiscovery(b"", "", 0, lambda _: None, lambda _: None, troubles.append)
+    mdns = MdnsDiscovery(b"", "", lambda _: None, lambda _: None, troubles.append)
     await mdns.listen(choice)
     try:
         await asyncio.sleep(seconds)
@@ -267,8 +266,7 @@ def _listeners(choice: Choice) -> list[str | int]:
 
 def trouble_of(exc: Exception) -> Trouble:
     """Return the trouble that an error of the system means, with its fix."""
-    number = exc.errno if isinstance(exc, OSError) else None
-    match number:
+    match getattr(exc, "errno", None):
         case errno.EADDRINUSE:
             return Trouble(
                 "another program uses the mDNS port 5353 exclusively, so no peer is found",

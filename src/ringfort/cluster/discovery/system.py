@@ -53,16 +53,12 @@ def list_interfaces(folder: Path = SYS_CLASS_NET) -> list[Interface]:
         if name not in stats:  # it disappeared between the two calls
             continue
         flags = frozenset(str(getattr(stats[name], "flags", "")).split(","))
-        listed = [
-            (address.address, _prefix_length(address.netmask))
-            for address in addresses
-            if address.family in (socket.AF_INET, socket.AF_INET6)
-        ]
+        listed = [one for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
         interface = Interface(
             name=name,
             index=indexes.get(name, 0),
-            addresses=tuple(address for address, _ in listed),
-            prefixes=tuple(prefix for _, prefix in listed),
+            addresses=tuple(one.address for one in listed),
+            prefixes=tuple(_prefix_length(one.netmask) for one in listed),
             is_up=stats[name].isup,
             multicast="multicast" in flags,
             mtu=stats[name].mtu,
@@ -98,7 +94,8 @@ def _nature(name: str, flags: frozenset[str], entry: Path, ports: Mapping[str, L
     if "loopback" in flags:
         return {"kind": LinkKind.LOOPBACK}
     tunnel = "pointopoint" in flags
-    about: dict[str, Any] = {"foreign": _foreign(name), "no_arp": "noarp" in flags}
+    foreign = next((purpose for pattern, purpose in _FOREIGN if pattern.match(name)), "")
+    about: dict[str, Any] = {"foreign": foreign, "no_arp": "noarp" in flags}
     if entry.is_dir():
         return {
             **about,
@@ -130,39 +127,28 @@ def _kind_in_sysfs(entry: Path) -> LinkKind:
 def parse_hardware_ports(text: str) -> dict[str, LinkKind]:
     """Return the kind of each device in the output of `networksetup -listallhardwareports`."""
     found: dict[str, LinkKind] = {}
-    port = ""
-    for line in text.splitlines():
-        label, _, value = line.partition(": ")
-        if label == "Hardware Port":
-            port = value
-        elif label == "Device" and value:
-            found[value] = (
-                LinkKind.WIFI
-                if port in ("Wi-Fi", "AirPort")
-                else LinkKind.THUNDERBOLT
-                if "Thunderbolt" in port and "Ethernet" not in port
-                else LinkKind.ETHERNET
-            )
+    for port, device in re.findall(r"^Hardware Port: (.*)\nDevice: (.+)$", text, re.MULTILINE):
+        is_thunderbolt = "Thunderbolt" in port and "Ethernet" not in port
+        wired = LinkKind.THUNDERBOLT if is_thunderbolt else LinkKind.ETHERNET
+        found[device] = LinkKind.WIFI if port in ("Wi-Fi", "AirPort") else wired
     return found
 
 
 @lru_cache(maxsize=1)
 def _mac_ports() -> Mapping[str, LinkKind]:
     """Return the hardware ports. They are read once; a card that is plugged in later counts as unknown, and is used."""
-    if sys.platform != "darwin":
-        return {}
+    done = (
+        run_tool("networksetup", "-listallhardwareports", timeout=_TOOL_TIMEOUT) if sys.platform == "darwin" else None
+    )
+    return {} if done is None else parse_hardware_ports(done.stdout)
+
+
+def run_tool(*command: str, timeout: float) -> subprocess.CompletedProcess[str] | None:
+    """Run a command. Return None if it is not installed or has not ended after `timeout` seconds."""
     try:
-        done = subprocess.run(
-            ["networksetup", "-listallhardwareports"],
-            capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False,
-        )  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return parse_hardware_ports(done.stdout)
-
-
-def _foreign(name: str) -> str:
-    return next((purpose for pattern, purpose in _FOREIGN if pattern.match(name)), "")
+        return None
 
 
 def _prefix_length(netmask: str | None) -> int:

@@ -14,9 +14,10 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -39,6 +40,11 @@ class _Pending:
     connections: dict[int, Connection] = field(default_factory=dict[int, Connection])
 
 
+def _fail(pending: _Pending, failure: DistributedError) -> None:
+    with suppress(InvalidStateError):  # it is answered already
+        pending.answer.set_exception(failure)
+
+
 @dataclass(eq=False)
 class ControlClient:
     """All methods are thread-safe."""
@@ -55,13 +61,11 @@ class ControlClient:
     """This process is a forked child of the one that the client belongs to."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
-    _changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = field(
-        default_factory=queue.SimpleQueue["ipc.State | ClusterEvent | None"]
-    )
     _failure: DistributedError | None = None
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def __post_init__(self) -> None:
+        self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = queue.SimpleQueue()
         self._connection = IpcConnection(self.sock, ipc.decode_for_node, self._on_message, self._finish)
         keep_from_children(self)
         self._threads = [Thread(self._run, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
@@ -73,38 +77,34 @@ class ControlClient:
     def ask(self, request: ipc.AnyRequest, kind: type[T], timeout: float) -> T:
         """Return the answer to `request`. Raise what the service raised, `ControlLostError` if it does not answer, or
         the error that `on_end` returned if the service has ended."""
-        return ipc.decode_value(self._request(request, timeout).answer.result(0), kind)
+        return msgspec.msgpack.decode(self._request(request, timeout).answer.result(0), type=kind)
 
     def connect(self, request: ipc.Connect, timeout: float) -> dict[int, Connection]:
         """Return a connection to each member, by rank. Raise as `ask` does."""
         return self._request(request, timeout).connections
 
-    def tell(self, request: ipc.AnyRequest) -> None:
-        """Send a request without waiting for the answer."""
-        self._post(ipc.Ask(next(self._numbers), request, self.work_done()))
-
     def _request(self, request: ipc.AnyRequest, timeout: float) -> _Pending:
         """Send a request and return its answer and connections. Cancel it if that fails."""
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
-        self._post(ipc.Ask(number, request, self.work_done()))
-        if self._failure is not None and not pending.answer.done():  # the service ended before it saw the request
-            with suppress(Exception):
-                pending.answer.set_exception(self._failure)
+        self.post(ipc.Ask(number, request, self.work_done()))
+        if self._failure is not None:  # the service ended before it saw the request
+            _fail(pending, self._failure)
         try:
             if not pending.answer.is_done_within(timeout):
                 raise ControlLostError(f"the control service has not answered for {timeout:g} s")
             pending.answer.result(0)
             return pending
         except BaseException:
-            self._post(ipc.Cancel(number))
+            self.post(ipc.Cancel(number))
             for connection in pending.connections.values():
                 connection.close()
             raise
         finally:
             self._pending.pop(number, None)
 
-    def _post(self, message: ipc.ToService) -> None:
+    def post(self, message: ipc.ToService) -> None:
+        """Send a message without waiting for an answer."""
         with suppress(RuntimeError):  # the loop is closed: the service has ended
             self._loop.call_soon_threadsafe(self._connection.send, message)
 
@@ -129,9 +129,9 @@ class ControlClient:
             case ipc.Ping():
                 self._connection.send(ipc.Pong(self.work_done(), self._steps()))
             case ipc.Answer(number=number, value=value):
-                self._settle(number, lambda future: future.set_result(value))
+                self._pending.get(number, _Pending()).answer.set_result(value)
             case ipc.Failed(number=number):
-                self._settle(number, lambda future: future.set_exception(ipc.error_of(message)))
+                self._pending.get(number, _Pending()).answer.set_exception(ipc.error_of(message))
             case ipc.Connected(number=number, rank=rank, session=session):
                 connection = Connection.resume(self._connection.take_socket(), session)
                 pending = self._pending.get(number)
@@ -153,11 +153,6 @@ class ControlClient:
             _log.exception("steps_done() failed")
             return 0
 
-    def _settle(self, number: int, settle: Callable[[Future[Any]], None]) -> None:
-        pending = self._pending.get(number)
-        if pending is not None and not pending.answer.done():
-            settle(pending.answer)
-
     def _finish(self) -> None:
         """Fail all pending requests: the service has ended."""
         self._connection.close()
@@ -165,8 +160,7 @@ class ControlClient:
         if isinstance(failure, ControlLostError):
             self._changes.put(ControlLost(str(failure)))
         for pending in tuple(self._pending.values()):
-            if not pending.answer.done():
-                pending.answer.set_exception(failure)
+            _fail(pending, failure)
         self._changes.put(None)
         self._loop.stop()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.discovery.directory import AddressDirectory, Source
-from ringfort.cluster.discovery.interfaces import Choice, Interface, choose, reachable
+from ringfort.cluster.discovery.interfaces import Choice, choose, reachable
 from ringfort.cluster.discovery.mdns import Announcement, MdnsDiscovery, Trouble, machines_of
 from ringfort.cluster.discovery.static import parse_peers, resolve
 from ringfort.cluster.discovery.system import list_interfaces, watch_interfaces
@@ -58,8 +58,6 @@ class PeerConnector:
     directory: AddressDirectory = field(default_factory=AddressDirectory)
     refusals: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
     troubles: dict[str, Trouble] = field(default_factory=dict[str, Trouble])
-    _mdns: MdnsDiscovery | None = None
-    _announced: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
     _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
     _probing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBES - 1))
@@ -69,6 +67,9 @@ class PeerConnector:
 
     def __post_init__(self) -> None:
         self._named = parse_peers(self.setup.config.peers)
+        self._mdns = MdnsDiscovery(
+            self.setup.network_id, self.setup.token, self._heard, self.directory.withdraw, self._trouble
+        )
 
     def choose(self) -> Choice:
         """Return the interfaces to use. Raises `ConfigError` for a configured one that does not exist."""
@@ -77,11 +78,10 @@ class PeerConnector:
 
     async def start(self, port: int) -> None:
         """Begin to look for peers; this one listens at `port`."""
-        setup = self.setup
-        if setup.config.multicast:
-            self._mdns = MdnsDiscovery(setup.network_id, setup.token, port, self._heard, self._gone, self._trouble)
+        self._mdns.port = port
+        if self.setup.config.multicast:
             await self._mdns.listen(self.choice)
-        self._tasks.start(watch_interfaces(self.choice, setup.config.interfaces, self._moved))
+        self._tasks.start(watch_interfaces(self.choice, self.setup.config.interfaces, self._moved))
         if self._named:
             self._tasks.start(self._resolve_named())
         self.look()
@@ -92,8 +92,7 @@ class PeerConnector:
         if self._wake is not None:
             self._wake.cancel()
         await self._tasks.cancel()
-        if self._mdns is not None:
-            await self._mdns.close()
+        await self._mdns.close()
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
@@ -103,18 +102,11 @@ class PeerConnector:
 
     def other_clusters(self) -> tuple[str, ...]:
         """The machines from which peers of other clusters announce themselves, an address for each."""
-        heard = () if self._mdns is None else self._mdns.others()
-        return machines_of((one.addresses for one in heard), self.choice)
-
-    def interface_of(self, address: str) -> Interface | None:
-        """Return the interface that leads to `address`, which is `host:port`."""
-        return self.choice.interface_at(address)
+        return machines_of((one.addresses for one in self._mdns.others()), self.choice)
 
     def _heard(self, heard: Announcement) -> None:
         addresses = tuple(format_address(host, heard.port) for host in heard.addresses)
-        before = self._announced.get(heard.token, ())
-        self._announced[heard.token] = addresses
-        self.directory.withdraw(set(before) - set(addresses), Source.MDNS)
+        self.directory.withdraw(heard.token, keep=addresses)
         self._learn(heard.token, addresses, Source.MDNS)
 
     def _learn(self, token: str, addresses: Sequence[str], source: Source, introducer: str = "") -> None:
@@ -126,9 +118,6 @@ class PeerConnector:
             learn()
         else:
             asyncio.get_running_loop().call_later(CONNECT_DELAY, learn)
-
-    def _gone(self, token: str) -> None:
-        self.directory.withdraw(self._announced.pop(token, ()), Source.MDNS)
 
     def _trouble(self, trouble: Trouble) -> None:
         self.troubles[trouble.interface] = trouble
@@ -159,7 +148,7 @@ class PeerConnector:
         self.choice = self.directory.choice = choice
         self.directory.network_changed(clock())
         self.on_moved(choice)
-        if self._mdns is not None:
+        if self.setup.config.multicast:
             self._tasks.start(self._mdns.listen(choice))
         self.look()
 
@@ -222,7 +211,7 @@ class PeerConnector:
         async with self._probing:
             try:
                 found = await probe(host, port, self.setup.wall, self.setup.peer, self._measuring)
-            except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
+            except (DistributedError, TimeoutError) as exc:
                 self.directory.failed(address, clock(), str(exc) or "it did not answer a probe in time")
                 if isinstance(exc, RefusedError):
                     self._refused(address, str(exc))
@@ -236,8 +225,8 @@ class PeerConnector:
         now."""
         token = key_of(peer)
         self.directory.learn(self._usable(addresses), Source.EXCHANGE, clock(), claim=token, introducer=peer)
-        if len({self._way(address) for address in self.directory.addresses(token)}) > 1:
-            with suppress(asyncio.TimeoutError, TimeoutError):
+        if len({self.choice.interface_at(address) for address in self.directory.addresses(token)}) > 1:
+            with suppress(TimeoutError):
                 await within(MEASURE_WITHIN, self.measure_ways(peer))
         return self.directory.addresses(token) or self._usable(addresses)
 
@@ -249,13 +238,9 @@ class PeerConnector:
                 await self.measure(address)
 
     def _is_known_way(self, token: str, address: str) -> bool:
-        way = self._way(address)
-        known = (other for other in self.directory.addresses(token) if self._way(other) == way)
+        way = self.choice.interface_at(address)
+        known = (other for other in self.directory.addresses(token) if self.choice.interface_at(other) == way)
         return any(self.directory.is_measured(other) for other in known)
-
-    def _way(self, address: str) -> str:
-        interface = self.interface_of(address)
-        return "" if interface is None else interface.name
 
     # --- links ----------------------------------------------------------------------------------------------------
 
@@ -264,7 +249,7 @@ class PeerConnector:
         self.directory.answered(address, key_of(peer), clock())
 
     def failed(self, address: str, why: str) -> None:
-        """Note that the link to `address` failed."""
+        """Note that the link to `address` failed; empty if the peer opened it."""
         self.directory.failed(address, clock(), why)
         self.look()
 

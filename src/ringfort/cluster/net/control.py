@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -24,7 +25,7 @@ from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Noted, OtherClusters, PeerLost
 from ringfort.cluster.core.gossip import Gossip, MachineReport, Note, decode
-from ringfort.cluster.core.other_clusters import ALONE_SECONDS, OtherClusterWatch
+from ringfort.cluster.core.other_clusters import OtherClusterWatch
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Hello, Member
 from ringfort.cluster.core.topology import NodeProfile
@@ -32,20 +33,17 @@ from ringfort.cluster.diagnosis.recent_events import RecentEvents
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE
 from ringfort.cluster.net.connector import PeerConnector
-from ringfort.cluster.net.control_link import ControlLink
+from ringfort.cluster.net.control_link import ControlLink, LinkTable
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.core_driver import CoreDriver
-from ringfort.cluster.net.durable_votes import DurableVotes
+from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
 from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.link_metrics import LinkMetrics
-from ringfort.cluster.net.link_table import LinkEntry, LinkTable
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.net.profile import this_machine
 from ringfort.cluster.net.setup import Setup
-from ringfort.cluster.net.vote_writer import VoteWriter
 from ringfort.cluster.tasks import BackgroundTasks
-from ringfort.config import format_address, parse_address
 from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import hello
 
@@ -55,8 +53,8 @@ _LISTEN_AGAIN: Final = 1.0
 """Seconds before another attempt to listen on an address that was not available."""
 STOP_WITHIN: Final = 2.0
 """Seconds that a goodbye may take. The last messages of a link may take one."""
-_LOOK_FOR_OTHER_CLUSTERS: Final = 1.0
-"""Seconds between two looks while this peer waits for others."""
+_LOOK_FOR_OTHER_CLUSTERS: Final = 0.5
+"""Seconds between two looks for other clusters."""
 
 
 class Control:
@@ -84,7 +82,7 @@ class Control:
             work_done=work_done,
         )
         self.links = LinkTable()
-        self.connector = PeerConnector(setup, self._connected, self._moved, self._measured)
+        self.connector = PeerConnector(setup, self._attach, self._moved, self._measured)
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
@@ -141,7 +139,8 @@ class Control:
         self.driver.stop()
         self.listener.close()
         self.epoch_connections.close()
-        self.links.abort()  # those whose peer never said who it is; the core has closed the others
+        for link in self.links.open.values():  # their peers never said who they are; the core has closed the others
+            link.abort()
         ends: list[Awaitable[object]] = [self.connector.close(), self.votes.finish()]
         ends += [link.ended.wait() for link in links]
         # Not `wait_for`, which waits without limit for what it has cancelled: zeroconf sometimes ignores cancellation.
@@ -157,7 +156,7 @@ class Control:
 
     def _before_tick(self) -> None:
         self._on_tick()
-        self.votes.touch()
+        self.votes.store.touch()
 
     async def _vouch(self) -> None:
         """Report the processes of this node that have ended."""
@@ -166,17 +165,14 @@ class Control:
 
     async def _watch_other_clusters(self) -> None:
         watch = OtherClusterWatch()
-        pause = ALONE_SECONDS
-        watch.look(clock(), (), is_waiting=True)
         while True:
-            await asyncio.sleep(pause)
-            pause = _LOOK_FOR_OTHER_CLUSTERS
             epoch = self.core.epoch
             is_waiting = epoch is None or len(epoch.members) == 1
             # Not this machine: a demo or a test that runs beside this program is not what it waits for.
             machines = tuple(m for m in self.connector.other_clusters() if m != THIS_MACHINE) if is_waiting else ()
             if watch.look(clock(), machines, is_waiting=is_waiting):
                 self._on_event(OtherClusters(machines))
+            await asyncio.sleep(_LOOK_FOR_OTHER_CLUSTERS)
 
     # --- connections ------------------------------------------------------------------------------------------------
 
@@ -184,11 +180,9 @@ class Control:
         """Hand over an incoming connection by its purpose."""
         match connection.purpose:
             case hello.Control():
-                self._tasks.start(self._attach(connection, "", connection.address), connection.sock)
-            case hello.Probe() if not self._probing.locked():
-                self._tasks.start(self._answer_probe(connection), connection.sock)
+                self._attach(connection)
             case hello.Probe():
-                connection.close()
+                self._tasks.start(self._answer_probe(connection), connection.sock)
             case hello.Meet() as said:
                 self.epoch_connections.accepted(connection, said)
             case _:
@@ -196,46 +190,46 @@ class Control:
                 connection.refuse("group", why)
                 self.connector.refused(connection.address, why)
 
-    def _connected(self, connection: Connection, address: str) -> None:
-        self._tasks.start(self._attach(connection, address, address), connection.sock)
-
-    async def _attach(self, connection: Connection, dialled: str, remote: str) -> None:
+    def _attach(self, connection: Connection, dialled: str = "") -> None:
         """Begin a control link on an open connection."""
+        self._tasks.start(self._attaching(connection, dialled), connection.sock)
+
+    async def _attaching(self, connection: Connection, dialled: str) -> None:
+        link = ControlLink(
+            connection, lambda body: self._received(number, body), lambda why: self._link_ended(number, why), dialled
+        )
         try:
             node = self.setup.proved(connection.identity)
         except HandshakeError as exc:
             connection.close()
-            self.connector.refused(remote, str(exc))
+            self.connector.refused(link.remote, str(exc))
             self.connector.failed(dialled, str(exc))
             return
-        number = self.links.new_number()
-        link = ControlLink(
-            connection, lambda body: self._received(number, body), lambda why: self._link_ended(number, why)
-        )
-        self.links.open[number] = LinkEntry(link, dialled, remote)
+        number = self.links.add(link)
         try:
             await link.attach()
-        except (OSError, asyncio.CancelledError) as exc:
+        except OSError as exc:
             self.links.open.pop(number, None)
-            if isinstance(exc, asyncio.CancelledError):
-                raise
             self.connector.failed(dialled, str(exc))
             return
         self.driver.call(self.core.connected, number, node, initiated=bool(dialled))
         self.links.send(number, MachineReport.of(self.link_metrics.own, clock()))
 
     async def _answer_probe(self, connection: Connection) -> None:
+        if self._probing.locked():
+            connection.close()
+            return
         async with self._probing:
             try:
                 self._measured(connection.address, await answer_probe(connection, self.setup.peer))
-            except (DistributedError, asyncio.TimeoutError, TimeoutError) as exc:
+            except (DistributedError, TimeoutError) as exc:
                 _log.debug("A probe from %s failed: %s", connection.address, exc)
 
     # --- links ------------------------------------------------------------------------------------------------------
 
     def _received(self, number: int, body: bytes) -> None:
-        entry = self.links.open.get(number)
-        if entry is None:
+        link = self.links.open.get(number)
+        if link is None:
             return
         try:
             message = decode(body)
@@ -243,74 +237,72 @@ class Control:
             self.driver.call(self.core.garbled, number, str(exc))
             return
         if isinstance(message, Gossip):
-            self._on_gossip(number, entry, message)
+            self._on_gossip(number, link, message)
             return
         self.driver.call(self.core.received, number, message)
-        if not entry.peer:
-            self._on_first_message(entry, message)
+        if not link.peer:
+            self._on_first_message(link, message)
 
-    def _on_first_message(self, entry: LinkEntry, message: AnyMessage) -> None:
+    def _on_first_message(self, link: ControlLink, message: AnyMessage) -> None:
         """Learn from the first message who is at the other end of a link."""
         if not isinstance(message, Hello):
             return
-        peer = entry.peer = message.member.peer
+        peer = link.peer = message.member.peer
         if peer == self.setup.peer:
-            self.connector.directory.is_own((entry.dialled,))
+            self.connector.directory.is_own((link.dialled,))
             return
         if self.core.contacts.get(peer) is None:
-            if entry.dialled:
-                self.connector.failed(entry.dialled, "it was refused")
+            self.connector.failed(link.dialled, "it was refused")
             return
-        if entry.dialled:
-            self.connector.answered(entry.dialled, peer)
+        if link.dialled:
+            self.connector.answered(link.dialled, peer)
+            self._tasks.start(self.link_metrics.measure(peer))
         self._update_directory(peer)
         self.connector.learn(peer, message.member.addresses, peer)
-        if entry.dialled:
-            self._tasks.start(self.link_metrics.measure(peer, entry.dialled))
         if self.setup.slots == 0:
             self._tasks.start(self.link_metrics.measure_range(peer))
 
-    def _on_gossip(self, number: int, entry: LinkEntry, message: Gossip) -> None:
+    def _on_gossip(self, number: int, link: ControlLink, message: Gossip) -> None:
         now = clock()
-        contact = self.core.contacts.get(entry.peer) if entry.peer else None
-        if entry.is_flooding(now):
+        contact = self.core.contacts.get(link.peer) if link.peer else None
+        if link.is_flooding(now):
             self.driver.call(self.core.garbled, number, "it floods this peer with messages")
         elif contact is None or contact.link != number or contact.hello is None:
             return
         elif isinstance(message, Note):
-            self._publish(Noted(entry.peer, message.topic, message.body))
+            self._publish(Noted(link.peer, message.topic, message.body))
         elif isinstance(message, MachineReport):
             self.link_metrics.on_machine_report(contact.hello, message, now)
         else:
-            self.link_metrics.on_link_report(entry.peer, message)
+            self.link_metrics.on_link_report(link.peer, message)
 
     def send_note(self, topic: str, body: bytes, peer: str | None) -> None:
         """Send a note to the program of one peer, or of all."""
         self.links.broadcast((c for c in self.core.contacts if peer in (None, c.peer)), Note(topic, body))
 
     def _link_ended(self, number: int, why: str) -> None:
-        entry = self.links.open.pop(number, None)
-        if entry is None:
+        link = self.links.open.pop(number, None)
+        if link is None:
             return
         self.driver.call(self.core.closed, number, why)
-        if entry.peer:
-            self._update_directory(entry.peer)
-        elif entry.dialled:
-            self.connector.failed(entry.dialled, why)
+        if link.peer:
+            self._update_directory(link.peer)
+        else:
+            self.connector.failed(link.dialled, why)
 
     def _close(self, number: int) -> None:
-        entry = self.links.close(number)
-        if entry is not None and entry.peer:
-            self._update_directory(entry.peer)
+        link = self.links.close(number)
+        if link is not None and link.peer:
+            self._update_directory(link.peer)
 
     def _update_directory(self, peer: str) -> None:
         """Tell the address directory which address the link with `peer` uses now, if there is a link."""
         contact = self.core.contacts.get(peer)
-        entry = None if contact is None else self.links.open.get(contact.link)
-        if entry is None:
+        link = None if contact is None else self.links.open.get(contact.link)
+        if link is None:
             self.connector.unlinked(peer)
         else:
-            self.connector.linked(peer, entry.dialled)
+            self.connector.linked(peer, link.dialled)
 
     def _measured(self, address: str, found: Measurement) -> None:
         """Share the result of a probe. A control link stays on its path: only data follows the fastest one."""
@@ -348,10 +340,6 @@ class Control:
 
     def _tell_addresses(self) -> None:
         self.connector.directory.is_own(self.listener.addresses)
-        self.driver.call(self.core.set_addresses, [_without_scope(address) for address in self.listener.addresses])
-
-
-def _without_scope(address: str) -> str:
-    """Remove the scope of a link-local address, which means nothing on another machine."""
-    host, port = parse_address(address)
-    return format_address(host.partition("%")[0], port)
+        # The scope of a link-local address, as in [fe80::1%eth0]:52415, means nothing on another machine.
+        told = [re.sub("%[^]]*", "", address) for address in self.listener.addresses]
+        self.driver.call(self.core.set_addresses, told)

@@ -1,16 +1,22 @@
-"""Connections of the control service: `connect` opens one, `ControlLink` carries messages over one."""
+"""Connections of the control service: `connect` opens one, `ControlLink` carries messages over one, and `LinkTable` has
+all control links of this peer."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.bootstrap.connector import open_connection
-from ringfort.cluster.core.peer_messages import MAX_MESSAGE_BYTES
+from ringfort.cluster.core.contacts import Contact
+from ringfort.cluster.core.gossip import Gossip, encode
+from ringfort.cluster.core.peer_messages import MAX_MESSAGE_BYTES, AnyMessage
+from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.waiting import run
 from ringfort.errors import DistributedError, NoConnectionError
 from ringfort.identity.credentials import Credentials
@@ -23,6 +29,10 @@ MAX_UNSENT: Final = 4 * 1024 * 1024
 """Bytes that may wait on a control link. A peer that lets more pile up does not read."""
 CLOSE_WITHIN: Final = 1.0
 """Seconds that the last messages of a link have to leave."""
+GOSSIP_RATE: Final = 20.0
+"""Gossip messages per second that a peer may send for long."""
+GOSSIP_BURST: Final = 400.0
+"""Gossip messages that a peer may send at once: the last output of a failing program, from every rank."""
 
 
 async def connect(host: str, port: int, credentials: Credentials | None, purpose: Hello) -> Connection:
@@ -35,36 +45,53 @@ async def connect(host: str, port: int, credentials: Credentials | None, purpose
     return await run(open_connection(found[0], found[4], credentials, purpose), CONNECT_TIMEOUT)
 
 
+@dataclass(eq=False)
 class ControlLink(asyncio.Protocol):
-    """Messages over a connection. `on_message` gets each one's bytes; `on_end` is called once, with the reason, unless
-    `close` was called before."""
+    """Messages over a connection, and what this peer knows about its other end."""
 
-    def __init__(
-        self, connection: Connection, on_message: Callable[[bytes], None], on_end: Callable[[str], None]
-    ) -> None:
-        self._connection = connection
-        self._reader = RecordReader(connection.opener, MAX_MESSAGE_BYTES)
-        self._on_message = on_message
-        self._on_end = on_end
-        self._transport: asyncio.Transport | None = None
-        self._is_over = False
-        self.ended = asyncio.Event()
-        """Set when the socket is closed."""
+    connection: Connection
+    on_message: Callable[[bytes], None]
+    on_end: Callable[[str], None]
+    """Called once, with the reason, unless `close` was called before."""
+    dialled: str = ""
+    """The address that this side dialled; empty for an incoming link."""
+    peer: str = ""
+    """The peer at the other end; empty until its hello."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the socket is closed."""
+    _transport: asyncio.Transport | None = None
+    _is_over: bool = False
+    _credit: float = GOSSIP_BURST
+    _credit_at: float = field(default_factory=clock)
+
+    def __post_init__(self) -> None:
+        self._reader = RecordReader(self.connection.opener, MAX_MESSAGE_BYTES)
+
+    @property
+    def remote(self) -> str:
+        """The other end, as `host:port`."""
+        return self.dialled or self.connection.address
+
+    def is_flooding(self, now: float) -> bool:
+        """Count one gossip message. Return True if there are too many."""
+        self._credit = min(GOSSIP_BURST, self._credit + GOSSIP_RATE * (now - self._credit_at)) - 1
+        self._credit_at = now
+        return self._credit < 0
 
     async def attach(self) -> None:
         """Begin. From now on the link owns the socket."""
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, self._connection.sock)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, self.connection.sock)
         except BaseException:
             self.ended.set()
-            self._connection.close()
+            self.connection.close()
             raise
 
     def send(self, body: bytes) -> None:
         """Queue a message."""
         if self._transport is None or self._is_over or self._transport.is_closing():
             return
-        self._transport.write(sealed(self._connection.sealer, body))
+        self._transport.write(sealed(self.connection.sealer, body))
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self._end("it does not read what it is sent")
 
@@ -101,7 +128,7 @@ class ControlLink(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while not self._is_over and (body := self._reader.next()) is not None:
-                self._on_message(body)
+                self.on_message(body)
         except DistributedError as exc:
             self._end(str(exc))
 
@@ -111,10 +138,49 @@ class ControlLink(asyncio.Protocol):
             return
         self._is_over = True
         # Either proves nothing about its process: anyone on the path can reset a connection.
-        self._on_end("the other side closed the link" if exc is None else f"the link broke ({exc})")
+        self.on_end("the other side closed the link" if exc is None else f"the link broke ({exc})")
 
     def _end(self, why: str) -> None:
         if not self._is_over:
             self.abort()
             # Soon and not now: the caller may be in the middle of carrying out the core's instructions.
-            asyncio.get_running_loop().call_soon(self._on_end, why)
+            asyncio.get_running_loop().call_soon(self.on_end, why)
+
+
+class LinkTable:
+    """Numbers links, sends on them, and follows those that were closed until their last messages have left."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, ControlLink] = {}
+        """The links that have not ended, by number."""
+        self._numbers = count(1)
+        self._closing: list[ControlLink] = []
+
+    def add(self, link: ControlLink) -> int:
+        """Return the number of a new link, which no other has had."""
+        number = next(self._numbers)
+        self.open[number] = link
+        return number
+
+    def __iter__(self) -> Iterator[ControlLink]:
+        """All links that may still be in use, including those that are closing."""
+        return iter([*self._closing, *self.open.values()])
+
+    def send(self, number: int, message: AnyMessage | Gossip) -> None:
+        """Send on one link; do nothing if it has ended."""
+        if number in self.open:
+            self.open[number].send(encode(message))
+
+    def broadcast(self, contacts: Iterable[Contact], message: AnyMessage | Gossip) -> None:
+        """Send on the links of `contacts`."""
+        data = encode(message)
+        for contact in contacts:
+            self.open[contact.link].send(data)
+
+    def close(self, number: int) -> ControlLink | None:
+        """Close a link after what was queued on it has been sent. Return it if it was open."""
+        link = self.open.pop(number, None)
+        if link is not None:
+            link.close()
+            self._closing = [one for one in (*self._closing, link) if not one.ended.is_set()]
+        return link

@@ -7,22 +7,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Concatenate, Final, ParamSpec
 
-from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.events import Close, ClusterEvent, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Votes
 from ringfort.cluster.net.host import clock
 
-if TYPE_CHECKING:
-    from typing import Concatenate
-
-    from typing_extensions import ParamSpec
-
-    P = ParamSpec("P")
-
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 _AFTER_FAILURE: Final = 0.2
 """Seconds between a tick that failed and the next one."""
@@ -43,7 +37,6 @@ class CoreDriver:
     before_tick: Callable[[], None] = lambda: None
     """Called before every heartbeat."""
     _timer: asyncio.TimerHandle | None = None
-    _timer_at: float = 0.0
 
     def call(
         self, method: Callable[Concatenate[float, P], list[Instruction]], *args: P.args, **kwargs: P.kwargs
@@ -77,17 +70,11 @@ class CoreDriver:
             self._timer.cancel()
 
     def _set_timer(self) -> None:
-        deadline = self.core.deadline
-        if self._timer is not None:
-            if self._timer_at == deadline and not self._timer.cancelled():
-                return
-            self._timer.cancel()
+        self.stop()
         if not self.core.is_over:
-            self._timer_at = deadline
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - clock()), self._tick)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, self.core.deadline - clock()), self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
         try:
             self.before_tick()
             self.call(self.core.tick)

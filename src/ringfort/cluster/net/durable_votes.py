@@ -1,4 +1,5 @@
-"""`DurableVotes`: the votes of each process of this node, in a file that outlives the process.
+"""`DurableVotes`: the votes of each process of this node, in a file that outlives the process. `VoteWriter` writes them
+without blocking the control loop, and reports disks that are slow or full.
 
 The next process of the machine is bound by them and can report that the earlier one has ended. A process holds a lock
 on its file as long as it lives. Whoever acquires the lock knows that the other process has ended, provided that the
@@ -7,21 +8,26 @@ file is the one that was locked and not a copy: a file records the machine it wa
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import logging
 import os
+import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
+from ringfort.cluster.core.events import DiskTrouble
 from ringfort.cluster.core.membership import is_binding, promised_by
 from ringfort.cluster.core.peer_messages import Votes
 from ringfort.errors import IdentityError, ProtocolError
@@ -30,7 +36,9 @@ from ringfort.identity.hosts import HostMarks, this_host
 
 _log = logging.getLogger(__name__)
 
-FOLDER: Final = "standings"
+T = TypeVar("T")
+
+FOLDER: Final = "votes"
 """The folder's name from the first release on; files in it must stay readable."""
 KEPT_FOR: Final = 24 * 3600.0
 """Seconds for which the votes of an ended process are kept. A run that waits for it is resumed by then."""
@@ -38,6 +46,8 @@ _CLOCK_IS_SET: Final = 1.7e9
 """Seconds since 1970 (November 2023). A clock that shows less is wrong."""
 TOUCHED_EVERY: Final = 600.0
 """Seconds after which a live process updates the modification time of its file, so that a long run is not forgotten."""
+SLOW_DISK: Final = 1.0
+"""Seconds after which a write that has not finished is reported."""
 MAX_VOUCHED: Final = 32
 """The latest ended processes that are reported; each is sent to every peer that connects."""
 _HEAD: Final = Struct("<IIQ")
@@ -50,7 +60,7 @@ class _Content(msgspec.Struct, frozen=True):
     host: HostMarks
     file: tuple[int, int]
     """Device and inode of the file itself."""
-    votes: Votes = msgspec.field(name="standing")
+    votes: Votes
     is_released: bool = False
     """The process left while all members of its group could be reached, so its votes bind nobody."""
 
@@ -62,17 +72,15 @@ _decoder = msgspec.msgpack.Decoder(_Content)
 class _Process:
     """Another process of this node, as its file tells."""
 
-    path: Path
     peer: str
     age: float
-    votes: Votes
-    is_released: bool
+    content: _Content
     has_ended: bool
 
     @property
     def own_votes(self) -> Votes:
         """Without those that it took over from earlier processes."""
-        return promised_by(self.peer, self.votes)
+        return promised_by(self.peer, self.content.votes)
 
 
 @dataclass(eq=False)
@@ -134,12 +142,12 @@ class DurableVotes:
     def ended(self) -> list[tuple[str, Votes]]:
         """Return the processes that have certainly ended, latest first, with their last votes. Remove old files."""
         found = sorted((p for p in self._others() if p.has_ended), key=lambda process: (process.age, process.peer))
-        return [(process.peer, process.votes) for process in found[:MAX_VOUCHED]]
+        return [(process.peer, process.content.votes) for process in found[:MAX_VOUCHED]]
 
     def recalled(self) -> list[Votes]:
         """Return the votes of other processes of this node that bind a new one. A process that may still live counts
         as well: a new one may start before the old one has ended."""
-        return [process.own_votes for process in self._others() if not process.is_released]
+        return [process.own_votes for process in self._others() if not process.content.is_released]
 
     def close(self, *, is_released: bool = False) -> None:
         """Unlock the file. It is removed if these votes bind nobody."""
@@ -180,17 +188,14 @@ class DurableVotes:
 
     def _read(self, path: Path, peer: str) -> _Process:
         """Raise `OSError`, or `ProtocolError` if the file is incomplete."""
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with path.open("rb") as file:
+            handle, is_free = file.fileno(), True
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_free = True
             except OSError:  # its process lives; or the file system has no locks, and nobody can tell
                 is_free = False
             status = os.fstat(handle)
             content = _decoded(os.pread(handle, _PLACE, 0), os.pread(handle, _PLACE, _PLACE))
-        finally:
-            os.close(handle)
         is_own = self._wrote(content, status)
         if is_free and not is_own and path not in self._warned:
             self._warned.add(path)
@@ -202,7 +207,7 @@ class DurableVotes:
             )
         # The age is unknown if the file was written before the clock was set, as on a machine without a battery clock.
         age = time.time() - status.st_mtime if status.st_mtime > _CLOCK_IS_SET else 0.0
-        return _Process(path, peer, age, content.votes, content.is_released, is_free and is_own)
+        return _Process(peer, age, content, is_free and is_own)
 
     def _wrote(self, content: _Content, status: os.stat_result) -> bool:
         """Return whether this machine wrote this very file, so that its lock means something here."""
@@ -227,3 +232,87 @@ def _decoded(*places: bytes) -> _Content:
         return _decoder.decode(max(found)[1])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as exc:
         raise ProtocolError(f"malformed file: {exc}") from exc
+
+
+@dataclass(eq=False)
+class VoteWriter:
+    """Writes one record at a time, in a thread, so that heartbeats continue while the disk is slow."""
+
+    store: DurableVotes
+    on_written: Callable[[Votes, str], None]
+    """Called after each write with the votes and the reason for a failure; empty if it succeeded."""
+    on_trouble: Callable[[DiskTrouble], None]
+    """Called once for each kind of failure until a write succeeds again."""
+    trouble: DiskTrouble | None = None
+    """Why votes cannot be written; None if they can."""
+    _queue: deque[Votes] = field(default_factory=deque[Votes])
+    _task: asyncio.Task[None] | None = None
+
+    async def open(self) -> list[Votes]:
+        """Create this process's file. Return the votes of earlier processes that bind this one."""
+        self.store.open()
+        return await _in_thread(self.store.recalled)
+
+    async def ended_processes(self) -> list[tuple[str, Votes]]:
+        """Return the processes of this node that have certainly ended, with their last votes."""
+        return await _in_thread(self.store.ended)
+
+    def write(self, votes: Votes) -> None:
+        """Write `votes` after those that are queued already."""
+        self._queue.append(votes)
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._write_all())
+
+    async def finish(self) -> None:
+        """Drop what is queued and wait for the write that is under way. Cancelling this does not end the write."""
+        self._queue.clear()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def close(self, *, is_released: bool) -> None:
+        """Close the file; see `DurableVotes.close`. A file in use by a stuck write stays locked until the process
+        ends."""
+        if self._task is None:
+            self.store.close(is_released=is_released)
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            votes = self._queue.popleft()
+            slow = loop.call_later(SLOW_DISK, self._report, f"the disk has taken {SLOW_DISK:g} s and is not done")
+            failure = ""
+            try:
+                await _in_thread(lambda votes=votes: self.store.write(votes))
+                self.trouble = None
+            except Exception as exc:
+                why = getattr(exc, "strerror", None) or str(exc)
+                if not isinstance(exc, OSError):
+                    _log.exception("Writing votes failed")
+                self._report(why)
+                failure = f"its disk fails: {why}"
+            slow.cancel()
+            self.on_written(votes, failure)
+        self._task = None
+
+    def _report(self, why: str) -> None:
+        trouble = DiskTrouble(str(self.store.path), why)
+        if trouble != self.trouble:
+            self.trouble = trouble
+            _log.warning("%s", trouble)
+            self.on_trouble(trouble)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Return the result of `work`, which runs in a thread of its own. A pool would not do: the interpreter waits for
+    pool threads at exit, and a disk may never answer."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # so that it cannot be cancelled under the thread
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as exc:
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="ringfort-disk", daemon=True).start()
+    return await asyncio.wrap_future(done)

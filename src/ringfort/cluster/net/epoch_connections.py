@@ -26,6 +26,7 @@ from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.net.waiting import run, within
+from ringfort.cluster.tasks import BackgroundTasks
 from ringfort.config import parse_address
 from ringfort.errors import (
     AbortedError,
@@ -131,37 +132,34 @@ class EpochConnections:
         if epoch.key in self._over:
             raise AbortedError(f"{epoch} has ended: {self._over[epoch.key]}")
         group = self._group = _Group(epoch, token_of(epoch), epoch.peers.index(self._setup.peer), machine)
-        connecting = [asyncio.ensure_future(self._connect(group, rank)) for rank in range(group.rank)]
-        done = False
-        try:
-            while True:
-                group.changed.clear()
-                if group.failure is not None:
-                    raise group.failure
-                self._let_in()  # each time: one may wait for a place whose first connection has ended meanwhile
-                if not group.missing:
-                    group.drop_ended()
-                    done = not group.missing
-                    if done:
-                        return group.connections
-                    below = [rank for rank in group.missing if rank < group.rank]
-                    connecting += [asyncio.ensure_future(self._connect(group, rank)) for rank in below]
-                left = deadline - clock()
-                if left <= 0:
-                    raise RendezvousTimeoutError(
-                        f"connecting {epoch}", timeout, missing=tuple(group.missing), state=group.why_missing()
-                    )
-                with suppress(TimeoutError):
-                    await within(min(_CHECK_EVERY, left), group.changed.wait())
-        finally:
-            for task in connecting:
-                task.cancel()
-            await asyncio.gather(*connecting, return_exceptions=True)
-            if not done:
-                for connection in group.connections.values():
-                    connection.close()
-            if self._group is group:
-                self._group = None
+        connecting = BackgroundTasks()
+        for rank in range(group.rank):
+            connecting.start(self._connect(group, rank))
+        with closed_on_error(group.connections):
+            try:
+                while True:
+                    group.changed.clear()
+                    if group.failure is not None:
+                        raise group.failure
+                    self._let_in()  # each time: one may wait for a place whose first connection has ended meanwhile
+                    if not group.missing:
+                        group.drop_ended()
+                        if not group.missing:
+                            return group.connections
+                        for rank in group.missing:
+                            if rank < group.rank:
+                                connecting.start(self._connect(group, rank))
+                    left = deadline - clock()
+                    if left <= 0:
+                        raise RendezvousTimeoutError(
+                            f"connecting {epoch}", timeout, missing=group.missing, state=group.why_missing()
+                        )
+                    with suppress(TimeoutError):
+                        await within(min(_CHECK_EVERY, left), group.changed.wait())
+            finally:
+                await connecting.cancel()
+                if self._group is group:
+                    self._group = None
 
     def _let_in(self) -> None:
         group = self._group

@@ -8,6 +8,7 @@
                                      <-     State, Happened (an event), Logged
                                      <-     Ping
     Pong                             ->
+    Stop                             ->
 
 Both ends belong to one user on one machine, so the messages may carry keys. A message is msgpack in a record
 without encryption.
@@ -15,10 +16,10 @@ without encryption.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -34,8 +35,6 @@ from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.machine import Machine
 
-T = TypeVar("T")
-
 MAX_MESSAGE: Final = 64 * 1024 * 1024
 """Bytes: far more than the largest message, a topology of 256 peers."""
 
@@ -46,12 +45,6 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     setup: Setup
     log_level: int
     """The lowest level of log records that are forwarded."""
-
-
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Leave the cluster and end. The service answers by closing the connection."""
-
-    why: str
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
@@ -69,7 +62,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     arguments: tuple[Any, ...] = ()
 
 
-AnyRequest = Start | Stop | Connect | Call
+AnyRequest = Start | Connect | Call
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -93,7 +86,13 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     step: int = 0
 
 
-ToService = Ask | Cancel | Pong
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Leave the cluster and end. The service answers by closing the connection."""
+
+    why: str
+
+
+ToService = Ask | Cancel | Pong | Stop
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
@@ -113,7 +112,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The exception of `ringfort.errors` that a request raised: its class, message and plain fields."""
+    """The exception of `ringfort.errors` that a request raised: its class, message and fields."""
 
     number: int
     kind: str
@@ -151,35 +150,26 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 ToNode = State | Answer | Failed | Connected | Happened | Logged | Ping
 
 
-def _to_plain(value: object) -> object:
-    """Encode what msgspec does not know. Settings may contain NumPy numbers."""
-    match value:
-        case Integral():
-            return int(value)
-        case Real():
-            return float(value)
-        case Path():
-            return str(value)
-        case NodeIdentity():
-            return value.private_bytes()
-        case NetworkNamespace():
-            return value.join_code()
-        case X25519PrivateKey():
-            return value.private_bytes_raw()
-        case _:
-            raise TypeError(f"{type(value).__name__} cannot be sent to the control service")
-
-
-_FROM_PLAIN: Final[dict[type, Callable[[Any], object]]] = {
-    Path: Path,
-    NodeIdentity: NodeIdentity.from_private_bytes,
-    NetworkNamespace: NetworkNamespace.from_join_code,
-    X25519PrivateKey: X25519PrivateKey.from_private_bytes,
+_PLAIN: Final[dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]]] = {
+    Integral: (int, int),
+    Real: (float, float),
+    Path: (str, Path),
+    NodeIdentity: (NodeIdentity.private_bytes, NodeIdentity.from_private_bytes),
+    NetworkNamespace: (NetworkNamespace.join_code, NetworkNamespace.from_join_code),
+    X25519PrivateKey: (lambda key: key.private_bytes_raw(), X25519PrivateKey.from_private_bytes),
 }
+"""How to encode and decode what msgspec does not know. Settings may contain NumPy numbers."""
+
+
+def _to_plain(value: object) -> object:
+    for kind, (to_plain, _) in _PLAIN.items():
+        if isinstance(value, kind):
+            return to_plain(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent to the control service")
 
 
 def _from_plain(kind: type, value: Any) -> object:
-    return _FROM_PLAIN[kind](value)
+    return _PLAIN[kind][1](value)
 
 
 decode_for_service: Final = msgspec.msgpack.Decoder[ToService](ToService, dec_hook=_from_plain).decode
@@ -193,11 +183,6 @@ def encode(value: object) -> bytes:
     return msgspec.msgpack.encode(value, enc_hook=_to_plain)
 
 
-def decode_value(value: msgspec.Raw, kind: type[T]) -> T:
-    """Return the value of an `Answer` as a `kind`."""
-    return msgspec.msgpack.decode(value, type=kind)
-
-
 # --- events and errors ----------------------------------------------------------------------------------------------
 
 
@@ -208,38 +193,27 @@ def happened(event: ClusterEvent) -> Happened:
 
 def event_of(message: Happened) -> ClusterEvent:
     """Return the event in a message."""
-    return msgspec.msgpack.decode(message.body, type=_event_classes(ClusterEvent)[message.kind])
-
-
-def _event_classes(parent: type[ClusterEvent]) -> dict[str, type[ClusterEvent]]:
-    found = {parent.__name__: parent}
-    for child in parent.__subclasses__():
-        found.update(_event_classes(child))
-    return found
+    kinds = {kind.__name__: kind for kind in ClusterEvent.__subclasses__()}
+    return msgspec.msgpack.decode(message.body, type=kinds[message.kind])
 
 
 def failed(number: int, exc: BaseException) -> Failed:
     """Return an exception as a message. The text of a foreign exception, a bug in the service, includes its class."""
     if not isinstance(exc, DistributedError):
-        return Failed(number, "DistributedError", f"the control service failed: {type(exc).__name__}: {exc}", {})
-    fields = {name: str(value) if isinstance(value, Path) else value for name, value in vars(exc).items()}
-    plain = {name: value for name, value in fields.items() if _is_plain(value)}
-    return Failed(number, type(exc).__name__, str(exc), plain)
+        exc = DistributedError(f"the control service failed: {type(exc).__name__}: {exc}")
+    fields = msgspec.to_builtins(vars(exc), builtin_types=(bytes,), enc_hook=_to_plain_or_text)
+    return Failed(number, type(exc).__name__, str(exc), fields)
 
 
 def error_of(message: Failed) -> DistributedError:
     """Return the exception in a message, with the same class, message and fields."""
-    kind = getattr(errors, message.kind, None)
-    if not (isinstance(kind, type) and issubclass(kind, DistributedError)):
-        kind = DistributedError
+    kind: type[DistributedError] = getattr(errors, message.kind)
     exc = kind.__new__(kind)
     exc.args = (message.message,)
-    exc.peer = None
     vars(exc).update(message.fields)
     return exc
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(item) for item in cast("Sequence[object]", value))
-    return value is None or isinstance(value, (str, bytes, int, float))
+def _to_plain_or_text(value: object) -> object:
+    """Encode a field of an exception, whose value may be any object that a program has passed."""
+    return float(value) if isinstance(value, Real) else str(value)

@@ -55,11 +55,9 @@ class LinkMetrics:
 
     # --- measuring --------------------------------------------------------------------------------------------------
 
-    async def measure(self, peer: str, address: str) -> None:
-        """Measure all paths to a peer that has just connected, starting with the path of its control link."""
+    async def measure(self, peer: str) -> None:
+        """Measure all paths to a peer that has just connected."""
         await asyncio.sleep(MEASURE_AFTER)
-        if self._is_linked(peer) and not self._connector.directory.is_measured(address):
-            await self._connector.measure(address)
         if self._is_linked(peer):
             await self._connector.measure_ways(peer)
 
@@ -74,7 +72,9 @@ class LinkMetrics:
     def add(self, found: Measurement, address: str) -> bool:
         """Take the result of a probe. Return False if a faster path to that peer is known."""
         path = self._paths.get(found.peer)
-        if path is None or self._connector.interface_of(path.address) != self._connector.interface_of(address):
+        if path is None or self._connector.choice.interface_at(path.address) != self._connector.choice.interface_at(
+            address
+        ):
             if path is not None and path.latest.bandwidth >= found.bandwidth:
                 return False
             path = self._paths[found.peer] = _Path(address, found)
@@ -156,7 +156,7 @@ class LinkMetrics:
 
     def _profile(self, peer: str) -> ConnectionProfile:
         path = self._paths[peer]
-        interface = self._connector.interface_of(path.address)
+        interface = self._connector.choice.interface_at(path.address)
         round_trip = self._core.health.round_trip(peer)
         return ConnectionProfile(
             kind=LinkKind.UNKNOWN if interface is None else interface.kind,

@@ -26,7 +26,7 @@ from ringfort.cluster.core.peer_messages import PeerId
 from ringfort.cluster.net.control_link import connect
 from ringfort.cluster.net.waiting import within
 from ringfort.config import KIB
-from ringfort.errors import ProtocolError
+from ringfort.errors import DistributedError, ProtocolError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import peer_id_of
 from ringfort.transport.handshake import RecordReader, sealed
@@ -87,84 +87,79 @@ async def probe(host: str, port: int, credentials: Credentials | None, me: str, 
     begun = time.perf_counter()
     connection = await connect(host, port, credentials, Probe())
     round_trip = time.perf_counter() - begun
-
-    async def measure() -> Measurement:
-        messages = _Messages(connection)
-        await messages.burst()
-        said = messages.parse(await messages.read())
-        speed = await messages.sink()
-        await messages.write(msgspec.msgpack.encode(_Said(me, speed)))
-        return Measurement(said.peer, said.speed, speed, round_trip)
-
     with connection.sock:
         async with turn:
-            return await within(PROBE_TIMEOUT, measure())
+            return await within(PROBE_TIMEOUT, _measure(connection, me, round_trip))
 
 
 async def answer_probe(connection: Connection, me: str) -> Measurement:
     """Do the responder's side, and close the connection. Raises as `probe`."""
-
-    async def measure() -> Measurement:
-        messages = _Messages(connection)
-        speed = await messages.sink()
-        await messages.write(msgspec.msgpack.encode(_Said(me, speed)))
-        await messages.burst()
-        said = messages.parse(await messages.read())
-        return Measurement(said.peer, said.speed, speed)
-
     with connection.sock:
-        return await within(PROBE_TIMEOUT, measure())
+        return await within(PROBE_TIMEOUT, _measure(connection, me))
+
+
+async def _measure(connection: Connection, me: str, round_trip: float | None = None) -> Measurement:
+    """Do one side of a probe. The initiator, which has measured the round trip, begins."""
+    messages = _Messages(connection, me)
+    try:
+        if round_trip is None:
+            speed = await messages.receive_burst()
+            said = await messages.send_burst()
+        else:
+            said = await messages.send_burst()
+            speed = await messages.receive_burst()
+    except DistributedError:
+        raise
+    except OSError as exc:
+        raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
+    return Measurement(said.peer, said.speed, speed, round_trip)
 
 
 class _Messages:
-    """The messages of a probe."""
+    """The messages of a probe by the peer `me`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, me: str) -> None:
         self._sock, self._sealer, self._identity = connection.sock, connection.sealer, connection.identity
         self._reader = RecordReader(connection.opener, len(_PIECE))
+        self._me = me
         self._loop = asyncio.get_running_loop()
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
 
-    async def write(self, body: bytes) -> None:
-        try:
-            await self._loop.sock_sendall(self._sock, sealed(self._sealer, body))
-        except OSError as exc:
-            raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
+    async def _write(self, body: bytes) -> None:
+        await self._loop.sock_sendall(self._sock, sealed(self._sealer, body))
 
-    async def read(self) -> bytes:
+    async def _read(self) -> bytes:
         while (body := self._reader.next()) is None:
-            try:
-                data = await self._loop.sock_recv(self._sock, 4 * len(_PIECE))
-            except OSError as exc:
-                raise ProtocolError(f"a probe broke off: {exc.strerror or exc}") from exc
+            data = await self._loop.sock_recv(self._sock, 4 * len(_PIECE))
             if not data:
                 raise ProtocolError("a probe ended too early")
             self._reader.feed(data)
         return body
 
-    async def burst(self) -> None:
-        until = time.perf_counter() + BURST_SECONDS
-        for _ in range(BURST_BYTES // len(_PIECE)):
-            await self.write(_PIECE)
-            if time.perf_counter() >= until:
-                break
-        await self.write(b".")
-
-    async def sink(self) -> float:
-        """Receive a burst and return its speed."""
+    async def receive_burst(self) -> float:
+        """Receive a burst, tell the other side how fast it was, and return that."""
         arrivals: list[float] = []
-        while len(await self.read()) == len(_PIECE):
+        while len(await self._read()) == len(_PIECE):
             arrivals.append(time.perf_counter())
             if len(arrivals) * len(_PIECE) > 2 * BURST_BYTES:
                 raise ProtocolError("a burst has no end")
         if not arrivals:
             raise ProtocolError("a burst was empty")
-        return speed_of(arrivals, time.perf_counter(), len(_PIECE))
+        speed = speed_of(arrivals, time.perf_counter(), len(_PIECE))
+        await self._write(msgspec.msgpack.encode(_Said(self._me, speed)))
+        return speed
 
-    def parse(self, body: bytes) -> _Said:
-        """Return what the other side measured. Raises `ProtocolError` if it claims to be a peer that it is not."""
+    async def send_burst(self) -> _Said:
+        """Send a burst and return what the other side measured. Raises `ProtocolError` if it claims to be a peer that
+        it is not."""
+        until = time.perf_counter() + BURST_SECONDS
+        for _ in range(BURST_BYTES // len(_PIECE)):
+            await self._write(_PIECE)
+            if time.perf_counter() >= until:
+                break
+        await self._write(b".")
         try:
-            said = _decoder.decode(body)
+            said = _decoder.decode(await self._read())
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise ProtocolError(f"malformed answer to a probe: {exc}") from exc
         proved = peer_id_of(self._identity) if self._identity else ""
@@ -182,14 +177,11 @@ def speed_of(arrivals: Sequence[float], ended: float, piece: int) -> float:
     a limit of 900 Mbit/s.) Pauses of the sender still make a burst look slow: see `LinkMetrics.bandwidths`.
     """
     if len(arrivals) == 1:
-        return _within_limits(piece / max(ended - arrivals[0], _SHORTEST))
+        arrivals = [*arrivals, ended]
     steady = arrivals[min(len(arrivals) // SETTLING, len(arrivals) - 2) :]
-    return _within_limits(min(_mean(arrivals, piece), _mean(steady, piece)))
+    speed = min(_mean(arrivals, piece), _mean(steady, piece))
+    return min(_FASTEST, max(1.0, speed))
 
 
 def _mean(arrivals: Sequence[float], piece: int) -> float:
     return (len(arrivals) - 1) * piece / max(arrivals[-1] - arrivals[0], _SHORTEST)
-
-
-def _within_limits(speed: float) -> float:
-    return min(_FASTEST, max(1.0, speed))

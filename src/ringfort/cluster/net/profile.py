@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ringfort.cluster.core.topology import Accelerator, NodeProfile
+from ringfort.cluster.discovery.system import run_tool
 from ringfort.config import MIB
 
 NVIDIA_FOLDER: Final = Path("/proc/driver/nvidia/gpus")
@@ -75,34 +76,21 @@ def from_torch(torch: Any) -> tuple[Accelerator, ...]:
 
 def parse_nvidia_smi(text: str) -> tuple[Accelerator, ...]:
     """Return the GPUs in lines such as `NVIDIA H200, 143771`: a name, and MiB of memory. Other lines are ignored."""
-    found: list[Accelerator] = []
-    for line in text.splitlines():
-        name, _, memory = line.rpartition(",")
-        if name and memory.strip().isdecimal():
-            found.append(Accelerator(name.strip()[:_MAX_NAME], int(memory) * MIB))
-    return tuple(found)
+    found = re.findall(r"^(.+), *(\d+)$", text, re.MULTILINE)
+    return tuple(Accelerator(name.strip()[:_MAX_NAME], int(memory) * MIB) for name, memory in found)
 
 
 def from_driver(folder: Path) -> tuple[Accelerator, ...]:
     """Return the GPUs in the folder of the kernel driver, which has only their names."""
-    found: list[Accelerator] = []
+    names: list[str] = []
     for path in sorted(folder.glob("*/information")):
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        names = [value.strip() for label, _, value in (line.partition(":") for line in lines) if label == "Model"]
-        found += [Accelerator(name[:_MAX_NAME]) for name in names[:1]]
-    return tuple(found)
+        with suppress(OSError):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            names += re.findall(r"^Model:\s*(.+)", text, re.MULTILINE)[:1]
+    return tuple(Accelerator(name.strip()[:_MAX_NAME]) for name in names)
 
 
 def _from_nvidia_smi() -> tuple[Accelerator, ...]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ()
+    options = "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"
+    done = run_tool("nvidia-smi", *options, timeout=_TOOL_TIMEOUT)
+    return () if done is None or done.returncode else parse_nvidia_smi(done.stdout)

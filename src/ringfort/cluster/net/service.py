@@ -106,9 +106,12 @@ class ControlService:
 
     def _on_message(self, message: ipc.ToService) -> None:
         match message:
+            case ipc.Stop(why=why):
+                self._stop(why)
             case ipc.Ask(number=number, request=request, work=work):
                 self._work = work
-                self._on_request(number, request)
+                task = self._tasks[number] = asyncio.ensure_future(self._answer(number, request))
+                task.add_done_callback(lambda _: self._tasks.pop(number, None))
             case ipc.Cancel(number=number):
                 if number in self._tasks:
                     self._tasks[number].cancel()
@@ -117,13 +120,6 @@ class ControlService:
                 if self.control is not None:
                     self.control.driver.call(self.control.core.set_busy, False)
                     self.control.core.set_step(step)
-
-    def _on_request(self, number: int, request: ipc.AnyRequest) -> None:
-        if isinstance(request, ipc.Stop):
-            self._stop(request.why)
-            return
-        task = self._tasks[number] = asyncio.ensure_future(self._answer(number, request))
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _answer(self, number: int, request: ipc.AnyRequest) -> None:
         try:
@@ -138,29 +134,21 @@ class ControlService:
     async def _carry_out(self, number: int, request: ipc.AnyRequest) -> Any:
         if isinstance(request, ipc.Start):
             return await self._start(request)
-        if self.control is None:
-            raise ChannelClosedError("this node is not running; call start()")
         control = self.control
-        match request:
-            case ipc.Connect():
-                connections = await control.epoch_connections.connect(request.epoch, request.machine, request.timeout)
-                for rank, connection in connections.items():
-                    self._connection.send(ipc.Connected(number, rank, connection.session), [connection.sock])
-                return None
-            case ipc.Call(function=name, arguments=arguments):
-                return FUNCTIONS[name](control, arguments)
-            case _:
-                raise TypeError(f"unknown request {type(request).__name__}")
+        if control is None:
+            raise ChannelClosedError("this node is not running; call start()")
+        if isinstance(request, ipc.Call):
+            return FUNCTIONS[request.function](control, request.arguments)
+        connections = await control.epoch_connections.connect(request.epoch, request.machine, request.timeout)
+        for rank, connection in connections.items():
+            self._connection.send(ipc.Connected(number, rank, connection.session), [connection.sock])
+        return None
 
     async def _start(self, request: ipc.Start) -> ipc.State:
         if self._watch is not None:
             _forward_logs(self._connection, request.log_level)
         control = Control(
-            request.setup,
-            self._publish,
-            lambda: self._work,
-            on_change=self._send_state,
-            before_tick=self._before_tick,
+            request.setup, self._publish, lambda: self._work, on_change=self._send_state, before_tick=self._before_tick
         )
         await control.start()
         self.control = control

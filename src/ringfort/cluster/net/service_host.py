@@ -53,11 +53,6 @@ class ProcessHost:
             if pidfd is not None:
                 os.close(pidfd)
 
-    @property
-    def pid(self) -> int:
-        """The id of the control process."""
-        return self._process.pid
-
     def wait(self, seconds: float) -> bool:
         """Return whether it ends within `seconds`."""
         with suppress(subprocess.TimeoutExpired):
@@ -91,13 +86,8 @@ class ThreadHost:
     def __init__(self, sock: socket.socket) -> None:
         """Start the thread, which takes over `sock`."""
         self.service = ControlService(sock)
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._thread = Thread(lambda: asyncio.run(self._run()), name="ringfort-control")
+        self._thread = Thread(lambda: asyncio.run(self.service.run()), name="ringfort-control")
         self._thread.start()
-
-    async def _run(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        await self.service.run()
 
     def wait(self, seconds: float) -> bool:
         """Return whether it ends within `seconds`."""

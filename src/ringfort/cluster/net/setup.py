@@ -111,18 +111,15 @@ class Setup:
 def _completed(
     config: AutoDiscoveryConfig, told: Environment, encryption: str | None, *, is_observer: bool
 ) -> AutoDiscoveryConfig:
-    if not config.program and not is_observer:
-        config = replace(config, program=Path(sys.argv[0] if sys.argv else "").name)
-    config = replace(
+    health = config.health
+    if health.patience is None:
+        health = replace(health, patience=patience_of(None, CLUSTER_PATIENCE))
+    return replace(
         config,
-        interfaces=config.interfaces or _listed(told.interfaces),
-        peers=config.peers or _listed(told.peers),
-        restart_without=config.restart_without or _listed(told.restart_without),
+        program=config.program or ("" if is_observer else Path(sys.argv[0] if sys.argv else "").name),
+        interfaces=config.interfaces or told.interfaces,
+        peers=config.peers or told.peers,
+        restart_without=config.restart_without or told.restart_without,
+        health=health,
+        encryption=choose_encryption(encryption, config.encryption, told.encryption),
     )
-    if config.health.patience is None:
-        config = replace(config, health=replace(config.health, patience=patience_of(None, CLUSTER_PATIENCE)))
-    return replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

@@ -7,16 +7,21 @@ import pytest
 from ringfort.cluster.core.contacts import BURST
 from ringfort.cluster.core.events import (
     CloneFound,
+    Close,
     ClusterEvent,
     EpochEnded,
     EpochStarted,
+    Instruction,
+    Learn,
     Misbehaved,
+    Notify,
     PeerJoined,
     PeerLost,
+    Persist,
+    Send,
     Waiting,
 )
 from ringfort.cluster.core.health import HealthEvent, HealthStatus
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import (
     Accept,
@@ -170,7 +175,7 @@ def test_a_goodbye_counts_on_whichever_link_it_comes(bench: Bench) -> None:
     bench.in_epoch()
     bench.do(bench.core.connected(bench.now, 5, "n2", initiated=True))
     bench.say(5, Hello(Member("n2.c", "host-n2")))
-    assert bench.core.contacts.get("n2.c") is bench.core.contacts.by_link(5)
+    assert bench.core.contacts.get("n2.c") is bench.core.contacts.links[5]
     bench.do(bench.core.connected(bench.now, 6, "n2", initiated=True))
     bench.say(6, Hello(Member("n2.d", "host-n2")), Departed("n2.c", Votes(3)))
     assert "n2.c" not in bench.core.sees

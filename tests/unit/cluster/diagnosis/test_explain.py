@@ -77,8 +77,8 @@ def test_who_waits_for_an_earlier_group_is_told_so_though_nobody_was_seen() -> N
 
 
 def test_a_disk_that_fails_is_told_in_lines() -> None:
-    lines = words(seen=["study"], disk=str(DiskTrouble("/home/a/standings/x", "No space left on device")))
-    told = lines.index("cannot write /home/a/standings/x: No space left on device")
+    lines = words(seen=["study"], disk=str(DiskTrouble("/home/a/votes/x", "No space left on device")))
+    told = lines.index("cannot write /home/a/votes/x: No space left on device")
     assert lines[told + 1 : told + 3] == [
         "  This peer joins no group until it can",
         "  Free space on that disk, or set RINGFORT_HOME to a folder on another disk",

@@ -30,10 +30,10 @@ class Recorder(MdnsDiscovery):
         super().__init__(
             network,
             token,
-            port,
             on_heard=self.heard.put_nowait,
             on_gone=self.gone.put_nowait,
             on_trouble=self.troubles.append,
+            port=port,
         )
 
     def tell(self, name: str, change: ServiceStateChange = ServiceStateChange.Added) -> None:

@@ -87,7 +87,7 @@ def test_addresses_that_are_announced_no_more_are_forgotten(attempts: Attempts) 
         connector._heard(Announcement("", LAST, ("10.0.0.2", "10.0.0.3"), 7))
         connector._heard(Announcement("", LAST, ("10.0.0.3", "10.0.0.4"), 7))
         assert sorted(connector.directory.addresses(LAST)) == ["10.0.0.3:7", "10.0.0.4:7"]
-        connector._gone(LAST)
+        connector.directory.withdraw(LAST)
         assert connector.directory.addresses(LAST) == []
 
     run(scene)

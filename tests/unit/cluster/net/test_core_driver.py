@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringfort.cluster.core.events import ClusterEvent, Waiting
-from ringfort.cluster.core.instructions import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.events import Close, ClusterEvent, Instruction, Learn, Notify, Persist, Send, Waiting
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import Commit, Member, Votes
 from ringfort.cluster.net.core_driver import CoreDriver

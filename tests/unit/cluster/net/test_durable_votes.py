@@ -6,11 +6,8 @@ import fcntl
 import logging
 import os
 import shutil
-import struct
-import zlib
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
@@ -217,23 +214,3 @@ def test_a_folder_that_others_may_use_is_refused_with_the_command_that_mends_it(
     (home / FOLDER).chmod(0o755)
     with pytest.raises(IdentityError, match="chmod 700"):
         store(home, "node.1")
-
-
-def test_a_file_of_the_first_releases_is_still_read(home: Path) -> None:
-    """Their records call the votes `standing` and the lineages `lines`."""
-    path = ended(home, "node.1", PROMISE)
-    status = path.stat()
-    members = [{"peer": peer, "host": "", "slots": 1, "addresses": [], "joined": 0} for peer in ("node.1", "other.2")]
-    epoch = {"number": 7, "leader": "node.1", "members": members, "ring": [], "lines": ["node.1#7"], "ended": []}
-    content = {
-        "host": {"machine": HERE.machine, "hardware": HERE.hardware, "boot": HERE.boot},
-        "file": [status.st_dev, status.st_ino],
-        "standing": {"highest": 7, "formed": epoch, "doubts": []},
-        "is_released": False,
-    }
-    data = msgspec.msgpack.encode(content)
-    path.write_bytes(struct.pack("<IIQ", len(data), zlib.crc32(data), 9) + data)
-    two = store(home, "node.2")
-    assert two.recalled() == [PROMISE]
-    assert two.ended() == [("node.1", PROMISE)]
-    two.close()

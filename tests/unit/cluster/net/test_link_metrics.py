@@ -24,7 +24,11 @@ BY_CABLE, BY_RADIO = "10.0.0.2:1", "10.0.1.2:1"
 
 
 class FakeConnector:
-    def interface_of(self, address: str) -> Interface | None:
+    @property
+    def choice(self) -> FakeConnector:
+        return self
+
+    def interface_at(self, address: str) -> Interface | None:
         return {"10.0.0": CABLE, "10.0.1": RADIO}.get(address.rpartition(".")[0])
 
 
@@ -37,7 +41,7 @@ def metrics() -> LinkMetrics:
     for link, peer in enumerate(("a.1", "b.1"), 1):
         hello = Hello(Member(peer, f"host of {peer}"), peer)
         contact = Contact(link, "", True, 0.0)
-        core.contacts.opened(contact)
+        core.contacts.links[contact.link] = contact
         core.contacts.introduce(contact, hello)
         made.on_machine_report(hello, MachineReport(NodeProfile(peer=peer)), clock())
     return made

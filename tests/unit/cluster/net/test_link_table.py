@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.contacts import Contact
 from ringfort.cluster.core.gossip import Note, encode
-from ringfort.cluster.net.control_link import ControlLink
+from ringfort.cluster.net.control_link import GOSSIP_BURST, GOSSIP_RATE, ControlLink, LinkTable
 from ringfort.cluster.net.host import clock
-from ringfort.cluster.net.link_table import GOSSIP_BURST, GOSSIP_RATE, LinkEntry, LinkTable
 
 
 class FakeLink:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.is_closed = self.is_aborted = False
+        self.is_closed = False
         self.ended = self
 
     def is_set(self) -> bool:
@@ -26,18 +27,11 @@ class FakeLink:
     def close(self) -> None:
         self.is_closed = True
 
-    def abort(self) -> None:
-        self.is_aborted = True
-
-
-def entry(link: object) -> LinkEntry:
-    return LinkEntry(cast("ControlLink", link), "", "10.0.0.2:1")
-
 
 def table(count: int) -> tuple[LinkTable, list[Any]]:
     links, made = LinkTable(), [FakeLink() for _ in range(count)]
     for link in made:
-        links.open[links.new_number()] = entry(link)
+        links.add(cast("ControlLink", link))
     return links, made
 
 
@@ -52,17 +46,15 @@ def test_a_message_reaches_its_link_or_those_of_the_contacts() -> None:
 def test_a_closed_link_is_followed_to_its_end_but_carries_nothing_more() -> None:
     links, (one, two) = table(2)
     closed = links.close(1)
-    assert closed is not None
-    assert closed.link is one
+    assert closed is one
     assert links.close(1) is None
     assert (one.is_closed, len(links.open), list(links)) == (True, 1, [one, two])
     links.send(1, Note("a"))
-    links.abort()
-    assert (one.sent, one.is_aborted, two.is_aborted) == ([], False, True)
+    assert one.sent == []
 
 
 def test_a_peer_that_sends_too_much_gossip_floods_and_may_go_on_later() -> None:
-    link, now = entry(FakeLink()), clock()
+    link, now = ControlLink(cast("Connection", SimpleNamespace(opener=None)), print, print), clock()
     assert not any(link.is_flooding(now) for _ in range(int(GOSSIP_BURST)))
     assert link.is_flooding(now)
     assert not link.is_flooding(now + 5 / GOSSIP_RATE)

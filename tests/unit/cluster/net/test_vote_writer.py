@@ -13,9 +13,8 @@ import pytest
 
 from ringfort.cluster.core.events import DiskTrouble
 from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
-from ringfort.cluster.net import vote_writer
-from ringfort.cluster.net.durable_votes import DurableVotes
-from ringfort.cluster.net.vote_writer import VoteWriter
+from ringfort.cluster.net import durable_votes
+from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
 
 FULL = os.strerror(errno.ENOSPC)
 GROUP = Epoch(1, "n.a", (Member("n.a"), Member("o.b")), (), ("n.a#1",))
@@ -94,7 +93,7 @@ def test_a_full_disk_is_reported_once_and_every_failed_write_has_its_reason(disk
 
 
 def test_a_slow_disk_is_reported_while_the_loop_goes_on(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vote_writer, "SLOW_DISK", 0.05)
+    monkeypatch.setattr(durable_votes, "SLOW_DISK", 0.05)
 
     async def work() -> None:
         disk.may_end.clear()
