@@ -12,10 +12,10 @@ from typing import Final
 
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.election import ElectionState
-from ringfort.cluster.core.events import EpochStarted, Persist, Waiting
+from ringfort.cluster.core.events import EpochStarted, Fence, Persist, Waiting
 from ringfort.cluster.core.membership import unlawful
 from ringfort.cluster.core.peer_links import Links
-from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, Votes
+from ringfort.cluster.core.peer_messages import Accept, Commit, Epoch, Propose, Reject, RunState, Votes
 from ringfort.cluster.core.proposer import Proposer, RingOrder
 from ringfort.cluster.core.state import PeerState, ambiguous_names
 
@@ -33,6 +33,8 @@ class Epochs:
         self._told_waiting = ""
         self._writing: tuple[Votes, Callable[[str], None]] | None = None
         """Votes that are being written to the disk, and what to call then: with the reason if they could not be."""
+        self._fencing: Propose | None = None
+        """A proposal that the program has to be fenced for."""
 
     @property
     def deadline(self) -> float:
@@ -56,7 +58,25 @@ class Epochs:
             return
         if leader != state.me.peer:
             self._proposer.rest()  # from now on, this peer must never commit its own proposal
-        self._write(state.voter.accepting(proposal), partial(self._accept, proposal))
+        if state.run_state is None:
+            self._write(state.voter.accepting(proposal), partial(self._accept, proposal))
+        else:
+            self._fencing = proposal
+            state.out.append(Fence(epoch.number, epoch.ended))
+
+    def fenced(self, number: int, run_state: RunState) -> None:
+        """The program is fenced for epoch `number`: it does nothing more in earlier ones, so this peer is in none."""
+        state, proposal = self._state, self._fencing
+        state.run_state = run_state
+        state.end_epoch(state.voter.leave(), f"epoch {number} was proposed")
+        if proposal is None or proposal.epoch.number != number:
+            return
+        self._fencing = None
+        why = self._objection(proposal) or state.voter.state_objection(proposal, run_state)
+        if why is not None:
+            self._answer(proposal.epoch, why)
+        else:
+            self._write(state.voter.accepting(proposal), partial(self._accept, proposal))
 
     def _write(self, votes: Votes, then: Callable[[str], None]) -> None:
         """Have votes written. They must be on the disk before they take effect; until then this peer casts no other."""
@@ -87,7 +107,8 @@ class Epochs:
         unseen = wanted - state.reports.keys() - {state.me.peer}
         if unseen:
             return f"I do not see {min(unseen)}"
-        if state.holds and self._is_whole() and wanted > set(state.voter.current.peers if state.voter.current else ()):
+        current = set(state.voter.current.peers) if state.voter.current else set[str]()
+        if state.run_state is None and state.holds and self._is_whole() and wanted > current:
             return "I hold the epoch: new peers must wait"  # the leader may not have known when it proposed
         return None
 
@@ -178,6 +199,7 @@ class Epochs:
         """Make the next proposal if it is due. Return what the leader waits for."""
         state, proposal = self._state, self._proposer.step()
         if self._proposer.is_stuck and any(not report.stuck for report in state.reports.values()):
+            state.yields = state.run_state is not None  # or it would win again, though another run is ahead
             state.election.step_down(state.time)
             state.tell_election()
         if proposal is not None:

@@ -181,10 +181,19 @@ class Persist(msgspec.Struct, frozen=True):
     votes: Votes
 
 
+class Fence(msgspec.Struct, frozen=True):
+    """Have the program of an elastic run stop for good what it does in epochs below `epoch`, and call
+    `PeerCore.fenced` with where it is then. If its run is one of the lineages `ended`, that run is over: its state is
+    only a checkpoint from now on."""
+
+    epoch: int
+    ended: tuple[str, ...] = ()
+
+
 class Notify(msgspec.Struct, frozen=True):
     """Publish an event to the program."""
 
     event: ClusterEvent
 
 
-Instruction = Send | Close | Learn | Persist | Notify
+Instruction = Send | Close | Learn | Persist | Fence | Notify

@@ -15,6 +15,13 @@ The dead. A member does not count if its own machine has reported that it has en
 the member itself when it left, its control process, or a later process of the machine that holds the dead one's lock. A
 connection that was closed or reset proves nothing, because anyone on the path can do that: a lost peer counts as alive.
 
+Elastic runs. The program of each member has the state of a run (`RunState`), and an epoch must not mix states. Members
+of one epoch are in one branch and at most one step apart: an epoch that only shrinks keeps that, and every other epoch
+says where all its members must be (`Propose.at`). A member accepts it only if it is there and holds nothing that others
+may have applied, and its program is fenced first: it stays there until the epoch begins. Otherwise new members could
+become the majority of an epoch in which a step is still to be settled, and settle it in another way. A peer that copied
+the state (a *learner*) respects the epoch that it copied from (`Voter.learn`): alone, its copy is no run.
+
 Restarts. A process takes over the votes of earlier processes of its machine, as doubts (`Voter.recall`). So a machine
 that was a member begins a new lineage only when each member of the last epoch it knows is present or departed, or when
 a person excludes the others (*without*).
@@ -28,7 +35,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ringfort.cluster.core.peer_messages import MAX_DOUBTS, MAX_LINEAGES, Epoch, Member, Propose, Votes
+from ringfort.cluster.core.peer_messages import MAX_DOUBTS, MAX_LINEAGES, Epoch, Member, Propose, RunState, Votes
 
 MAX_RECALLED: Final = MAX_DOUBTS // 2
 """The latest epochs of earlier processes that a new one takes over. The rest of MAX_DOUBTS is for its own."""
@@ -166,6 +173,21 @@ class Voter:
         for record in proposal.formed + proposal.doubts:
             if not is_lawful(peers, record, dead, self.policy):
                 return f"it lacks the majority of epoch {record.number}"
+        return None
+
+    def state_objection(self, proposal: Propose, state: RunState) -> str | None:
+        """Return why a member of an elastic run, fenced at `state`, must not accept `proposal`, or None."""
+        epoch, at = proposal.epoch, proposal.at
+        if state.lineage and state.lineage not in epoch.lineages:
+            return "my run is of another lineage, which may have living members"
+        if at is None:
+            formed = self.votes.formed
+            if self.is_learner or formed is None or not set(epoch.peers) <= set(formed.peers):
+                return "it adds members and does not say at which step"
+        elif state.is_pending:
+            return f"I hold the result of step {state.step + 1}, which comes first"
+        elif state.mark != at.mark:
+            return f"I am at step {state.step}, not at step {at.step}, or have another state"
         return None
 
     def _is_known(self, record: Epoch, proposal: Propose) -> bool:

@@ -19,6 +19,10 @@ instructions in order, and calls `tick` when `deadline` has come. Every method t
       responds again
     votes are on the disk, or cannot    persisted(now, votes, why)
       be written
+    the program of an elastic run is    set_run_state(now, state)
+      somewhere else, and idle
+    it is fenced                        fenced(now, epoch, state)
+    it has copied the state of a run    learned(now, epoch, state)
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
 
@@ -30,6 +34,7 @@ instructions in order, and calls `tick` when `deadline` has come. Every method t
     Persist(votes)                      writes the votes to this process's file (durable_votes.py), in the background,
                                         and calls persisted() when they are on the disk or cannot be written: only
                                         then do they take effect
+    Fence(epoch, ended)                 fences the program of an elastic run and calls fenced() with where it is then
     Notify(event)                       publishes the event to the program
 
 `now` is in seconds of a clock that never goes back and runs on while the machine sleeps (CLOCK_BOOTTIME on Linux), so
@@ -61,7 +66,7 @@ from ringfort.cluster.core.epochs import Epochs
 from ringfort.cluster.core.events import Close, Instruction, Persist
 from ringfort.cluster.core.health import HealthSummary
 from ringfort.cluster.core.peer_links import Links
-from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, Votes
+from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, RunState, Votes
 from ringfort.cluster.core.proposer import RingOrder
 from ringfort.cluster.core.state import LEAP, PeerState
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
@@ -234,6 +239,28 @@ class PeerCore:
     def hold(self, holding: bool) -> None:
         """While any member of an epoch holds, new peers wait; the epoch still shrinks when members are lost."""
         self._state.holds = holding
+        self._refresh()
+
+    @_event
+    def set_run_state(self, run_state: RunState) -> None:
+        """The program is in an elastic run, and here. Not called for every step, but when others need to know."""
+        self._state.run_state = run_state
+        self._refresh()
+
+    @_event
+    def fenced(self, epoch: int, run_state: RunState) -> None:
+        """The program does nothing more in epochs below `epoch`, and is here."""
+        self._epochs.fenced(epoch, run_state)
+        self._refresh()
+
+    @_event
+    def learned(self, epoch: Epoch, run_state: RunState) -> None:
+        """The program has copied the state of a member of `epoch`."""
+        state = self._state
+        state.end_epoch(state.voter.leave(), "this peer has copied the state of a run")
+        state.voter.learn(epoch)
+        state.run_state = run_state
+        state.out.append(Persist(state.voter.votes))
         self._refresh()
 
     @_event

@@ -152,9 +152,11 @@ class Links:
     def _lie_in(self, peer: str, report: Report) -> str:
         ours = {record.key: record for record in self._state.voter.votes.records}
         for record in report.votes.records:
-            # A doubt may also be an epoch of an earlier process of its machine.
-            is_earlier = record is not report.votes.formed and node_of(peer) in map(node_of, record.peers)
-            if not (peer in record.peers or is_earlier) or record.number > report.votes.highest:
+            # A doubt may also be an epoch of an earlier process of its machine, or one that it has copied the state of.
+            is_other = record is not report.votes.formed and (
+                report.state is not None or node_of(peer) in map(node_of, record.peers)
+            )
+            if not (peer in record.peers or is_other) or record.number > report.votes.highest:
                 return f"its report contradicts itself about epoch {record.number}"
             if record.key in ours and ours[record.key] != record:
                 return f"its epoch {record.number} differs from the one that was agreed on"

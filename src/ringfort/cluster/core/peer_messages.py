@@ -120,6 +120,20 @@ class Votes(Part, frozen=True, dict=True):
         return frozenset(peer for record in self.records if record.lineages for peer in record.peers)
 
 
+class RunState(Part, frozen=True):
+    """Where the program of a peer is in an elastic run (training/elastic/protocol.py)."""
+
+    mark: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    """Equal marks mean equal states. Empty for a peer without a state."""
+    lineage: Annotated[str, msgspec.Meta(max_length=96)] = ""
+    """Only an epoch of this lineage may continue with the state."""
+    step: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_NUMBER)] = -1
+    is_pending: bool = False
+    """It holds the result of a step that others may have applied: nobody new is seated before that is settled."""
+    is_ready: bool = False
+    """It waits at the end of a step for new members, or is one that has the state."""
+
+
 class Hello(Message, frozen=True, tag="hello"):
     """The first message in each direction: identifies the sender."""
 
@@ -161,6 +175,8 @@ class Report(Message, frozen=True, tag="report"):
     """Cannot continue: it has lost contact with too many members of its last epoch."""
     yields: bool = False
     """Has stepped down: any other peer is to lead before it."""
+    state: RunState | None = None
+    """Where its program is in an elastic run; None if it is in none. While it trains, that is old news."""
 
 
 class Term(Part, frozen=True, order=True):
@@ -210,6 +226,8 @@ class Propose(Message, frozen=True, tag="propose"):
     """Peers that have ended, as reported by their own machine."""
     without: Peers = ()
     """Peers that a person has excluded. Their votes are unknown."""
+    at: RunState | None = None
+    """In an elastic run: where every member must be. None for an epoch that only shrinks."""
 
 
 class Accept(Message, frozen=True, tag="accept"):

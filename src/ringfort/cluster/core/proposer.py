@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, seat
-from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report
+from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, RunState
 from ringfort.cluster.core.state import PeerState
 
 QUICK: Final = 0.1
@@ -76,13 +76,15 @@ class Proposer:
             self._late = min(self._late + (now >= self._pending_until), MAX_LATE)
             self._fail()
         all_votes = {peer: report.votes for peer, report in reports.items()}
-        group, basis = largest_lawful(
-            self._clique(reports), all_votes, state.departed, state.without, state.config.on_partition
-        )
+        clique, at = self._clique(reports), None
+        if state.run_state is not None:
+            clique, at = self._same_run(clique, reports)
+        group, basis = largest_lawful(clique, all_votes, state.departed, state.without, state.config.on_partition)
         if self.me not in group:
             self.is_stuck = True
             return None
-        if len(group) - 1 < state.config.min_peers:
+        is_founding = state.run_state is None or (at is not None and not at.mark)
+        if is_founding and len(group) - 1 < state.config.min_peers:
             self.why = f"{len(group) - 1} of at least {state.config.min_peers} {TOO_FEW}"
             return None
         if self._failures == MAX_FAILURES:  # most objections are gone by the next attempt
@@ -92,7 +94,7 @@ class Proposer:
         if now < due:
             self.deadline = due
             return None
-        return self._propose(group, members, basis, reports)
+        return self._propose(group, members, basis, reports, at)
 
     def accepted(self, now: float, peer: str, number: int) -> Epoch | None:
         """`peer` accepts. Return the epoch if all members have accepted, so that it is committed."""
@@ -136,6 +138,28 @@ class Proposer:
         most = self._state.config.max_peers
         return group[: MAX_MEMBERS if most is None else min(most + 1, MAX_MEMBERS)]
 
+    def _same_run(self, clique: list[str], reports: dict[str, Report]) -> tuple[list[str], RunState | None]:
+        """Return the peers of an elastic run that may be in the next epoch, and where all of them must be: at a new
+        beginning, if no run is alive that they know of; where this peer is, if all members of its last epoch are there;
+        anywhere, if the epoch only shrinks."""
+        state = self._state
+        states = {peer: reports[peer].state or RunState() for peer in clique}
+        votes = {peer: reports[peer].votes for peer in clique}
+        _, basis = largest_lawful(clique, votes, state.departed, state.without, state.config.on_partition)
+        lineages, ended = heritage(basis.formed, clique, state.dead)
+        if not lineages:
+            return [peer for peer in clique if states[peer].lineage in ("", *ended)], RunState()
+        mine, formed = states[self.me], state.voter.votes.formed
+        best = max(states.values(), key=lambda one: (one.step, one.lineage))
+        if best.lineage != mine.lineage:
+            return [], None  # two runs have met: the one with more steps stays, so one of its members should lead
+        old = [peer for peer in clique if formed is not None and peer in formed.peers]
+        same = [peer for peer in clique if states[peer].mark == mine.mark and not states[peer].is_pending]
+        is_idle = state.voter.current is None or all(states[peer].is_ready for peer in same)
+        if is_idle and self.me in same and set(old) <= set(same):
+            return same, mine
+        return old, None
+
     # --- when -------------------------------------------------------------------------------------------------------
 
     def _due(self, reports: dict[str, Report], group: Sequence[Member]) -> float:
@@ -143,7 +167,7 @@ class Proposer:
         wanted = frozenset(member.peer for member in group)
         if current is not None and wanted >= set(current.peers):
             all_in = all(reports[peer].current == current.number for peer in current.peers)
-            is_held = any(reports[peer].holds for peer in current.peers)
+            is_held = state.run_state is None and any(reports[peer].holds for peer in current.peers)
             if all_in and (is_held or len(wanted) == len(current.peers)):
                 self._first = None
                 return inf
@@ -154,6 +178,7 @@ class Proposer:
         if self._first is None:
             self._first = now
         is_broken = current is None and state.voter.votes.formed is not None
+        is_broken = is_broken or (state.run_state is not None and bool(state.run_state.mark))  # a new member is ready
         settle = QUICK if is_broken or self._are_all(group) else state.config.settle
         # Proposals that keep failing are made more and more slowly, up to a pause of 0.8 s.
         backoff = self._since + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
@@ -167,7 +192,12 @@ class Proposer:
     # --- what -------------------------------------------------------------------------------------------------------
 
     def _propose(
-        self, group: Sequence[str], known: dict[str, Member], basis: Basis, reports: dict[str, Report]
+        self,
+        group: Sequence[str],
+        known: dict[str, Member],
+        basis: Basis,
+        reports: dict[str, Report],
+        at: RunState | None,
     ) -> Propose:
         state, votes = self._state, self._state.voter.votes
         number = max(basis.highest, votes.highest, self._last_number) + 1
@@ -176,7 +206,7 @@ class Proposer:
         members = seat(before, {peer: known[peer] for peer in group}, number)
         ring = tuple(self._ring_order(members)) if self._ring_order else ()
         lineages, ended = heritage(basis.formed, group, state.dead)
-        if not lineages and (len(group) > 1 or basis.doubts or ended):
+        if not lineages and (len(group) > 1 or basis.doubts or ended or state.run_state is not None):
             lineages = (f"{self.me}#{number}",)
         # Of the members' own records, not of the basis: members must see why something no longer counts.
         held = [record for peer in group for record in reports[peer].votes.records]
@@ -188,6 +218,7 @@ class Proposer:
             basis.doubts,
             tuple(sorted(state.departed.keys() & concerned)),
             tuple(sorted(state.without & concerned)),
+            at,
         )
         self._pending_until = self.deadline = state.time + ANSWER * 2**self._late
         self._accepted = set()

@@ -10,7 +10,7 @@ from ringfort.cluster.core.election import Claim, ElectionManager
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Instruction, Notify, Send
 from ringfort.cluster.core.health import HealthMonitor
 from ringfort.cluster.core.membership import Voter, known_to
-from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, Votes
+from ringfort.cluster.core.peer_messages import MAX_NUMBER, AnyMessage, Departed, Epoch, Member, Report, RunState, Votes
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -54,6 +54,8 @@ class PeerState:
         """The program of this peer runs but does not respond."""
         self.step = 0
         """Training steps that the program has done."""
+        self.run_state: RunState | None = None
+        """Where the program is in an elastic run; None if it is in none."""
         self.is_stuck = False
         """It may not continue: too many members of its last epoch are not connected."""
         self.yields = False
@@ -131,7 +133,17 @@ class PeerState:
         """Return this peer's report."""
         votes, current = self.voter.votes, self.voter.current
         number = 0 if current is None else current.number
-        return Report(votes, number, self.sees, self.restart_without, self.work, self.holds, self.is_stuck, self.yields)
+        return Report(
+            votes,
+            number,
+            self.sees,
+            self.restart_without,
+            self.work,
+            self.holds,
+            self.is_stuck,
+            self.yields,
+            self.run_state,
+        )
 
     def own_claim(self) -> Claim:
         """Return this peer's claim in an election."""

@@ -143,7 +143,9 @@ def open_checkpoint(path: Path) -> Saved:
             raise CheckpointError(str(path), "is not a checkpoint of Ringfort")
         _, version, length = _START.unpack(start)
         if version > VERSION:
-            raise CheckpointError(str(path), f"has format {version}, newer than {VERSION}; run: pip install -U ringfort")
+            raise CheckpointError(
+                str(path), f"has format {version}, newer than {VERSION}; run: pip install -U ringfort"
+            )
         if length > _MAX_HEAD:
             raise CheckpointError(str(path), "its head is damaged")
         try:
