@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from ringfort.cluster.core.events import EpochEnded, EpochStarted, Fence, Instruction, Notify
+from ringfort.cluster.core.membership import Voter
 from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
@@ -62,6 +63,11 @@ class Program:
     def disk(self) -> tuple[int, int]:
         """Step and cursor of the newest checkpoint on this host."""
         return self.world.disks.get(self.peer.host, (-1, 0))
+
+    @property
+    def voter(self) -> Voter:
+        """The votes of its control process."""
+        return self.peer.core.voter
 
     def found(self, branch: str) -> Result:
         """Return the first state of a branch."""
@@ -219,24 +225,28 @@ class Program:
         """Now and then: copy the state of a run that goes on without this peer."""
         self.world.later(self, 0.03, 0.08, self.look)
         donors = [p for p in self.world.living() if p is not self and self.world.reaches(self, p)]
-        donors = [p for p in donors if p.epoch is not None and p.replica.mark.branch and not isinstance(p.doing, Apply)]
-        donors = [p for p in donors if p.epoch is not None and self.peer.id not in p.epoch.peers]
+        donors = [p for p in donors if p.replica.mark.branch and not isinstance(p.doing, Apply)]
+        donors = [p for p in donors if not p.voter.is_learner and p.voter.votes.formed is not None]
+        is_copy = self.voter.is_learner
+        donors = [p for p in donors if is_copy or self.peer.id not in p.voter.votes.formed.peers]
         if not donors:
             return
         donor = self.world.random.choice(donors)
         mine, theirs = self.replica.mark, donor.replica.mark
         if mine.branch not in ("", theirs.branch):
-            if (mine.step, mine.branch) > (theirs.step, theirs.branch) or self.world.random.random() < 0.8:
+            if not is_copy and (mine.step, mine.branch) > (theirs.step, theirs.branch):
+                return
+            if self.world.random.random() < 0.8:
                 return
             self.replica.fence(self.peer.core.voter.votes.highest + 1)
             self.end()
             self.fork()
         elif self.epoch is not None or self.world.network.now < self.alone_since + 0.3 or mine.step >= theirs.step:
             return
-        assert donor.epoch is not None
+        epoch = donor.voter.votes.formed
         self.replica.learn(theirs, donor.replica.history)
         self.state = donor.state
-        self.world.call(self.peer, "learned", donor.epoch, self.run_state(is_ready=True))
+        self.world.call(self.peer, "learned", epoch, self.run_state(is_ready=True))
 
 
 def _digest(mark: bytes) -> bytes:

@@ -143,6 +143,8 @@ class Voter:
     policy: Policy = "majority"
     votes: Votes = field(default_factory=Votes)
     current: Epoch | None = None
+    learned: Epoch | None = None
+    """The epoch that it has copied a state from, if only that copy binds it to the epoch."""
     learned_at: int = 0
     """The highest number when it last copied the state of a run."""
 
@@ -213,11 +215,12 @@ class Voter:
 
     def learn(self, epoch: Epoch) -> None:
         """Respect `epoch`, whose state this peer copies as a learner: with its copy it founds nothing beside it."""
-        others = tuple(d for d in self.votes.doubts if self.me in d.peers or d.lineages != epoch.lineages)
+        others = tuple(doubt for doubt in self.votes.doubts if doubt != self.learned)  # that copy is gone
+        self.learned = None if epoch in others else epoch
+        doubts = others if self.learned is None else (*others, epoch)
         # Above what it has accepted: an epoch that is committed late must not find it with another state.
-        highest = max(self.votes.highest + 1, epoch.number)
-        self.votes = Votes(highest, self.votes.formed, (*others, epoch)[-MAX_DOUBTS:])
-        self.learned_at = highest
+        self.learned_at = max(self.votes.highest + 1, epoch.number)
+        self.votes = Votes(self.learned_at, self.votes.formed, doubts[-MAX_DOUBTS:])
 
     @property
     def is_learner(self) -> bool:
