@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +143,8 @@ def open_checkpoint(path: Path) -> Saved:
             raise CheckpointError(str(path), "is not a checkpoint of Ringfort")
         _, version, length = _START.unpack(start)
         if version > VERSION:
-            raise CheckpointError(str(path), f"has format {version}, newer than {VERSION}; run: pip install -U ringfort")
+            why = f"has format {version}, newer than {VERSION}; run: pip install -U ringfort"
+            raise CheckpointError(str(path), why)
         if length > _MAX_HEAD:
             raise CheckpointError(str(path), "its head is damaged")
         try:
@@ -154,7 +155,7 @@ def open_checkpoint(path: Path) -> Saved:
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _translated(path: Path) -> Generator[None, None, None]:
     try:
         yield
     except OSError as exc:
