@@ -22,7 +22,7 @@ Messages follow one rule, here and wherever an error is raised or a line is logg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -410,6 +410,21 @@ class CheckpointError(DistributedError, OSError):
         super().__init__(f"Checkpoint {path}: {why}")
         self.path = path
         self.why = why
+
+
+class StateTransferError(DistributedError):
+    """A joining process could not get the state of a run. `reasons` says for each member why it could not send it.
+
+    Members that are there later may be asked again.
+    """
+
+    is_recoverable = True
+    is_peer_failure = True
+
+    def __init__(self, what: str, reasons: Mapping[str, str]) -> None:
+        told = "".join(f"\n  {peer}: {why}" for peer, why in reasons.items())
+        super().__init__(f"{sentence(what)}{told}")
+        self.reasons = dict(reasons)
 
 
 class AbortedError(DistributedError):

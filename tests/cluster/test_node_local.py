@@ -49,6 +49,7 @@ from ringfort.cluster.net.control import Control as Inside
 from ringfort.cluster.net.control_link import ControlLink, connect
 from ringfort.cluster.net.epoch_connections import token_of
 from ringfort.cluster.net.host import clock
+from ringfort.cluster.net.peer_streams import MAX_PENDING
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement
 from ringfort.cluster.net.service_host import ThreadHost
 from ringfort.cluster.node import ClusterNode
@@ -58,7 +59,9 @@ from ringfort.errors import (
     ChannelClosedError,
     ConfigError,
     InvalidArgumentError,
+    NoConnectionError,
     PeerLostError,
+    RefusedError,
     RendezvousTimeoutError,
     TransportError,
     VersionMismatchError,
@@ -69,7 +72,7 @@ from ringfort.identity.namespace import NetworkNamespace
 from ringfort.telemetry.steps import own_steps
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.handshake import Handshake, sealed
-from ringfort.transport.hello import Control, Join, Meet, Probe
+from ringfort.transport.hello import Control, Join, Meet, Probe, Refused
 from tests.helpers.agents import until
 
 PATIENCE = 20.0
@@ -290,6 +293,47 @@ def test_programs_tell_each_other_notes(cluster: Cluster) -> None:
     assert event == Noted(one.peer_id, "port", b"29500")
     with pytest.raises(InvalidArgumentError, match="body="):
         one.tell("port", bytes(MAX_NOTE_BYTES + 1))
+
+
+def test_programs_open_streams_to_each_other_outside_any_epoch(cluster: Cluster) -> None:
+    nodes = [cluster.start(), cluster.start()]
+    for node in nodes:
+        node.wait_for_peers(1, PATIENCE)
+    one, two = nodes
+    with pytest.raises(RefusedError, match=f"{two.peer_id}: its program takes no streams"):
+        one.open_stream(two.peer_id, "echo", PATIENCE)
+    came: queue.Queue[tuple[str, str, Connection]] = queue.Queue()
+    end = two.on_stream(lambda *stream: came.put(stream))
+    with pytest.raises(InvalidArgumentError, match="callback"):
+        two.on_stream(print)
+    for number in range(2 * MAX_PENDING):  # each place is free again once the stream is taken
+        ours = one.open_stream(two.peer_id, "echo", PATIENCE)
+        peer, purpose, theirs = came.get(timeout=PATIENCE)
+        assert (peer, purpose) == (one.peer_id, "echo")
+        assert ours.identity == two.credentials.identity.public_key
+        assert theirs.identity == one.credentials.identity.public_key
+        said = Refused("group", str(number))
+        ours.say(said, time.monotonic() + PATIENCE)
+        with pytest.raises(RefusedError, match=f": {number}$"):  # sealed and opened with the session's keys
+            theirs.hear("it", time.monotonic() + PATIENCE)
+        ours.close()
+        theirs.close()
+    end()
+    with pytest.raises(RefusedError, match="takes no streams"):
+        one.open_stream(two.peer_id, "echo", PATIENCE)
+    with pytest.raises(NoConnectionError, match="nobody"):
+        one.open_stream("nobody.here", "echo", PATIENCE)
+
+
+def test_a_stream_whose_callback_fails_is_closed(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = cluster.start(), cluster.start()
+    one.wait_for_peers(1, PATIENCE)
+    two.wait_for_peers(1, PATIENCE)
+    two.on_stream(lambda peer, purpose, connection: {}[purpose])
+    stream = one.open_stream(two.peer_id, "echo", PATIENCE)
+    with stream.sock, pytest.raises(NoConnectionError):
+        stream.hear("it", time.monotonic() + PATIENCE)
+    assert "A callback failed for a stream" in caplog.text
 
 
 def test_a_peer_that_is_named_introduces_the_rest_without_multicast(cluster: Cluster) -> None:

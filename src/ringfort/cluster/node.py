@@ -24,6 +24,7 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.topology import ClusterTopology, TopologyRecords
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.client import ControlClient
+from ringfort.cluster.net.peer_streams import MAX_STREAM_PURPOSE
 from ringfort.cluster.net.service_host import ProcessHost, ThreadHost
 from ringfort.cluster.net.setup import Setup
 from ringfort.cluster.view import PeerView
@@ -33,11 +34,14 @@ from ringfort.errors import (
     ControlLostError,
     DistributedError,
     InvalidArgumentError,
+    NoConnectionError,
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
 from ringfort.telemetry.steps import own_steps
+from ringfort.transport import tcp
 from ringfort.transport.finalisers import Finaliser, weakly, when_gone
+from ringfort.transport.hello import Ready
 from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
 
@@ -48,12 +52,15 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Callback = Callable[[ClusterEvent], None]
+StreamCallback = Callable[[str, str, Connection], None]
 
 _ANSWER: Final = 10.0
 """Seconds that a request to the control service may take. It usually takes 0.2 ms, but longer on a machine that
 swaps."""
 _START: Final = 60.0
 """Seconds that the control service may take to start. It usually takes 0.4 s, but longer on a machine that swaps."""
+_ACCEPTED: Final = 1.0
+"""Seconds for the answer to a new stream, which has room for it."""
 _STOP: Final = 4.0
 """Seconds before a control process that does not stop is killed. Its goodbye takes two at most."""
 _KILLED: Final = 1.0
@@ -95,6 +102,7 @@ class ClusterNode:
         self._in_process = control == "process" if control else slots > 0
         self._changed = Condition()
         self._callbacks: list[Callback] = []
+        self._stream_callback: StreamCallback | None = None
         self._host: ProcessHost | ThreadHost | None = None
         self._client: ControlClient | None = None
         self._state = ipc.State()
@@ -143,7 +151,12 @@ class ClusterNode:
             self._host = ProcessHost(theirs) if self._in_process else ThreadHost(theirs)
             work, dropped = self._work, ChannelClosedError("this node was dropped")
             self._client = ControlClient(
-                ours, weakly(self._take, None), weakly(self._ended, dropped), lambda: work[0], self._steps_done
+                ours,
+                weakly(self._take, None),
+                weakly(self._ended, dropped),
+                lambda: work[0],
+                self._steps_done,
+                _refusing(weakly(self._take_stream, False)),
             )
             # A node that is garbage-collected leaves as if it had been closed.
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
@@ -259,6 +272,34 @@ class ClusterNode:
         """
         return self._check().connect(ipc.Connect(epoch, machine, timeout), timeout + _ANSWER)
 
+    # --- streams ----------------------------------------------------------------------------------------------------
+
+    def open_stream(self, peer: str, purpose: str, timeout: float) -> Connection:
+        """Return a new connection to the program of `peer`, outside any epoch, for a `purpose` that its program knows.
+        The caller owns it.
+
+        Raises `NoConnectionError` if `peer` is of another run or not connected to this one, `RefusedError` if its
+        program takes no streams, `OperationTimeoutError` after `timeout` seconds.
+        """
+        check_timeout(timeout)
+        if not 0 < len(purpose) <= MAX_STREAM_PURPOSE:
+            raise InvalidArgumentError("purpose", purpose, f"must have 1 to {MAX_STREAM_PURPOSE} characters")
+        return self._check().connect(ipc.OpenStream(peer, purpose, timeout), timeout + _ANSWER)[0]
+
+    def on_stream(self, callback: StreamCallback) -> Callable[[], None]:
+        """Call `callback(peer, purpose, connection)` with every stream that another peer opens to this one, in the
+        thread of `subscribe`. The callback owns the connection; without one, streams are refused. Return a function
+        that ends the subscription. Raise `InvalidArgumentError` if there is one already."""
+        if self._stream_callback is not None:
+            raise InvalidArgumentError("callback", callback, "another one takes the streams of this node; end it first")
+        self._stream_callback = callback
+
+        def end() -> None:
+            if self._stream_callback is callback:
+                self._stream_callback = None
+
+        return end
+
     # --- queries ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[PeerView, ...]:
@@ -321,6 +362,21 @@ class ClusterNode:
                 self._to_warn = change
             self._changed.notify_all()
 
+    def _take_stream(self, peer: str, purpose: str, connection: Connection) -> bool:
+        """Called in the callback thread. Return False if nobody takes the stream."""
+        callback = self._stream_callback
+        if callback is None or self._is_over:
+            return False
+        try:
+            connection.say(Ready(), time.monotonic() + _ACCEPTED)
+            callback(peer, purpose, connection)
+        except NoConnectionError:
+            connection.close()  # the peer has gone
+        except Exception:
+            connection.close()
+            _log.exception("A callback failed for a stream from %s for %s", peer, purpose)
+        return True
+
     def _ended(self) -> DistributedError:
         """Return why the control service has closed the connection: because of `close`, or because it died."""
         host = self._host
@@ -350,6 +406,18 @@ class ClusterNode:
         """Call a function of the service and return its result, which is a `kind`. Raise as `_check` does, or what the
         service raised."""
         return self._check().ask(ipc.Call(function, arguments), kind, _ANSWER)
+
+
+def _refusing(take: Callable[[str, str, Connection], bool]) -> StreamCallback:
+    """Return a function that refuses the streams that `take` does not take."""
+
+    def take_or_refuse(peer: str, purpose: str, connection: Connection) -> None:
+        if tcp.is_ended(connection.sock):
+            connection.close()  # the peer's patience is over
+        elif not take(peer, purpose, connection):
+            connection.refuse("stream", "its program takes no streams")
+
+    return take_or_refuse
 
 
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:

@@ -101,6 +101,15 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """A short burst follows: measure its speed and answer."""
 
 
+class OpenStream(msgspec.Struct, frozen=True, tag="stream"):
+    """From the peer `sender` of a cluster to the program of the peer `receiver`: a connection for `purpose`. The answer
+    is `Ready`, once that program takes it."""
+
+    sender: str
+    receiver: str
+    purpose: str
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The connection is refused. `code` is one of `REFUSALS`."""
 
@@ -120,6 +129,7 @@ Hello = (
     | Calls
     | Control
     | Probe
+    | OpenStream
     | Refused
 )
 
@@ -129,6 +139,7 @@ REFUSALS: dict[str, type[RefusedError]] = {
     "rank_range": RefusedError,
     "group": RefusedError,
     "failed": RefusedError,
+    "stream": RefusedError,
 }
 
 _decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)

@@ -13,6 +13,7 @@ from ringfort.transport.hello import (
     Hello,
     Join,
     Meet,
+    OpenStream,
     Ready,
     Refused,
     Share,
@@ -34,6 +35,7 @@ hellos = st.one_of(
     st.builds(Meet, number, number, st.binary(max_size=32), machines),
     st.builds(Ready, machines),
     st.builds(Share, st.one_of(st.none(), st.builds(Offer, text, number, st.binary(max_size=32)))),
+    st.builds(OpenStream, text, text, text),
     st.builds(Shared, st.booleans()),
     st.builds(Refused, st.sampled_from(list(hello.REFUSALS)), text),
 )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,6 +32,14 @@ from ringfort.transport.locks import Future, Thread
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Stream(NamedTuple):
+    """A stream that a peer has opened."""
+
+    peer: str
+    purpose: str
+    connection: Connection
 
 
 @dataclass
@@ -57,6 +65,8 @@ class ControlClient:
     work_done: Callable[[], int]
     steps_done: Callable[[], int]
     """Called several times a second, as `work_done` is."""
+    on_stream: Callable[[str, str, Connection], None]
+    """Called in the thread of `on_change`, with a peer, a purpose and a stream that it takes over."""
     is_forked: bool = False
     """This process is a forked child of the one that the client belongs to."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -65,7 +75,7 @@ class ControlClient:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def __post_init__(self) -> None:
-        self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | _Stream | None] = queue.SimpleQueue()
         self._connection = IpcConnection(self.sock, ipc.decode_for_node, self._on_message, self._finish)
         keep_from_children(self)
         self._threads = [Thread(self._run, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
@@ -79,8 +89,8 @@ class ControlClient:
         the error that `on_end` returned if the service has ended."""
         return msgspec.msgpack.decode(self._request(request, timeout).answer.result(0), type=kind)
 
-    def connect(self, request: ipc.Connect, timeout: float) -> dict[int, Connection]:
-        """Return a connection to each member, by rank. Raise as `ask` does."""
+    def connect(self, request: ipc.Connect | ipc.OpenStream, timeout: float) -> dict[int, Connection]:
+        """Return a connection to each member, by rank; for a stream, one at 0. Raise as `ask` does."""
         return self._request(request, timeout).connections
 
     def _request(self, request: ipc.AnyRequest, timeout: float) -> _Pending:
@@ -133,12 +143,15 @@ class ControlClient:
             case ipc.Failed(number=number):
                 self._pending.get(number, _Pending()).answer.set_exception(ipc.error_of(message))
             case ipc.Connected(number=number, rank=rank, session=session):
-                connection = Connection.resume(self._connection.take_socket(), session)
+                connection = Connection.resume(keep_from_children(self._connection.take_socket()), session)
                 pending = self._pending.get(number)
                 if pending is None:
                     connection.close()
                 else:
                     pending.connections[rank] = connection
+            case ipc.Streamed(peer=peer, purpose=purpose, session=session):
+                connection = Connection.resume(keep_from_children(self._connection.take_socket()), session)
+                self._changes.put(_Stream(peer, purpose, connection))
             case ipc.Logged(logger=name, level=level, text=text):
                 logging.getLogger(name).log(level, "%s", text)
             case ipc.State():
@@ -168,7 +181,11 @@ class ControlClient:
 
     def _dispatch(self) -> None:
         while (change := self._changes.get()) is not None:
-            self.on_change(change)
+            if isinstance(change, _Stream):
+                self.post(ipc.StreamTaken())
+                self.on_stream(*change)
+            else:
+                self.on_change(change)
 
     # --- forked children --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@
     votes: VoteWriter                   keeps the core's votes on the disk
     link_metrics: LinkMetrics           measured speeds, and the ring order that follows from them
     epoch_connections                   the data connections between the members of an epoch
+    streams: PeerStreams                connections between the programs of two peers, outside an epoch
 
 Everything runs in one asyncio loop, which `service.py` owns.
 """
@@ -40,6 +41,7 @@ from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
 from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.link_metrics import LinkMetrics
+from ringfort.cluster.net.peer_streams import PeerStreams
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.net.profile import this_machine
 from ringfort.cluster.net.setup import Setup
@@ -68,9 +70,10 @@ class Control:
         *,
         on_change: Callable[[], object] = lambda: None,
         before_tick: Callable[[], None] = lambda: None,
+        on_stream: Callable[[str, str, Connection], None] = lambda _peer, _purpose, connection: connection.close(),
     ) -> None:
         """`publish` receives every event. `on_change` is called before that and whenever the core may have changed,
-        `before_tick` before every heartbeat."""
+        `before_tick` before every heartbeat. `on_stream` takes over the streams that peers open."""
         self.setup = setup
         self.core = PeerCore(
             setup.member(),
@@ -85,6 +88,7 @@ class Control:
         self.connector = PeerConnector(setup, self._attach, self._moved, self._measured)
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
+        self.streams = PeerStreams(setup, self.connector, self.core.contacts, on_stream)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
         store = DurableVotes(setup.home, setup.vote_scope, setup.peer)
         self.votes = VoteWriter(
@@ -183,6 +187,8 @@ class Control:
                 self._attach(connection)
             case hello.Probe():
                 self._tasks.start(self._answer_probe(connection), connection.sock)
+            case hello.OpenStream() as said:
+                self.streams.accepted(connection, said)
             case hello.Meet() as said:
                 self.epoch_connections.accepted(connection, said)
             case _:

@@ -35,14 +35,16 @@ GOSSIP_BURST: Final = 400.0
 """Gossip messages that a peer may send at once: the last output of a failing program, from every rank."""
 
 
-async def connect(host: str, port: int, credentials: Credentials | None, purpose: Hello) -> Connection:
+async def connect(
+    host: str, port: int, credentials: Credentials | None, purpose: Hello, timeout: float = CONNECT_TIMEOUT
+) -> Connection:
     """Connect to `host`, an address and not a name. Raises `NoConnectionError`, or what the other side refuses with,
-    within `CONNECT_TIMEOUT`."""
+    within `timeout` seconds."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
     except OSError as exc:
         raise NoConnectionError(f"{host} is not an address ({exc.strerror or exc})") from exc
-    return await run(open_connection(found[0], found[4], credentials, purpose), CONNECT_TIMEOUT)
+    return await run(open_connection(found[0], found[4], credentials, purpose), timeout)
 
 
 @dataclass(eq=False)

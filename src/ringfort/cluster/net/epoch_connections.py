@@ -19,7 +19,6 @@ from typing import Final
 import msgspec
 
 from ringfort.bootstrap.connection import Connection, closed_on_error
-from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import connect
@@ -191,18 +190,8 @@ class EpochConnections:
         """Return why a connection cannot be that of the member it claims to be; empty if it can."""
         if not group.rank < rank < len(group.epoch.members):
             return f"rank {rank} does not connect to rank {group.rank}"
-        return self._other_identity(connection, group.epoch.members[rank])
-
-    def _other_identity(self, connection: Connection, member: Member) -> str:
-        """Return a complaint if the connection proved another identity than the member's. The token alone proves
-        nothing: everyone who is told of the epoch, observers too, can compute it. With encryption off there is no
-        identity to compare."""
-        try:
-            proved = self._setup.proved(connection.identity)
-        except HandshakeError as exc:
-            return str(exc)
-        is_right = self._setup.wall is None or proved == node_of(member.peer)
-        return "" if is_right else f"it proved to be {proved}, not {member.peer}"
+        # The token alone proves nothing: everyone who is told of the epoch, observers too, can compute it.
+        return self._setup.other_identity(connection.identity, group.epoch.members[rank].peer)
 
     async def _connect(self, group: _Group, rank: int) -> None:
         member = group.epoch.members[rank]
@@ -222,7 +211,7 @@ class EpochConnections:
         meet = Meet(group.rank, len(group.epoch.members), group.token, group.machine)
         connection = await connect(*parse_address(address), self._setup.wall, meet)
         with closed_on_error({rank: connection}):
-            why = self._other_identity(connection, member)
+            why = self._setup.other_identity(connection.identity, member.peer)
             if why:
                 raise HandshakeError(why)
             group.why[rank] = "it is connected, but its program has not come this far"

@@ -5,6 +5,8 @@
                                      <-     Answer(number, value) or Failed(number, error)
     Cancel(number)                   ->
                                      <-     Connected(number, rank, session) with a socket, before the answer
+                                     <-     Streamed(peer, purpose, session) with a socket
+    StreamTaken                      ->
                                      <-     State, Happened (an event), Logged
                                      <-     Ping
     Pong                             ->
@@ -55,6 +57,14 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     timeout: float
 
 
+class OpenStream(msgspec.Struct, frozen=True, tag="open_stream"):
+    """Open a connection to the program of `peer`."""
+
+    peer: str
+    purpose: str
+    timeout: float
+
+
 class Call(msgspec.Struct, frozen=True, tag="call"):
     """Call one of the functions that `service.py` lists by name. The arguments are plain values."""
 
@@ -62,7 +72,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     arguments: tuple[Any, ...] = ()
 
 
-AnyRequest = Start | Connect | Call
+AnyRequest = Start | Connect | OpenStream | Call
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -86,13 +96,17 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     step: int = 0
 
 
+class StreamTaken(msgspec.Struct, frozen=True, tag="stream_taken"):
+    """The program has taken a stream, or has closed it."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Leave the cluster and end. The service answers by closing the connection."""
 
     why: str
 
 
-ToService = Ask | Cancel | Pong | Stop
+ToService = Ask | Cancel | Pong | StreamTaken | Stop
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
@@ -121,10 +135,19 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Connected(msgspec.Struct, frozen=True, tag="connected"):
-    """A data connection to the member with index `rank`. Its descriptor travels with this message."""
+    """A connection that was asked for: to the member with index `rank`, or a stream, with 0. Its descriptor travels
+    with this message."""
 
     number: int
     rank: int
+    session: Session
+
+
+class Streamed(msgspec.Struct, frozen=True, tag="streamed"):
+    """A stream that `peer` has opened. Its descriptor travels with this message."""
+
+    peer: str
+    purpose: str
     session: Session
 
 
@@ -147,7 +170,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Checks that the program's interpreter responds."""
 
 
-ToNode = State | Answer | Failed | Connected | Happened | Logged | Ping
+ToNode = State | Answer | Failed | Connected | Streamed | Happened | Logged | Ping
 
 
 _PLAIN: Final[dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]]] = {

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, Noted
 from ringfort.cluster.diagnosis import explain
 from ringfort.cluster.net import ipc
@@ -115,6 +116,9 @@ class ControlService:
             case ipc.Cancel(number=number):
                 if number in self._tasks:
                     self._tasks[number].cancel()
+            case ipc.StreamTaken():
+                if self.control is not None:
+                    self.control.streams.taken()
             case ipc.Pong(work=work, step=step):
                 self._work, self._pinged_at = work, None
                 if self.control is not None:
@@ -139,6 +143,10 @@ class ControlService:
             raise ChannelClosedError("this node is not running; call start()")
         if isinstance(request, ipc.Call):
             return FUNCTIONS[request.function](control, request.arguments)
+        if isinstance(request, ipc.OpenStream):
+            connection = await control.streams.open(request.peer, request.purpose, request.timeout)
+            self._connection.send(ipc.Connected(number, 0, connection.session), [connection.sock])
+            return None
         connections = await control.epoch_connections.connect(request.epoch, request.machine, request.timeout)
         for rank, connection in connections.items():
             self._connection.send(ipc.Connected(number, rank, connection.session), [connection.sock])
@@ -148,7 +156,12 @@ class ControlService:
         if self._watch is not None:
             _forward_logs(self._connection, request.log_level)
         control = Control(
-            request.setup, self._publish, lambda: self._work, on_change=self._send_state, before_tick=self._before_tick
+            request.setup,
+            self._publish,
+            lambda: self._work,
+            on_change=self._send_state,
+            before_tick=self._before_tick,
+            on_stream=self._send_stream,
         )
         await control.start()
         self.control = control
@@ -159,6 +172,9 @@ class ControlService:
     def _publish(self, event: ClusterEvent) -> None:
         if not isinstance(event, Noted) or self._connection.unsent_bytes <= MAX_UNREAD:
             self._connection.send(ipc.happened(event))
+
+    def _send_stream(self, peer: str, purpose: str, connection: Connection) -> None:
+        self._connection.send(ipc.Streamed(peer, purpose, connection.session), [connection.sock])
 
     def _send_state(self) -> ipc.State:
         if self.control is None:  # it is starting; the answer to `Start` contains the state

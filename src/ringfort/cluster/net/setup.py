@@ -10,13 +10,14 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+from ringfort.cluster.core.contacts import node_of
 from ringfort.cluster.core.peer_messages import Member
 from ringfort.cluster.core.topology import Accelerator
 from ringfort.cluster.discovery.mdns import TOKEN_BYTES
 from ringfort.cluster.net.host import host_id
 from ringfort.cluster.net.profile import from_torch, own_version
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, choose_encryption, patience_of
-from ringfort.errors import InvalidArgumentError
+from ringfort.errors import HandshakeError, InvalidArgumentError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.known import KnownKeys
 
@@ -102,6 +103,16 @@ class Setup:
         Raises `HandshakeError` if another key has shown the same id before.
         """
         return self._known_keys.name(identity) if identity else ""
+
+    def other_identity(self, identity: bytes, peer: str) -> str:
+        """Return a complaint if a connection proved another identity than that of `peer`; empty if it is the same. With
+        encryption off there is none to compare."""
+        try:
+            proved = self.proved(identity)
+        except HandshakeError as exc:
+            return str(exc)
+        is_right = self.wall is None or proved == node_of(peer)
+        return "" if is_right else f"it proved to be {proved}, not {peer}"
 
     def member(self) -> Member:
         """Return this peer as a member, without addresses."""

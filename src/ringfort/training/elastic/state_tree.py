@@ -20,6 +20,8 @@ from ringfort.training.elastic.sample_order import Array
 
 BLOCK: Final = 1 << 20
 """Bytes of an image that have a hash of their own: what is sent, checked and asked for again."""
+HASH: Final = 16
+"""Bytes of such a hash."""
 _ALIGNED: Final = 64
 """Arrays of an image begin at multiples of this, so that they can be used where they are."""
 Plain = bool | int | float | str | None
@@ -134,7 +136,8 @@ class _Slot(NamedTuple):
 
 
 def _slots(holder: Any, path: str) -> Iterator[_Slot]:
-    items: Iterable[tuple[Any, Any]] = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    items: Iterable[tuple[Any, Any]]
+    items = cast("dict[Any, Any]", holder).items() if isinstance(holder, dict) else enumerate(cast("list[Any]", holder))
     for key, child in list(items):
         place = f"{path}[{key!r}]"
         if isinstance(child, (dict, list, tuple)):
@@ -164,4 +167,4 @@ def hashed(image: Image) -> Image:
 
 def block_hash(block: memoryview | bytes) -> bytes:
     """Return the hash of one block."""
-    return blake2b(block, digest_size=16).digest()
+    return blake2b(block, digest_size=HASH).digest()

@@ -82,6 +82,22 @@ def test_a_socket_travels_with_its_message() -> None:
     assert received == [b"hello"]
 
 
+def test_a_stream_of_a_peer_travels_with_its_socket_and_is_acknowledged() -> None:
+    session = Session(b"key", Machine(b"m" * 16, False), None, None)
+
+    async def work(ends: Ends) -> None:
+        ours, theirs = socket.socketpair()
+        ends.service.send(ipc.Streamed("a.1", "state", session), [theirs])
+        await until(lambda: bool(ends.at_node))
+        with ours, ends.node.take_socket():
+            ends.node.send(ipc.StreamTaken())
+            await until(lambda: bool(ends.at_service))
+
+    ends = run(work)
+    assert ends.at_node == [ipc.Streamed("a.1", "state", session)]
+    assert ends.at_service == [ipc.StreamTaken()]
+
+
 def test_the_end_of_one_side_is_noticed_after_what_it_sent() -> None:
     async def work(ends: Ends) -> None:
         ends.service.send(ipc.Ping())
