@@ -363,6 +363,9 @@ class AutoDiscoveryConfig(Settings):
     run: str = setting("", _run_name)
     """Which of the cluster's runs this peer belongs to. Only peers of one run form an epoch; peers of other runs
     introduce each other and are otherwise ignored. `ringfort run` sets its `--name` here."""
+    elastic: bool = False
+    """Whether the program is an elastic run, as `ringfort.elastic` sets it: members are seated only with the state of
+    the run. Must be the same on all peers of a run."""
     restart_without: Sequence[str] = setting((), _several)
     """Machines, by name or peer id, that are gone for good: a process that starts again on a machine which was in a
     group with them does not wait for them. If one of them is still working elsewhere, two groups exist then."""

@@ -20,7 +20,7 @@ from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import ClusterEvent, ControlLost, OtherClusters
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
 from ringfort.cluster.core.health import HealthSummary
-from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.cluster.core.topology import ClusterTopology, TopologyRecords
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.client import ControlClient
@@ -103,6 +103,7 @@ class ClusterNode:
         self._changed = Condition()
         self._callbacks: list[Callback] = []
         self._stream_callback: StreamCallback | None = None
+        self._fences: Callable[[int, tuple[str, ...]], RunState] = lambda _epoch, _ended: RunState()
         self._host: ProcessHost | ThreadHost | None = None
         self._client: ControlClient | None = None
         self._state = ipc.State()
@@ -157,6 +158,7 @@ class ClusterNode:
                 lambda: work[0],
                 self._steps_done,
                 _refusing(weakly(self._take_stream, False)),
+                weakly(self._fence, RunState()),
             )
             # A node that is garbage-collected leaves as if it had been closed.
             self._farewell = when_gone(self, partial(_end, self._client, self._host, ""))
@@ -335,6 +337,26 @@ class ClusterNode:
     def hold(self, holding: bool = True) -> None:
         """Keep new peers waiting while any member of the epoch holds. The epoch still shrinks when members are lost."""
         self._call(type(None), "hold", holding)
+
+    # --- elastic runs -------------------------------------------------------------------------------------------------
+
+    def fence_with(self, fence: Callable[[int, tuple[str, ...]], RunState]) -> None:
+        """Set the function that fences the program of an elastic run: see `cluster.core.events.Fence`. It is called in
+        the thread of `subscribe`, and this peer accepts no epoch before it has returned."""
+        self._fences = fence
+
+    def _fence(self, epoch: int, ended: tuple[str, ...]) -> RunState:
+        return self._fences(epoch, ended)
+
+    def set_run_state(self, state: RunState) -> None:
+        """Tell the other peers where the program of an elastic run is, when it is idle there."""
+        self._call(type(None), "set_run_state", state)
+
+    def learned(self, epoch: Epoch, state: RunState) -> None:
+        """Tell the cluster that the program has copied the state of a member of `epoch`."""
+        self._call(type(None), "learned", epoch, state)
+
+    # --- notes --------------------------------------------------------------------------------------------------------
 
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:
         """Send a note to the program of `peer`, or of all connected peers, where it becomes the event `Noted`. It is

@@ -143,7 +143,8 @@ class Proposer:
         beginning, if no run is alive that they know of; where this peer is, if all members of its last epoch are there;
         anywhere, if the epoch only shrinks."""
         state = self._state
-        states = {peer: reports[peer].state or RunState() for peer in clique}
+        states = {peer: found for peer in clique if (found := reports[peer].state) is not None}
+        clique = list(states)
         votes = {peer: reports[peer].votes for peer in clique}
         _, basis = largest_lawful(clique, votes, state.departed, state.without, state.config.on_partition)
         lineages, ended = heritage(basis.formed, clique, state.dead)

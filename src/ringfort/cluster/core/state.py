@@ -54,7 +54,7 @@ class PeerState:
         """The program of this peer runs but does not respond."""
         self.step = 0
         """Training steps that the program has done."""
-        self.run_state: RunState | None = None
+        self.run_state = RunState() if config.elastic else None
         """Where the program is in an elastic run; None if it is in none."""
         self.is_stuck = False
         """It may not continue: too many members of its last epoch are not connected."""

@@ -23,6 +23,7 @@ import msgspec
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, ControlLost
+from ringfort.cluster.core.peer_messages import RunState
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.ipc_connection import IpcConnection
 from ringfort.errors import ControlLostError, DistributedError
@@ -67,6 +68,8 @@ class ControlClient:
     """Called several times a second, as `work_done` is."""
     on_stream: Callable[[str, str, Connection], None]
     """Called in the thread of `on_change`, with a peer, a purpose and a stream that it takes over."""
+    on_fence: Callable[[int, tuple[str, ...]], RunState]
+    """Called in the same thread for the program of an elastic run (`ipc.Fence`)."""
     is_forked: bool = False
     """This process is a forked child of the one that the client belongs to."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -75,7 +78,7 @@ class ControlClient:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def __post_init__(self) -> None:
-        self._changes: queue.SimpleQueue[ipc.State | ClusterEvent | _Stream | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[ipc.State | ipc.Fence | ClusterEvent | _Stream | None] = queue.SimpleQueue()
         self._connection = IpcConnection(self.sock, ipc.decode_for_node, self._on_message, self._finish)
         keep_from_children(self)
         self._threads = [Thread(self._run, name="ringfort-node"), Thread(self._dispatch, name="ringfort-events")]
@@ -154,7 +157,7 @@ class ControlClient:
                 self._changes.put(_Stream(peer, purpose, connection))
             case ipc.Logged(logger=name, level=level, text=text):
                 logging.getLogger(name).log(level, "%s", text)
-            case ipc.State():
+            case ipc.State() | ipc.Fence():
                 self._changes.put(message)
             case ipc.Happened():
                 self._changes.put(ipc.event_of(message))
@@ -184,6 +187,8 @@ class ControlClient:
             if isinstance(change, _Stream):
                 self.post(ipc.StreamTaken())
                 self.on_stream(*change)
+            elif isinstance(change, ipc.Fence):
+                self.post(ipc.Fenced(change.epoch, self.on_fence(change.epoch, change.ended)))
             else:
                 self.on_change(change)
 

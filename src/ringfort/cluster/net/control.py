@@ -24,7 +24,7 @@ from typing import Final
 from ringfort.bootstrap.connection import Connection
 from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.contacts import node_of
-from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Noted, OtherClusters, PeerLost
+from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Fence, Noted, OtherClusters, PeerLost
 from ringfort.cluster.core.gossip import Gossip, MachineReport, Note, decode
 from ringfort.cluster.core.other_clusters import OtherClusterWatch
 from ringfort.cluster.core.peer import PeerCore
@@ -71,9 +71,11 @@ class Control:
         on_change: Callable[[], object] = lambda: None,
         before_tick: Callable[[], None] = lambda: None,
         on_stream: Callable[[str, str, Connection], None] = lambda _peer, _purpose, connection: connection.close(),
+        on_fence: Callable[[Fence], None] = lambda _: None,
     ) -> None:
         """`publish` receives every event. `on_change` is called before that and whenever the core may have changed,
-        `before_tick` before every heartbeat. `on_stream` takes over the streams that peers open."""
+        `before_tick` before every heartbeat. `on_stream` takes over the streams that peers open, `on_fence` fences the
+        program of an elastic run."""
         self.setup = setup
         self.core = PeerCore(
             setup.member(),
@@ -100,6 +102,7 @@ class Control:
             close=self._close,
             learn=self.connector.learn,
             persist=self.votes.write,
+            fence=on_fence,
             publish=self._on_event,
             changed=on_change,
             before_tick=self._before_tick,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Final, ParamSpec
 
-from ringfort.cluster.core.events import Close, ClusterEvent, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.events import Close, ClusterEvent, Fence, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Votes
 from ringfort.cluster.net.host import clock
@@ -31,6 +31,7 @@ class CoreDriver:
     close: Callable[[int], None]
     learn: Callable[[str, Sequence[str], str], None]
     persist: Callable[[Votes], None]
+    fence: Callable[[Fence], None]
     publish: Callable[[ClusterEvent], None]
     changed: Callable[[], object] = lambda: None
     """Called after the instructions and before their events, because the core's state may have changed."""
@@ -57,6 +58,8 @@ class CoreDriver:
                     self.learn(peer, addresses, introducer)
                 case Persist(votes=votes):
                     self.persist(votes)
+                case Fence():
+                    self.fence(instruction)
                 case Notify(event=event):
                     events.append(event)
         self._set_timer()

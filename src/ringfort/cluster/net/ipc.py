@@ -10,6 +10,8 @@
                                      <-     State, Happened (an event), Logged
                                      <-     Ping
     Pong                             ->
+                                     <-     Fence
+    Fenced                           ->
     Stop                             ->
 
 Both ends belong to one user on one machine, so the messages may carry keys. A message is msgpack in a record
@@ -30,7 +32,7 @@ from ringfort import errors
 from ringfort.bootstrap.connection import Session
 from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import ClusterEvent
-from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.cluster.net.setup import Setup
 from ringfort.errors import DistributedError
 from ringfort.identity.keypair import NodeIdentity
@@ -100,13 +102,20 @@ class StreamTaken(msgspec.Struct, frozen=True, tag="stream_taken"):
     """The program has taken a stream, or has closed it."""
 
 
+class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
+    """The answer to `Fence`: where the program of an elastic run is."""
+
+    epoch: int
+    state: RunState
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Leave the cluster and end. The service answers by closing the connection."""
 
     why: str
 
 
-ToService = Ask | Cancel | Pong | StreamTaken | Stop
+ToService = Ask | Cancel | Pong | StreamTaken | Fenced | Stop
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
@@ -170,7 +179,14 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Checks that the program's interpreter responds."""
 
 
-ToNode = State | Answer | Failed | Connected | Streamed | Happened | Logged | Ping
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Fence the program of an elastic run (`cluster.core.events.Fence`)."""
+
+    epoch: int
+    ended: tuple[str, ...]
+
+
+ToNode = State | Answer | Failed | Connected | Streamed | Happened | Logged | Ping | Fence
 
 
 _PLAIN: Final[dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]]] = {

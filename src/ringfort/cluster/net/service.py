@@ -14,10 +14,13 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.events import ClusterEvent, Noted
+from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.cluster.diagnosis import explain
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.control import STOP_WITHIN, Control
@@ -26,6 +29,8 @@ from ringfort.cluster.net.process_watch import ProcessWatch
 from ringfort.errors import ChannelClosedError, DistributedError
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PING_EVERY: Final = 0.25
 """Seconds between two checks that the program's interpreter responds."""
@@ -37,8 +42,17 @@ MAX_UNREAD: Final = 64 * 1024 * 1024
 """Bytes of notes that may wait for a program that does not read them. Later notes are dropped."""
 
 
+def _as(kind: type[T], value: object) -> T:
+    """Return an argument that has travelled as plain values as what it was."""
+    return msgspec.convert(value, kind)
+
+
 FUNCTIONS: Final[dict[str, Callable[[Control, tuple[Any, ...]], object]]] = {
     "hold": lambda control, args: control.driver.call(control.core.hold, *args),
+    "set_run_state": lambda control, args: control.driver.call(control.core.set_run_state, _as(RunState, args[0])),
+    "learned": lambda control, args: control.driver.call(
+        control.core.learned, _as(Epoch, args[0]), _as(RunState, args[1])
+    ),
     "force_election": lambda control, _: control.driver.call(control.core.force_election),
     "step_down": lambda control, _: control.driver.call(control.core.step_down),
     "tell": lambda control, args: control.send_note(*args),
@@ -116,6 +130,9 @@ class ControlService:
             case ipc.Cancel(number=number):
                 if number in self._tasks:
                     self._tasks[number].cancel()
+            case ipc.Fenced(epoch=epoch, state=state):
+                if self.control is not None:
+                    self.control.driver.call(self.control.core.fenced, epoch, state)
             case ipc.StreamTaken():
                 if self.control is not None:
                     self.control.streams.taken()
@@ -162,6 +179,7 @@ class ControlService:
             on_change=self._send_state,
             before_tick=self._before_tick,
             on_stream=self._send_stream,
+            on_fence=lambda fence: self._connection.send(ipc.Fence(fence.epoch, fence.ended)),
         )
         await control.start()
         self.control = control
