@@ -123,6 +123,8 @@ class Donor:
         """The last mark that the run has told."""
         self._waiting: set[TransferLink] = set()
         """Learners that have asked for an image and have none yet."""
+        self._caught_up: set[TransferLink] = set()
+        """Learners that have all results there are."""
         self._hashing: Thread | None = None
         self._is_closed = False
 
@@ -139,6 +141,12 @@ class Donor:
         """Whether a learner waits for an image."""
         with self._changed:
             return bool(self._waiting) and self._usable_offer() is None
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether a learner has all results there are, and could be seated at the end of the next step."""
+        with self._changed:
+            return bool(self._caught_up)
 
     def serve(self, learner: str, connection: Connection) -> None:
         """Serve a learner until it closes the connection, in a thread. The connection is closed if there are too many
@@ -247,6 +255,7 @@ class Donor:
             with self._changed:
                 del self._learners[link]
                 self._waiting.discard(link)
+                self._caught_up.discard(link)
                 if not self._learners:
                     self._forget()
 
@@ -288,12 +297,16 @@ class Donor:
             while True:
                 found, mark = self._following(after), self._mark
                 is_ahead = mark is None or (after.branch == mark.branch and after.step >= mark.step)
+                if found is None and is_ahead:
+                    self._caught_up.add(link)
                 left = deadline - time.monotonic()
                 if found is not None or not is_ahead or left <= 0 or self._is_closed:
                     break
                 self._changed.wait(left)
             kept = None if found is None else self._history[found]
             behind = 0 if found is None else len(self._history) - found - 1
+            if behind > 1:
+                self._caught_up.discard(link)
         if kept is not None:
             self._give_way()
             link.answer(kept.message(behind), [memoryview(array.view(np.uint8)) for array in kept.arrays.values()])

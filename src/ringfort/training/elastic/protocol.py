@@ -140,6 +140,8 @@ class Token:
     speed: int = 0
     wants_pause: bool = False
     """A new member is ready to be seated."""
+    wants_image: bool = False
+    """A learner waits for an image of the state, which all members make at the same step."""
     is_finite: bool = True
     sums: tuple[float, ...] = ()
     """Sums of the program, such as the loss."""
@@ -278,6 +280,9 @@ class Replica:
         self.speed = 0
         self.saved = FOUNDING
         self.wants_pause = False
+        self.wants_image = False
+        self.sums: tuple[float, ...] = ()
+        self.is_finite = True
         self.history: deque[tuple[Mark, Result]] = deque(maxlen=1)
         """The latest sealed results, each with the mark before it: for members that are one step behind."""
         self._found = found
@@ -313,15 +318,19 @@ class Replica:
         """Note that the local sum now includes micro-batch `part`."""
         self.covered |= {part}
 
-    def epoch(self, number: int, me: int, size: int, lineage: str) -> Generator[Instruction, Any, None]:
-        """Take part in epoch `number` of `lineage` as rank `me` of `size`. Ends only by being closed, or by an
-        error."""
+    def epoch(
+        self, number: int, me: int, size: int, lineage: str, fewest: int = 1
+    ) -> Generator[Instruction, Any, None]:
+        """Take part in epoch `number` of `lineage` as rank `me` of `size`. With fewer members than `fewest`, settle
+        what is pending and begin no step. Ends only by being closed, or by an error."""
         while True:
             reports: Sequence[Report] = yield Gather(self.report())
             opening = settle(reports)
             if isinstance(opening, Continue):
                 break
             yield from self._adopt(number, me, size, lineage, opening)
+        while size < fewest:
+            yield Pause()
         kept, speeds = opening.kept, [report.speed for report in reports]
         if kept[me] != self.covered:
             self.covered = frozenset()  # somebody else's sum has some of these micro-batches
@@ -370,7 +379,10 @@ class Replica:
         self._hold(number, result)
         about = (result.branch, number, result.step, result.cursor, mark.chain)
         digest = self._digest(result, me, len(kept))
-        tokens: Sequence[Token] = yield Gather(Token(about, digest, self.covered, self.speed, self.wants_pause))
+        token = Token(
+            about, digest, self.covered, self.speed, self.wants_pause, self.wants_image, self.is_finite, self.sums
+        )
+        tokens: Sequence[Token] = yield Gather(token)
         digest = _agreed(tokens)
         covered = [part for token in tokens for part in token.covered]
         if sorted(covered) != list(range(parts)):  # rule 5
