@@ -98,3 +98,4 @@ from .rpc.agent import RpcAgent as RpcAgent
 from .rpc.references import RRef as RRef
 from .startup import init as init, join as join
 from .telemetry.metrics import DistributedMetrics as DistributedMetrics, MetricsSnapshot as MetricsSnapshot
+from .training.elastic.run import ElasticRun as ElasticRun, Step as Step, elastic as elastic
