@@ -157,7 +157,7 @@ class LocalSum:
 def _checked(count: Any) -> float:
     # NumPy's numbers are Real too.
     with suppress(OverflowError):
-        if isinstance(count, Real) and not isinstance(count, bool) and 0 < float(count) < inf:
+        if not isinstance(count, bool) and isinstance(count, Real) and 0 < float(count) < inf:
             return float(count)
     raise InvalidArgumentError("count", count, "must be the number of samples of the micro-batch")
 
