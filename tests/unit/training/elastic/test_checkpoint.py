@@ -192,6 +192,7 @@ def test_a_damaged_head_is_named_and_the_one_before_is_taken(
     assert isinstance(bad, CheckpointError)
     assert (bad.path, words in bad.why) == (str(path), True)
     assert str(bad) == f"Checkpoint {path}: {bad.why}"
+    assert str(path) not in bad.why  # named once
     assert isinstance(good, Saved)
     assert folder.newest(lambda _: True) == good
     assert str(path) in caplog.text
