@@ -54,6 +54,7 @@ from .errors import (
     EncryptionMismatchError as EncryptionMismatchError,
     EpochEndedError as EpochEndedError,
     FunctionNotFoundError as FunctionNotFoundError,
+    GradientLayoutError as GradientLayoutError,
     GradientMismatchError as GradientMismatchError,
     HandshakeError as HandshakeError,
     IdentityError as IdentityError,

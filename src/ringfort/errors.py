@@ -383,6 +383,23 @@ class GradientMismatchError(CollectiveMismatchError):
         super().__init__(rank, ours, peer, theirs, operation=0)  # the group has begun no operation
 
 
+class GradientLayoutError(DistributedError, ValueError):
+    """The gradients of a micro-batch differ from those of the run in names, order, shapes or element types.
+
+    Nothing was added up. `leaf` is the first gradient that differs, `ours` is what it is here, and `theirs` what it is
+    in the run. (If ranks pass different trees to `average_gradients`, the error is `GradientMismatchError`.)
+    """
+
+    def __init__(self, leaf: str, ours: str, theirs: str) -> None:
+        super().__init__(
+            f"{leaf} is {ours} here and {theirs} in the run; every micro-batch must give the same gradients "
+            "on every machine: start the same program everywhere, and pass zeros for a parameter without a gradient"
+        )
+        self.leaf = leaf
+        self.ours = ours
+        self.theirs = theirs
+
+
 class NonFiniteError(DistributedError, ValueError):
     """Gradients that were to be compressed contain infinities or NaNs.
 
@@ -404,7 +421,7 @@ class NonFiniteError(DistributedError, ValueError):
 
 
 class CheckpointError(DistributedError, OSError):
-    """A checkpoint cannot be read or written."""
+    """A checkpoint cannot be read or written. `path` is its file or folder, and `why` the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"Checkpoint {path}: {why}")

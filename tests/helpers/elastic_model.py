@@ -248,9 +248,9 @@ class History:
             return
         formed = leader.voter.votes.formed
         grown = formed is None or not set(ids) <= set(formed.peers)
-        if not grown and leader.voter.current is not None and set(ids) == set(leader.voter.current.peers):
-            if all(self.peers[m].epoch is not None for m in ids) and self.random.random() < 0.95:
-                return
+        is_same = not grown and leader.voter.current is not None and set(ids) == set(leader.voter.current.peers)
+        if is_same and all(self.peers[m].epoch is not None for m in ids) and self.random.random() < 0.95:
+            return
         number = max([basis.highest, leader.voter.votes.highest, *(v.highest for v in votes.values())]) + 1
         lineages, ended = heritage(basis.formed, ids, self.departed)
         if not lineages:

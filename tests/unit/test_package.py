@@ -47,6 +47,7 @@ PUBLIC = [
     "FunctionNotFoundError",
     "GlooBackend",
     "GradientCompressor",
+    "GradientLayoutError",
     "GradientMismatchError",
     "HandshakeError",
     "HealthConfig",

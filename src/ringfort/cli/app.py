@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ringfort.cli.bench import bench
+from ringfort.cli.checkpoint import checkpoint
 from ringfort.cli.demo import demo
 from ringfort.cli.doctor import doctor
 from ringfort.cli.key import key
@@ -32,6 +33,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(peers)
 app.command()(doctor)
 app.add_typer(key, name="key")
+app.add_typer(checkpoint, name="checkpoint")
 
 
 def _print_version(wanted: bool) -> None:

@@ -184,10 +184,10 @@ class MetricsSnapshot:
             "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])))  # numbers to the right
             for row in rows
         ]
-        lines.append(f"sent {_size(self.bytes_sent)} in {self.messages_sent} messages")
-        lines.append(f"received {_size(self.bytes_received)} in {self.messages_received} messages")
+        lines.append(f"sent {binary_size(self.bytes_sent)} in {self.messages_sent} messages")
+        lines.append(f"received {binary_size(self.bytes_received)} in {self.messages_received} messages")
         for name, one in self.compression.items():
-            sizes = f"{_size(one.bytes_before)} as {_size(one.bytes_after)} ({one.ratio:.1f} times fewer)"
+            sizes = f"{binary_size(one.bytes_before)} as {binary_size(one.bytes_after)} ({one.ratio:.1f} times fewer)"
             lines.append(f"compressed by {name}: {sizes}, {_duration(one.codec_seconds)} in the codec")
         return "\n".join(lines)
 
@@ -313,11 +313,12 @@ class DistributedMetrics:
 
 def _row(name: str, operation: OperationSnapshot) -> tuple[str, ...]:
     times = (operation.seconds_total, operation.p50, operation.p95, operation.p99, operation.max)
-    counts = (str(operation.count), str(operation.failures), _size(operation.bytes))
+    counts = (str(operation.count), str(operation.failures), binary_size(operation.bytes))
     return (name, *counts, *(_duration(seconds) for seconds in times))
 
 
-def _size(nbytes: int) -> str:
+def binary_size(nbytes: int) -> str:
+    """Return a size, such as `512 B` or `1.5 MiB`."""
     scaled, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while scaled >= 1024 and len(units) > 1:
         scaled, units = scaled / 1024, units[1:]

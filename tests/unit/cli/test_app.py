@@ -33,6 +33,7 @@ COMMANDS = {
         "--plot",
         "--explain",
     },
+    "checkpoint": set(),  # its own verbs are in test_checkpoint.py
     "demo": {"--framework", "--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
     "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py

@@ -1,8 +1,8 @@
 """Checkpoints of a run on local disks: one file each, written whole or not at all, with a hash per block.
 
-    magic, version, length of the head      16 bytes
-    head                                    msgpack: what run, where in it, the manifest of the state
-    the state's arrays                      as they are in memory
+    magic, version, length of the head, hash of the head      32 bytes
+    head                                                      msgpack: what run, where in it, the manifest of the state
+    the state's arrays                                        as they are in memory
 
 A file is written under another name, flushed to the disk and then renamed, so a power cut leaves the old files or the
 new one. No folder is shared: each machine keeps the latest few of its own, and a run that lost all its memory continues
@@ -11,28 +11,42 @@ with the newest that any machine has.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ringfort.errors import CheckpointError
+from ringfort.errors import CheckpointError, InvalidArgumentError
 from ringfort.training.elastic.protocol import Mark
 from ringfort.training.elastic.state_tree import BLOCK, Image, Manifest, block_hash, hashed
 
+_log = logging.getLogger(__name__)
+
 VERSION: Final = 1
 _MAGIC: Final = b"ringfort"
-_START: Final = struct.Struct("<8sII")
+_START: Final = struct.Struct("<8sII16s")
 _MAX_HEAD: Final = 256 * 1024 * 1024
 """Bytes. A million arrays and a terabyte of blocks need less."""
-_NAME: Final = re.compile(r"step-(\d{1,18})-[0-9a-z]+\.ringfort")
+_NAME: Final = re.compile(r"step-(\d{9,18})-([0-9a-f]{8})-([0-9a-z]+)\.(ringfort|new)")
+"""Step, digest of run and branch, writer; `.new` while it is written."""
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space, or keep fewer checkpoints",
+    errno.EDQUOT: "free some space, or keep fewer checkpoints",
+    errno.EACCES: "choose a folder that this user may write",
+    errno.EROFS: "choose a folder that this user may write",
+}
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,10 +54,11 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     run: Annotated[str, msgspec.Meta(max_length=256)]
     branch: Annotated[str, msgspec.Meta(max_length=128)]
-    epoch: int
-    step: int
-    cursor: int
-    chain: bytes
+    epoch: Count
+    step: Count
+    cursor: Count
+    """Samples that were consumed, over all passes."""
+    chain: Annotated[bytes, msgspec.Meta(max_length=64)]
     settings: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """What all members must agree on: the data set, the batch, the seed."""
 
@@ -60,44 +75,84 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint on the disk."""
+    """A checkpoint on the disk, of which only the head was read."""
 
     path: Path
     stamp: Stamp
     manifest: Manifest
-    _begin: int
+    nbytes: int
+    """Bytes of the file."""
+    written: float
+    """When it was written, in seconds since 1970."""
 
     def read(self) -> Image:
         """Return the state. Raise `CheckpointError` if a block is damaged."""
         data = np.empty(self.manifest.nbytes, np.uint8)
-        with _translated(self.path), self.path.open("rb") as file:
-            file.seek(self._begin)
-            for index, expected in enumerate(self.manifest.hashes):
-                block = memoryview(data)[index * BLOCK : (index + 1) * BLOCK]
-                if file.readinto(block) != len(block) or block_hash(block) != expected:
-                    raise CheckpointError(str(self.path), f"block {index} is damaged or missing")
+        self._read(lambda index: memoryview(data)[index * BLOCK : (index + 1) * BLOCK])
         return Image(self.manifest, data)
+
+    def verify(self) -> None:
+        """Read every block, in little memory. Raise `CheckpointError` if one is damaged."""
+        block = memoryview(bytearray(BLOCK))
+        self._read(lambda index: block[: self.manifest.nbytes - index * BLOCK])
+
+    def _read(self, memory: Callable[[int], memoryview]) -> None:
+        damaged = list[int]()
+        with _translated(self.path), self.path.open("rb") as file:
+            file.seek(self.nbytes - self.manifest.nbytes)
+            for index, expected in enumerate(self.manifest.hashes):
+                block = memory(index)
+                if file.readinto(block) != len(block) or block_hash(block) != expected:
+                    damaged.append(index)
+        if damaged:
+            count, total = len(damaged), len(self.manifest.hashes)
+            why = (
+                f"{count} of {total} blocks of 1 MiB {'is' if count == 1 else 'are'} damaged, first block {damaged[0]}"
+            )
+            raise CheckpointError(str(self.path), why)
+
+
+class _File(NamedTuple):
+    """A file of a folder, as its name tells."""
+
+    step: int
+    branch: str
+    writer: str
+    path: Path
 
 
 class CheckpointFolder:
     """The checkpoints of one machine."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
+        if type(keep) is not int or keep < 1:
+            raise InvalidArgumentError("keep", keep, "must be a whole number of at least 1")
         self.folder = Path(folder)
         self.keep = keep
 
     def write(self, stamp: Stamp, image: Image, writer: str) -> Path:
-        """Write a checkpoint, then remove all but the latest `keep` of `writer`, which is a name of this process. Raise
-        `CheckpointError` if the disk does not take it; nothing is lost then."""
+        """Write a checkpoint, then remove older ones of `writer`. Raise `CheckpointError` if the disk does not take it;
+        nothing is lost then.
+
+        `writer` names this process among those that write into the folder, in lower-case letters and digits. A machine
+        that restarts uses the same name again, so that its old files are removed some day: the latest `keep` files of
+        this branch stay, and the latest of other branches, which may have gone further.
+        """
         whole = hashed(image)
         head = msgspec.msgpack.encode(_Head(stamp, whole.manifest))
-        path = self.folder / f"step-{stamp.step:09d}-{writer}.ringfort"
+        branch = blake2b(f"{stamp.run}\n{stamp.branch}".encode(), digest_size=4).hexdigest()
+        path = self.folder / f"step-{stamp.step:09d}-{branch}-{writer}.ringfort"
+        if not _NAME.fullmatch(path.name):
+            raise InvalidArgumentError("writer", writer, "must be lower-case letters and digits")
         temporary = path.with_suffix(".new")
         with _translated(path):
             self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self._files(".new"):  # of a process that was killed while it wrote
+                if left.writer == writer:
+                    left.path.unlink(missing_ok=True)
             try:
                 with temporary.open("wb") as file:
-                    file.write(_START.pack(_MAGIC, VERSION, len(head)))
+                    file.write(_START.pack(_MAGIC, VERSION, len(head), block_hash(head)))
                     file.write(head)
                     file.write(memoryview(whole.data))
                     file.flush()
@@ -107,57 +162,95 @@ class CheckpointFolder:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
-            handle = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)  # the new name must survive a power cut before old files are removed
-            finally:
-                os.close(handle)
-            for old in self._files(writer)[self.keep :]:
-                old.unlink(missing_ok=True)
+            _sync_folder(self.folder)  # the new name must survive a power cut before old files are removed
+            own = [file for file in self._files() if file.writer == writer]
+            superfluous = [file for file in own if file.branch == branch][self.keep :]
+            superfluous += [file for file in own if file.branch != branch][1:]
+            for file in superfluous:
+                file.path.unlink(missing_ok=True)
         return path
 
     def saved(self) -> Iterator[Saved | CheckpointError]:
-        """Yield every checkpoint, newest first; for a file that cannot be used, the reason."""
-        for path in self._files():
+        """Yield every checkpoint, newest first; for a file that cannot be used, the reason. Only heads are read."""
+        with _translated(self.folder):
+            files = self._files()
+        for file in files:
             try:
-                yield open_checkpoint(path)
+                yield open_checkpoint(file.path)
             except CheckpointError as exc:
-                yield exc
+                if not isinstance(exc.__cause__, FileNotFoundError):  # otherwise its writer has removed it meanwhile
+                    yield exc
 
-    def _files(self, writer: str | None = None) -> list[Path]:
-        """Return the files, newest first."""
-        found = list[tuple[int, str, Path]]()
+    def newest(self, fits: Callable[[Stamp], bool]) -> Saved | None:
+        """Return the newest checkpoint whose stamp `fits`, after reading every block of it. Log why others that are
+        newer cannot be used."""
+        for found in self.saved():
+            try:
+                if isinstance(found, CheckpointError):
+                    raise found
+                if fits(found.stamp):
+                    found.verify()
+                    return found
+            except CheckpointError as exc:
+                _log.warning("%s. The one before it is tried", exc)
+        return None
+
+    def _files(self, suffix: str = ".ringfort") -> list[_File]:
+        """Return the files, newest first. There are none if the folder does not exist."""
+        found = list[_File]()
         with suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 match = _NAME.fullmatch(path.name)
-                if match and (writer is None or path.name.endswith(f"-{writer}.ringfort")):
-                    found.append((int(match[1]), path.name, path))
-        return [path for _, _, path in sorted(found, reverse=True)]
+                if match and path.suffix == suffix:
+                    found.append(_File(int(match[1]), match[2], match[3], path))
+        return sorted(found, reverse=True)
 
 
 def open_checkpoint(path: Path) -> Saved:
-    """Read the head of a checkpoint. Raise `CheckpointError` if it is damaged or of a newer version."""
+    """Read the head of a checkpoint. Raise `CheckpointError` if it is damaged, cut short or of a newer version."""
     with _translated(path), path.open("rb") as file:
+        status = os.fstat(file.fileno())
         start = file.read(_START.size)
         if len(start) != _START.size or not start.startswith(_MAGIC):
-            raise CheckpointError(str(path), "is not a checkpoint of Ringfort")
-        _, version, length = _START.unpack(start)
+            raise CheckpointError(str(path), "not a checkpoint of Ringfort")
+        _, version, length, expected = _START.unpack(start)
         if version > VERSION:
-            raise CheckpointError(
-                str(path), f"has format {version}, newer than {VERSION}; run: pip install -U ringfort"
-            )
-        if length > _MAX_HEAD:
-            raise CheckpointError(str(path), "its head is damaged")
-        try:
-            head = msgspec.msgpack.decode(file.read(length), type=_Head)
-        except (msgspec.ValidationError, msgspec.DecodeError) as exc:
-            raise CheckpointError(str(path), "its head is damaged") from exc
-        return Saved(path, head.stamp, head.manifest, _START.size + length)
+            raise CheckpointError(str(path), f"has format {version}, newer than {VERSION}; pip install -U ringfort")
+        data = file.read(length) if length <= min(_MAX_HEAD, status.st_size) else b""
+    if len(data) != length or block_hash(data) != expected:
+        raise CheckpointError(str(path), "its head is damaged or cut short")
+    try:
+        head = msgspec.msgpack.decode(data, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise CheckpointError(str(path), f"its head is invalid: {exc}") from exc
+    nbytes = head.manifest.nbytes
+    if nbytes < 0 or len(head.manifest.hashes) != -(-nbytes // BLOCK):
+        raise CheckpointError(str(path), "its head is invalid: it does not have a hash for each block")
+    whole = _START.size + length + nbytes
+    if status.st_size != whole:
+        raise CheckpointError(str(path), f"has {status.st_size} bytes instead of {whole}; it was cut short or changed")
+    return Saved(path, head.stamp, head.manifest, whole, status.st_mtime)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(handle)
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _translated(path: Path) -> Generator[None]:
+    """Raise `OSError` as `CheckpointError`, with what to do where that is known."""
     try:
         yield
+    except CheckpointError:
+        raise
     except OSError as exc:
-        raise CheckpointError(str(path), exc.strerror or str(exc)) from exc
+        why = exc.strerror or str(exc)
+        advice = _ADVICE.get(exc.errno or 0)
+        raise CheckpointError(str(path), why[:1].lower() + why[1:] + (f"; {advice}" if advice else "")) from exc

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
+from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.sample_order import Array, random_key, sample_order
 
 MAX_PARTS: Final = 4096
@@ -25,6 +28,16 @@ class Data:
     batch: int
     microbatch: int
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidArgumentError` for a number that no run can have."""
+        for name in ("samples", "batch", "microbatch"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidArgumentError(name, value, "must be a whole number of at least 1")
+        if self.parts(self.span(0)) > MAX_PARTS:
+            why = f"a step of {self.batch} samples would have more than {MAX_PARTS} micro-batches; make them larger"
+            raise InvalidArgumentError("microbatch", self.microbatch, why)
 
     def span(self, cursor: int) -> Span:
         """Return what the step at `cursor` covers. The last step of a pass is short: no step crosses two passes."""
@@ -64,25 +77,20 @@ class Span:
 
 
 def deal(missing: Sequence[int], speeds: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return which of the `missing` micro-batches each member computes, in proportion to `speeds`.
+    """Return which of the `missing` micro-batches each member computes, so that the last one is done as early as
+    possible: about in proportion to `speeds`.
 
     A speed is a positive whole number, such as samples per second; 0 if unknown, which counts as the mean of the
-    others. A member that was dealt nothing gets an empty turn. Whoever would finish last gets the next one least: each
-    micro-batch goes to the member that would be done with it first.
+    others. A member that was dealt nothing gets an empty turn.
     """
     known = [speed for speed in speeds if speed > 0]
     usual = max(1, sum(known) // len(known)) if known else 1
     paces = [speed if speed > 0 else usual for speed in speeds]
-    counts = [0] * len(paces)
-    for _ in missing:
-        # (count + 1) / pace is when the member would be done; compared without division.
-        best = 0
-        for member in range(1, len(paces)):
-            if (counts[member] + 1) * paces[best] < (counts[best] + 1) * paces[member]:
-                best = member
-        counts[best] += 1
-    dealt, first = list[tuple[int, ...]](), 0
-    for count in counts:
-        dealt.append(tuple(missing[first : first + count]))
-        first += count
-    return dealt
+    # Each micro-batch goes to the member that would be done with it first. Whole shares always come out of that; they
+    # are handed out at once, and less than one micro-batch per member is left.
+    counts = [len(missing) * pace // sum(paces) for pace in paces]
+    for _ in range(len(missing) - sum(counts)):
+        first = min(range(len(paces)), key=lambda member: Fraction(counts[member] + 1, paces[member]))
+        counts[first] += 1
+    ends = list(accumulate(counts))
+    return [tuple(missing[end - count : end]) for count, end in zip(counts, ends, strict=True)]

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ringfort.errors import InvalidArgumentError
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ROUNDS: Final = 6
@@ -20,6 +22,8 @@ _MASK: Final = (1 << 64) - 1
 
 def sample_order(seed: int, number: int, samples: int, begin: int, end: int) -> Array:
     """Return the samples at places `begin` to `end` of pass `number`, as indices into the data set."""
+    if not 0 <= begin <= end <= samples:  # a place outside might walk in a circle that never comes inside
+        raise InvalidArgumentError("places", (begin, end), f"must be between 0 and the {samples} samples of a pass")
     bits = max(1, ((samples - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, number)
     places = np.arange(begin, end, dtype=np.uint64)
@@ -47,7 +51,7 @@ def _encrypt(places: Array, bits: int, keys: list[np.uint64]) -> Array:
     half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
     left, right = places >> half, places & mask
     for key in keys:
-        left, right = right, left ^ (_mix_array(right ^ key) & mask)
+        left, right = right, left ^ (mix_array(right ^ key) & mask)
     return (left << half) | right
 
 
@@ -59,7 +63,7 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_array(value: Array) -> Array:
+def mix_array(value: Array) -> Array:
     """Mix the bits of each element (SplitMix64); the arithmetic of uint64 wraps around."""
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

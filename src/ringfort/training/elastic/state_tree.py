@@ -37,6 +37,20 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int = 0
     nbytes: int = 0
     value: Plain = None
+    number: bytes = b""
+    """A whole number that does not fit into 64 bits: msgpack has no larger ones."""
+
+    def plain(self) -> Plain:
+        """Return the plain value."""
+        return int.from_bytes(self.number, "little", signed=True) if self.number else self.value
+
+    @property
+    def place(self) -> slice:
+        """Where the array is in the image."""
+        return slice(self.offset, self.offset + self.nbytes)
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.shape}" if self.kind else "a plain value"
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,19 +59,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: tuple[Entry, ...]
     nbytes: int
     hashes: tuple[bytes, ...] = ()
-    """One per block."""
+    """One per block, or none."""
 
     def differences(self, other: Manifest) -> str:
         """Return in words the first leaf that differs in path, element type or shape; empty if none does."""
-        mine, theirs = ({entry.path: _shape(entry) for entry in one.entries} for one in (self, other))
-        for path in sorted(mine.keys() | theirs.keys()):
+        mine, theirs = ({entry.path: str(entry) for entry in one.entries} for one in (self, other))
+        for path in mine | theirs:
             if mine.get(path) != theirs.get(path):
                 return f"{path} is {mine.get(path, 'missing')} here and {theirs.get(path, 'missing')} there"
         return ""
-
-
-def _shape(entry: Entry) -> str:
-    return f"{entry.kind}{entry.shape}" if entry.kind else "a plain value"
 
 
 @dataclass(frozen=True)
@@ -88,12 +98,8 @@ class StateTree:
         """Return what an image would contain now, without hashes."""
         entries, offset = list[Entry](), 0
         for slot in self._slots():
-            if isinstance(slot.leaf, ArrayView):
-                nbytes = slot.leaf.flat.nbytes
-                entries.append(Entry(slot.path, slot.leaf.kind.name, tuple(slot.leaf.shape), offset, nbytes))
-                offset += -(-nbytes // _ALIGNED) * _ALIGNED
-            else:
-                entries.append(Entry(slot.path, value=slot.leaf))
+            entries.append(_entry(slot.path, slot.leaf, offset))
+            offset += -(-entries[-1].nbytes // _ALIGNED) * _ALIGNED
         return Manifest(tuple(entries), offset)
 
     def image(self) -> Image:
@@ -102,25 +108,29 @@ class StateTree:
         data = np.zeros(manifest.nbytes, np.uint8)
         for entry, slot in zip(manifest.entries, self._slots(), strict=True):
             if isinstance(slot.leaf, ArrayView):
-                data[entry.offset : entry.offset + entry.nbytes] = slot.leaf.flat.view(np.uint8)
+                data[entry.place] = slot.leaf.flat.view(np.uint8)
         return Image(manifest, data)
 
     def load(self, image: Image) -> None:
         """Write an image into the state: arrays in place, plain values by replacing them. Raise `InvalidArgumentError`
-        if it is of another state."""
-        why = self.manifest().differences(image.manifest)
+        if it is of another state; nothing is changed then."""
+        own, found = self.manifest(), {entry.path: entry for entry in image.manifest.entries}
+        why = own.differences(image.manifest)
         if why:
-            raise InvalidArgumentError("state", "the run's", f"differs from this program's: {why}")
-        entries = {entry.path: entry for entry in image.manifest.entries}
-        for slot in self._slots():
-            entry = entries[slot.path]
+            why = f"differs from the run's: {why}; start the same program everywhere"
+            raise InvalidArgumentError("state", "this program's", why)
+        for entry in own.entries:
+            if image.data[found[entry.path].place].nbytes != entry.nbytes:
+                raise InvalidArgumentError("image", entry.path, "is not in the place that the manifest says")
+        for slot in self._slots():  # one at a time: a view may be a copy
+            entry = found[slot.path]
             if isinstance(slot.leaf, ArrayView):
-                slot.leaf.flat.view(np.uint8)[...] = image.data[entry.offset : entry.offset + entry.nbytes]
-                found = slot.leaf.finish()
-                if found is not slot.holder[slot.key]:  # an array that cannot be written (MLX, JAX)
-                    slot.holder[slot.key] = found
+                slot.leaf.flat.view(np.uint8)[...] = image.data[entry.place]
+                array = slot.leaf.finish()
+                if array is not slot.holder[slot.key]:  # an array that cannot be written (MLX, JAX)
+                    slot.holder[slot.key] = array
             else:
-                slot.holder[slot.key] = entry.value
+                slot.holder[slot.key] = entry.plain()
 
     def _slots(self) -> Iterator[_Slot]:
         return _slots(self._tree, "state")
@@ -135,10 +145,19 @@ class _Slot(NamedTuple):
     leaf: ArrayView | Plain
 
 
+def _entry(path: str, leaf: ArrayView | Plain, offset: int) -> Entry:
+    if isinstance(leaf, ArrayView):
+        return Entry(path, leaf.kind.name, tuple(leaf.shape), offset, leaf.nbytes)
+    if type(leaf) is int and not -(2**63) <= leaf < 2**63:  # such as the state of a random generator
+        return Entry(path, number=leaf.to_bytes(leaf.bit_length() // 8 + 1, "little", signed=True))
+    return Entry(path, value=leaf)
+
+
 def _slots(holder: Any, path: str) -> Iterator[_Slot]:
-    items: Iterable[tuple[Any, Any]]
-    items = cast("dict[Any, Any]", holder).items() if isinstance(holder, dict) else enumerate(cast("list[Any]", holder))
-    for key, child in list(items):
+    items = cast("dict[Any, Any]", holder).items() if isinstance(holder, dict) else enumerate(holder)
+    for key, child in list(cast("Iterable[tuple[Any, Any]]", items)):
+        if type(key) not in (str, int):  # others may look different on another machine
+            raise InvalidArgumentError(path, key, "keys must be strings or whole numbers")
         place = f"{path}[{key!r}]"
         if isinstance(child, (dict, list, tuple)):
             yield from _slots(child, place)
@@ -150,12 +169,24 @@ def _slots(holder: Any, path: str) -> Iterator[_Slot]:
 
 
 def _leaf(path: str, value: Any) -> ArrayView | Plain:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    # Not subclasses: a NumPy scalar or an enumeration would come back as something else.
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if type(value) is str:
+        if not value.isascii():
+            _check_text(path, value)
         return value
     if not hasattr(value, "shape") and not hasattr(value, "__dlpack__"):
         what = "must be an array, a number, a string, a boolean or None"
         raise UnsupportedArrayError(path, type(value).__name__, what)
     return as_view(value, path, writable=True)
+
+
+def _check_text(path: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidArgumentError(path, value, "must be a string that UTF-8 can express") from exc
 
 
 def hashed(image: Image) -> Image:
