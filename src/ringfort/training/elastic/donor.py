@@ -102,7 +102,7 @@ class Donor:
 
     def __init__(
         self,
-        describe: Callable[[], Layout],
+        describe: Callable[[], Layout | None],
         *,
         history_bytes: int = 1 << 30,
         busy: Callable[[], bool] = lambda: False,

@@ -63,8 +63,8 @@ class Fetched:
     mark: Mark
     epoch: Epoch
     """The epoch in which the donor was then."""
-    layout: Layout
-    """The gradients of a step; empty if no donor knew them yet."""
+    layout: Layout | None
+    """The gradients of a step; None if no donor knew them yet."""
 
 
 @dataclass(frozen=True)

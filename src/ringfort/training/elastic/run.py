@@ -27,6 +27,7 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, HealthConfig
 from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.training.elastic.checkpoint import CheckpointFolder, Saved, Stamp
+from ringfort.training.elastic.checkpoint_writer import CheckpointWriter, is_due
 from ringfort.training.elastic.dealing import MAX_PARTS, Data
 from ringfort.training.elastic.donor import Donor
 from ringfort.training.elastic.learner import Fetched, Learner
@@ -64,6 +65,8 @@ _LOOK: Final = 0.2
 """Seconds between two looks of a peer that is in no epoch."""
 _FETCH: Final = 600.0
 """Seconds to fetch the state."""
+_LAST_WRITE: Final = 60.0
+"""Seconds that the last checkpoint may take when the run is closed."""
 PATIENCE: Final = 10.0
 """Seconds of silence after which a machine is lost, by default."""
 MAX_STATE: Final = 1 << 40
@@ -97,6 +100,7 @@ class Step:
     def __init__(self, run: ElasticRun) -> None:
         self._run = run
         self._part: Array | None = None
+        self._is_added = True
         self._done: Done | None = None
 
     @property
@@ -111,18 +115,18 @@ class Step:
             if isinstance(instruction, Done):
                 self._done = instruction
                 return
-            part = self._part = self._run.samples_of(instruction)
-            yield part
-            if self._part is not None:
+            self._part, self._is_added = self._run.samples_of(instruction), False
+            yield self._part
+            if not self._is_added:
                 raise InvalidArgumentError("step", self.number, "call step.add(...) once for each micro-batch")
 
     def add(self, gradients: Any, *, count: float | None = None, loss: float = 0.0) -> None:
         """Add the gradients of the current micro-batch: their means over its samples, in dicts and lists of arrays.
         `count` is their weight, by default the number of samples; `loss` is their mean loss."""
-        if self._part is None:
+        if self._part is None or self._is_added:
             raise InvalidArgumentError("step", self.number, "step.add(...) belongs into `for part in step`, once")
         self._run.add(gradients, float(len(self._part)) if count is None else float(count), loss)
-        self._part = None
+        self._is_added = True
 
     def mean(self) -> Any:
         """Return the mean of the gradients over all samples of the step: the same bits at every member."""
@@ -174,6 +178,7 @@ class ElasticRun:
         self._computed: tuple[int, float] = (0, 0.0)
         self._is_leaving = False
         self._members: Membership | None = None
+        self._writer: CheckpointWriter | None = None
         self._donor: Donor | None = None
 
     # --- what people use --------------------------------------------------------------------------------------------
@@ -221,6 +226,8 @@ class ElasticRun:
             self._donor.close()
         if self._members is not None:
             self._members.close("it has finished")
+        if self._writer is not None:
+            self._writer.close(_LAST_WRITE)
 
     def __enter__(self) -> Self:
         return self
@@ -274,19 +281,18 @@ class ElasticRun:
             run=f"{self._name}/{blake2b(settings.encode(), digest_size=4).hexdigest()}",
             health=HealthConfig(patience=self._patience or PATIENCE),
         )
+        if self._folder is not None:
+            self._writer = CheckpointWriter(self._folder, "local")
         self._donor = Donor(lambda: self._sum.layout)
         self._members = Membership(config, self._group, self._fence, self._donor.serve, self._note)
 
     def _find_checkpoint(self) -> None:
-        for saved in [] if self._folder is None else self._folder.saved():
-            if not isinstance(saved, Saved):
-                _log.warning("%s; skipped", saved)
-            elif saved.stamp.run != self._name or saved.stamp.settings != self._settings:
-                _log.warning("%s is of another run (%s); skipped", saved.path, saved.stamp.run)
-            else:
-                self._saved = saved
-                self._replica.saved = saved.stamp.step
-                return
+        if self._folder is not None:
+            self._saved = self._folder.newest(
+                lambda stamp: stamp.run == self._name and stamp.settings == self._settings
+            )
+        if self._saved is not None:
+            self._replica.saved = self._saved.stamp.step
 
     def _live(self) -> Iterator[Compute | Done]:
         """Take part in one epoch after the other; copy the state of the run when it goes on without this peer."""
@@ -374,9 +380,10 @@ class ElasticRun:
             self._loss = 0.0
         if not self._is_agreed:
             layouts = context.all_gather_object(msgspec.msgpack.encode(local.layout))
-            known = [layout for raw in layouts if (layout := msgspec.msgpack.decode(raw, type=Layout))]
-            for layout in known:
-                local.prepare(layout)
+            for raw in layouts:
+                layout = msgspec.msgpack.decode(raw, type=Layout | None)
+                if layout is not None:
+                    local.prepare(layout)
             self._is_agreed = True
         self._replica.sums = (local.count, self._loss)
         self._replica.is_finite = is_finite(local.buffers)
@@ -450,7 +457,7 @@ class ElasticRun:
             if members.epoch is not None:
                 return
             self.state.load(fetched.image)
-            if fetched.layout:
+            if fetched.layout is not None:
                 self._sum.prepare(fetched.layout)
             self._replica.learn(fetched.mark, ())
             mark, is_told = fetched.mark, False
@@ -485,15 +492,12 @@ class ElasticRun:
         return members.epoch is not None
 
     def _save(self, epoch: Epoch) -> None:
-        mark = self._replica.mark
-        if self._folder is None or mark.step == 0 or mark.step % self._every:
-            return
+        mark, writer = self._replica.mark, self._writer
         assert self._members is not None
-        stamp = Stamp(self._name, mark.branch, epoch.number, mark.step, mark.cursor, mark.chain, self._settings)
-        try:
-            self._folder.write(stamp, self.state.image(), self._members.node.peer_id.rpartition(".")[2].lower())
-        except DistributedError as exc:
-            _log.warning("%s; training continues", exc)
+        me = epoch.peers.index(self._members.node.peer_id)
+        if writer is not None and mark.step and is_due(mark.step, me, len(epoch.peers), self._every):
+            stamp = Stamp(self._name, mark.branch, epoch.number, mark.step, mark.cursor, mark.chain, self._settings)
+            writer.submit(stamp, self.state.image())
 
     def _note(self, event: ClusterEvent) -> None:
         if isinstance(event, (PeerLost, Waiting)):
@@ -549,11 +553,11 @@ def elastic(
 ) -> ElasticRun:
     """Return the handle on a run that machines join and leave while it goes on.
 
-    `state` is a dict or a list of arrays and plain values, which the program changes in place: everything that a machine
-    needs to continue. `nodes` is the least and the largest number of members, such as `"2:8"`. Programs with the same
-    `name`, state and data are members of one run. With `checkpoint`, a folder on this machine's disk, the state is saved
-    every `checkpoint_every` steps, and a run that lost all its members continues with the newest. `patience` is how long
-    a silent machine is waited for.
+    `state` is a dict or a list of arrays and plain values, which the program changes in place: everything that a
+    machine needs to continue. `nodes` is the least and the largest number of members, such as `"2:8"`. Programs with
+    the same `name`, state and data are members of one run. With `checkpoint`, a folder on this machine's disk, the
+    state is saved every `checkpoint_every` steps, and a run that lost all its members continues with the newest.
+    `patience` is how many seconds a silent machine is waited for.
 
     Raises `InvalidArgumentError` and `UnsupportedArrayError` for invalid arguments.
     """

@@ -28,7 +28,7 @@ import msgspec
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, PeerLostError, ProtocolError
-from ringfort.training.elastic.local_sum import Gradient
+from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Mark
 from ringfort.training.elastic.state_tree import Manifest
 from ringfort.transport.tcp import sleep_on
@@ -82,8 +82,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mark: Mark
     epoch: Epoch
-    layout: tuple[Gradient, ...]
-    """The gradients of a step; empty if the donor does not know them yet."""
+    layout: Layout | None
+    """The gradients of a step; None if the donor does not know them yet."""
     manifest: Manifest
 
 
