@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,8 +41,11 @@ _UNREAD = 4096
 """Bytes: more than a client has sent and we have not read when its handshake fails."""
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hello)
 SocketSteps = Generator[tuple[socket.socket, int], None, T]
 """Yields a socket and the event of poll(2) to wait for. An `OSError` thrown into it says why that did not come."""
+Purpose = Hello | Callable[[socket.socket], Hello]
+"""What a connection is for, or a function that returns it for the connected socket."""
 
 
 def run(steps: SocketSteps[T], deadline: float, beside: socket.socket | None = None) -> T:
@@ -143,7 +146,7 @@ class Connection:
 
     @classmethod
     def initiate(
-        cls, sock: socket.socket, credentials: Credentials | None, purpose: Hello, peer: str | None = None
+        cls, sock: socket.socket, credentials: Credentials | None, purpose: Purpose, peer: str | None = None
     ) -> SocketSteps[Connection]:
         """Perform the initiator's side of a handshake. Errors name the other side `peer`. Closes `sock` if it fails.
 
@@ -151,8 +154,8 @@ class Connection:
         not know the secret, `NoConnectionError` if it goes away.
         """
         sock.setblocking(False)
-        handshake = Handshake(credentials, purpose)
         try:
+            handshake = Handshake(credentials, purpose(sock) if callable(purpose) else purpose)
             yield from shake_hands(sock, handshake, peer)
         except BaseException as exc:
             sock.close()
@@ -177,9 +180,14 @@ class Connection:
         except OSError as exc:
             raise NoConnectionError(f"Connection broken during a hello: {exc.strerror or exc}") from exc
 
-    def hear(self, peer: str, deadline: float) -> Hello:
-        """Like `hearing`, in this thread."""
-        return run(self.hearing(peer), deadline)
+    def hear(self, rank: int, kind: type[H], deadline: float) -> H:
+        """Read a hello of this kind from `rank`, in this thread. Raises as `hearing`, and `ProtocolError` for another
+        kind."""
+        said = run(self.hearing(f"rank {rank}"), deadline)
+        if not isinstance(said, kind):
+            why = f"Unexpected message from rank {rank}: {type(said).__name__}, not {kind.__name__}"
+            raise ProtocolError(why, peer=rank)
+        return said
 
     def hearing(self, peer: str | None = None) -> SocketSteps[Hello]:
         """Read one hello, and not a byte more. Raises the error that a refusal stands for, `ProtocolError`,

@@ -56,21 +56,20 @@ class _Client:
 class Listener:
     """Accepts connections at any number of listening sockets, which it owns."""
 
+    max_waiting = MAX_WAITING
+    handshake_timeout = HANDSHAKE_TIMEOUT
+    log_every = 1.0
+
     def __init__(
         self,
         credentials: Credentials | None,
         *sockets: socket.socket,
         on_refused: Callable[[str, str], None] | None = None,
-        max_waiting: int = MAX_WAITING,
-        handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        log_every: float = 1.0,
     ) -> None:
         """`on_refused` gets the address of each refused client and the reason. Without it they are logged, at most
         one line in `log_every` seconds."""
         self._credentials = credentials
         self._on_refused = on_refused or self._log_refused
-        self._max_waiting = max_waiting
-        self._handshake_timeout = handshake_timeout
         self._selector = selectors.DefaultSelector()
         self._sockets: list[socket.socket] = []
         self._ports: dict[str, int] = {}
@@ -78,7 +77,7 @@ class Listener:
         self._resume_at = inf
         """When to accept again after the system has refused to."""
         self._has_warned = False
-        self._log_every, self._log_at, self._unlogged = log_every, 0.0, 0
+        self._log_at, self._unlogged = 0.0, 0
         self.refusals: list[str] = []
         """The last few refused clients and why, for the error if the group does not form."""
         for sock in sockets:
@@ -139,7 +138,7 @@ class Listener:
                 arrived += self._accept(sock)
         now = time.monotonic()
         for client in [client for client in self._waiting.values() if client.deadline <= now]:
-            self._drop(client, f"did not finish its handshake within {self._handshake_timeout:g} s")
+            self._drop(client, f"did not finish its handshake within {self.handshake_timeout:g} s")
         return arrived
 
     def refuse(self, connection: Connection, refused: Refused) -> None:
@@ -157,7 +156,7 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> list[Connection]:
         arrived: list[Connection] = []
-        for _ in range(self._max_waiting):  # then other sockets get their turn, however fast clients connect
+        for _ in range(self.max_waiting):  # then other sockets get their turn, however fast clients connect
             try:
                 sock, address = listening.accept()
             except OSError as exc:
@@ -168,14 +167,14 @@ class Listener:
             keep_from_children(sock).setblocking(False)
             with suppress(OSError):  # the client may have gone
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._waiting) >= self._max_waiting:
+            if len(self._waiting) >= self.max_waiting:
                 self._drop(who_makes_room(list(self._waiting.values())), TOO_MANY)
             handshake = Handshake(self._credentials)
             client = self._waiting[sock] = _Client(
                 sock,
                 format_address(*address[:2]),
                 source_of(str(address[0])),
-                time.monotonic() + self._handshake_timeout,
+                time.monotonic() + self.handshake_timeout,
                 handshake,
                 shake_hands(sock, handshake),
             )
@@ -223,7 +222,7 @@ class Listener:
             self._unlogged += 1
             return
         self._log_rest()
-        self._log_at = time.monotonic() + self._log_every
+        self._log_at = time.monotonic() + self.log_every
         _log.warning("Refused %s: %s", address, reason)
 
     def _log_rest(self) -> None:

@@ -15,7 +15,7 @@ from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Connections, Terms
 from ringfort.config import MAX_CONNECTIONS, CollectiveConfig
-from ringfort.errors import ConfigError, HandshakeError, NoConnectionError, ProtocolError
+from ringfort.errors import ConfigError, HandshakeError, NoConnectionError
 from ringfort.transport import tcp
 from ringfort.transport.hello import ExtraConnection, OfferConnections, Refused
 from ringfort.transport.machine import Machine, hosts_of
@@ -97,9 +97,7 @@ def _digest(rank: int, connections: Connections, terms: Terms) -> bytes:
 
 
 def _hear_offer(peer: int, connection: Connection, count: int, members: bytes, terms: Terms) -> OfferConnections:
-    offer = connection.hear(f"rank {peer}", terms.deadline)
-    if not isinstance(offer, OfferConnections):
-        raise ProtocolError(f"Unexpected message from rank {peer}, which should offer its connections", peer=peer)
+    offer = connection.hear(peer, OfferConnections, terms.deadline)
     if offer.count != count:
         raise ConfigError("connections", count, f"rank {peer} has {offer.count}; set the same on all ranks")
     if not secrets.compare_digest(offer.members, members):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -147,7 +146,7 @@ def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
         raise IdentityError(
             path,
             "is damaged" if data else "is empty",
-            f"rm {shlex.quote(str(path))} (this machine then gets a new identity)",
+            f"rm {files.quoted(path)} (this machine then gets a new identity)",
         )
     return Ed25519PrivateKey.from_private_bytes(secret)
 
