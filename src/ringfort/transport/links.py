@@ -35,8 +35,6 @@ _WITHOUT_CLOSING = "its program ended or dropped the group while this group stil
 _MOST_WAITS = 1024
 """Communicators for which a link remembers where its peer waits; torch's callbacks make many that end soon."""
 
-Describe = Callable[[bytes], str]
-"""Turns a call's 16 bytes into words for people; the collectives know how."""
 Members = Container[int] | None
 
 
@@ -74,14 +72,12 @@ class Link:
                     return False
             else:
                 head, body = self.outbound.pieces()
-                if not body:
-                    if not head:
-                        return False
-                    count = self.stream.send(head)
-                elif head:
+                if head and body:
                     count = self.stream.sendmsg((head, body))
+                elif head or body:
+                    count = self.stream.send(head or body)
                 else:
-                    count = self.stream.send(body)
+                    return False
         except BlockingIOError:
             return False
         self.outbound.wrote(count)
@@ -107,14 +103,7 @@ class LinkTable:
     """The links, the jobs posted on them, and what has failed."""
 
     def __init__(
-        self,
-        rank: int,
-        streams: dict[int, Stream],
-        poller: Poller,
-        *,
-        inbox_bytes: int,
-        epoch: int = 0,
-        describe: Describe = bytes.hex,
+        self, rank: int, streams: dict[int, Stream], poller: Poller, *, inbox_bytes: int, epoch: int = 0
     ) -> None:
         scratch = Scratch(max((stream.chunk for stream in streams.values()), default=CHUNK))
         self.rank = rank
@@ -131,7 +120,8 @@ class LinkTable:
         self.has_trouble = False
         """Something has failed or a link is closed: posting must look closer."""
         self.is_closed = False
-        self.describe = describe
+        self.describe: Callable[[bytes], str] = bytes.hex
+        """Turns a call's 16 bytes into words for people; the collectives set one that knows how."""
         self._inbox_bytes = inbox_bytes
         self._failure: MakeError | None = None  # of everything
         self._lost: dict[int, MakeError] = {}  # peers that went without a goodbye

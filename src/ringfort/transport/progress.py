@@ -131,11 +131,6 @@ class Progress:
                 self._table.jobs.remove(job)
                 job.turn.send()
 
-    def recover(self) -> None:
-        """End what had arrived too, and forget all jobs, after the links have been dropped."""
-        self.hand_over()
-        self._table.jobs.clear()
-
     def _sleep(self, job: Job, clearing: Link | None) -> None:
         """Wait until something can move. While only this job is there and data flow, that is all there is to do.
         From `clearing` a clear-to-send is awaited."""
