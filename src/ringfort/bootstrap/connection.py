@@ -2,7 +2,8 @@
 
 Everything here works on non-blocking sockets and is written once, as generators that yield whenever they have to wait
 (`SocketSteps`). The training process runs them with `run`, which sleeps in poll(2); the control process runs the same
-ones in its event loop (`cluster.net.waiting.run`); the listener resumes each when its selector says so.
+ones in its event loop (`cluster.net.waiting.run`); the listener resumes each when its selector says so. Only `say`
+waits by itself: a new socket has room for a hello.
 """
 
 from __future__ import annotations
@@ -169,13 +170,10 @@ class Connection:
 
     def say(self, said: Hello, deadline: float) -> None:
         """Send a hello. Raises `NoConnectionError`."""
-        run(self._saying(said), deadline)
-
-    def _saying(self, said: Hello) -> SocketSteps[None]:
         data = memoryview(sealed(self.sealer, hello.encode(said)))
         try:
             while data:
-                yield self.sock, select.POLLOUT
+                sleep_on(self.sock, select.POLLOUT, deadline)
                 data = data[self.sock.send(data) :]
         except OSError as exc:
             raise NoConnectionError(f"Connection broken during a hello: {exc.strerror or exc}") from exc

@@ -16,15 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from ringfort.bootstrap.admission import (
-    ACCEPT_PAUSE,
-    HANDSHAKE_TIMEOUT,
-    MAX_WAITING,
-    TOO_MANY,
-    source_of,
-    who_makes_room,
-    why_not_accepted,
-)
+from ringfort.bootstrap import admission
 from ringfort.bootstrap.connection import Connection, SocketSteps, shake_hands
 from ringfort.config import format_address
 from ringfort.errors import DistributedError
@@ -56,8 +48,8 @@ class _Client:
 class Listener:
     """Accepts connections at any number of listening sockets, which it owns."""
 
-    max_waiting = MAX_WAITING
-    handshake_timeout = HANDSHAKE_TIMEOUT
+    max_waiting = admission.MAX_WAITING
+    handshake_timeout = admission.HANDSHAKE_TIMEOUT
     log_every = 1.0
 
     def __init__(
@@ -160,7 +152,7 @@ class Listener:
             try:
                 sock, address = listening.accept()
             except OSError as exc:
-                why = why_not_accepted(exc)
+                why = admission.why_not_accepted(exc)
                 if why:
                     self._pause(listening, why)
                 break
@@ -168,12 +160,12 @@ class Listener:
             with suppress(OSError):  # the client may have gone
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._waiting) >= self.max_waiting:
-                self._drop(who_makes_room(list(self._waiting.values())), TOO_MANY)
+                self._drop(admission.who_makes_room(list(self._waiting.values())), admission.TOO_MANY)
             handshake = Handshake(self._credentials)
             client = self._waiting[sock] = _Client(
                 sock,
                 format_address(*address[:2]),
-                source_of(str(address[0])),
+                admission.source_of(str(address[0])),
                 time.monotonic() + self.handshake_timeout,
                 handshake,
                 shake_hands(sock, handshake),
@@ -186,7 +178,7 @@ class Listener:
 
     def _pause(self, listening: socket.socket, why: str) -> None:
         """Accept nothing for a moment. Clients that are connected already are served meanwhile."""
-        self._resume_at = time.monotonic() + ACCEPT_PAUSE
+        self._resume_at = time.monotonic() + admission.ACCEPT_PAUSE
         for sock in self._sockets:
             self._selector.unregister(sock)
         if not self._has_warned:

@@ -24,7 +24,7 @@ class Dripping:
     def setblocking(self, is_blocking: bool) -> None:
         assert not is_blocking
 
-    def sleep(self, sock: object, event: int, deadline: float, beside: object) -> None:
+    def sleep(self, sock: object, event: int, deadline: float, beside: object = None) -> None:
         """As `tcp.sleep_on` does."""
         if deadline <= self.now:
             raise TimeoutError(errno.ETIMEDOUT, "timed out")
