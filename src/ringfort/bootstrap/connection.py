@@ -224,12 +224,12 @@ class Connection:
 
 
 @contextmanager
-def closed_on_error(*groups: Mapping[Any, Connection]) -> Generator[None, None, None]:
-    """Close all connections that are in `groups` by then if the block fails."""
+def closed_on_error(connections: Mapping[Any, Connection]) -> Generator[None, None, None]:
+    """Close all that are in `connections` by then if the block fails."""
     try:
         yield
     except BaseException:
-        for connection in [connection for group in groups for connection in group.values()]:
+        for connection in connections.values():
             connection.close()
         raise
 

@@ -40,10 +40,6 @@ class _Client:
     handshake: Handshake
     steps: SocketSteps[None]
 
-    @property
-    def has_begun(self) -> bool:
-        return self.handshake.has_begun
-
 
 class Listener:
     """Accepts connections at any number of listening sockets, which it owns."""
@@ -160,7 +156,9 @@ class Listener:
             with suppress(OSError):  # the client may have gone
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._waiting) >= self.max_waiting:
-                self._drop(admission.who_makes_room(list(self._waiting.values())), admission.TOO_MANY)
+                clients = list(self._waiting.values())
+                place = admission.who_makes_room([(one.source, one.handshake.has_begun) for one in clients])
+                self._drop(clients[place], admission.TOO_MANY)
             handshake = Handshake(self._credentials)
             client = self._waiting[sock] = _Client(
                 sock,

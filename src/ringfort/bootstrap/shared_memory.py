@@ -11,7 +11,7 @@ from ringfort.errors import TransportError
 from ringfort.transport.hello import Share, Shared
 from ringfort.transport.machine import Machine
 from ringfort.transport.segment import Segment
-from ringfort.transport.shm import ShmStream, stream_bytes
+from ringfort.transport.shm import STREAM_BYTES, ShmStream
 from ringfort.transport.tcp import tune
 
 _log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ def share_with_neighbours(rank: int, ours: Machine, connections: Connections, de
     try:
         # All offers are sent before any answer is awaited: otherwise ranks could wait for each other in a circle.
         for peer in higher:
-            segment = _attempt(lambda: Segment.create(stream_bytes()))
+            segment = _attempt(lambda: Segment.create(STREAM_BYTES))
             if segment is not None:
                 segments[peer] = segment
             connections[peer].say(Share(segment and segment.offer), deadline)
         for peer in lower:
             offer = connections[peer].hear(peer, Share, deadline).offer
-            segment = offer and _attempt(lambda offer=offer: Segment.open(offer, stream_bytes()))
+            segment = offer and _attempt(lambda offer=offer: Segment.open(offer, STREAM_BYTES))
             if segment is not None:
                 segments[peer] = segment
             connections[peer].say(Shared(segment is not None), deadline)

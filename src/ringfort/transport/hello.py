@@ -108,7 +108,7 @@ class Probe(Hello, frozen=True, tag="probe"):
 
 
 class Refused(Hello, frozen=True, tag="refused"):
-    """The connection is refused. `code` is one of `REFUSALS`."""
+    """The connection is refused. `code` is `world_size`, `rank_taken`, `rank_range`, `group` or `failed`."""
 
     code: str
     reason: str
@@ -117,10 +117,8 @@ class Refused(Hello, frozen=True, tag="refused"):
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,
     "rank_taken": RankTakenError,
-    "rank_range": RefusedError,
-    "group": RefusedError,
-    "failed": RefusedError,
 }
+"""The codes that have an error of their own."""
 
 _kinds = tuple(Hello.__subclasses__())
 _decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Union[_kinds])  # noqa: UP007  # of any number

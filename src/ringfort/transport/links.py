@@ -59,10 +59,6 @@ class Link:
         self.watch: tuple[bool, bool] = (True, False)
         """What the poller looks for: reading, writing."""
 
-    @property
-    def is_open(self) -> bool:
-        return self.error is None
-
     def write(self) -> bool:
         """Write once; whether bytes moved. Raises `OSError` when the connection is gone."""
         try:
@@ -154,8 +150,8 @@ class LinkTable:
             trouble = self.trouble_of(half.envelope)
             if trouble is not None:
                 return trouble
-            # What came before the link ended can still be received.
-            if not link.is_open and not half.done and not (half is job.receive and link.inbound.holds_whole(half.key)):
+            is_here = half is job.receive and link.inbound.holds_whole(half.key)  # it came before the link ended
+            if link.error is not None and not half.done and not is_here:
                 if half.envelope.members is not None and link.goodbye is not None:
                     self.fail_comm(half.envelope.comm_id, half.envelope.members, link.goodbye)
                 return link.error

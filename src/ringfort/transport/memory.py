@@ -160,8 +160,8 @@ class MemoryPoller:
 
     def wake(self) -> None:
         with self._condition:
-            self._woken = self._has_moved = True
-            self._condition.notify_all()
+            self._woken = True
+            self.notify()
 
     def watch(self, peer: int, *, read: bool, write: bool) -> None:
         self._watched[peer] = (read, write)

@@ -86,7 +86,7 @@ class Progress:
                 if not receive.done:
                     moved = read(into) or moved
             if (send is None or send.done) and (receive is None or receive.done):
-                if into is None or not into.outbound.owes_clear or not into.is_open:
+                if into is None or not into.outbound.owes_clear or into.error is not None:
                     break
                 job.deadline = min(job.deadline, now() + _CLEAR_PATIENCE)
                 if now() >= job.deadline:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from struct import Struct
+from typing import NamedTuple
 
 from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
@@ -35,21 +36,15 @@ _HEAD = 4 * _WORDS * 8
 _TELL = Struct("<Q")
 _TELL_READ = 1 << 63
 """Marks a counter told over the socket as one of bytes read."""
+STREAM_BYTES = 2 * (_HEAD + RING)
+"""Bytes of a segment for the two rings of a stream."""
 
 
-def stream_bytes() -> int:
-    """Bytes of a segment for the two rings of a stream."""
-    return 2 * (_HEAD + RING)
-
-
-class _Ring:
+class _Ring(NamedTuple):
     """One direction."""
 
-    __slots__ = ("data", "words")
-
-    def __init__(self, memory: memoryview) -> None:
-        self.words = memory[:_HEAD].cast("Q")
-        self.data = memory[_HEAD : _HEAD + RING]
+    words: memoryview
+    data: memoryview
 
 
 class ShmStream(SocketEnd):
@@ -61,8 +56,8 @@ class ShmStream(SocketEnd):
 
     def __init__(self, sock: socket.socket, segment: Segment, *, is_first: bool, is_ordered: bool) -> None:
         """`is_first` at one side and not at the other; `is_ordered` the same at both."""
-        half = _HEAD + RING
-        rings = [_Ring(segment.memory[:half]), _Ring(segment.memory[half : 2 * half])]
+        halves = segment.memory[: STREAM_BYTES // 2], segment.memory[STREAM_BYTES // 2 : STREAM_BYTES]
+        rings = [_Ring(half[:_HEAD].cast("Q"), half[_HEAD:]) for half in halves]
         super().__init__(sock)
         self._segment = segment
         self._out, self._in = rings if is_first else reversed(rings)

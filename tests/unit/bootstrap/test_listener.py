@@ -34,7 +34,7 @@ from ringfort.transport.hello import MAX_PURPOSE, Hello, Join, Ready, Refused
 from ringfort.transport.records import LENGTH
 from ringfort.transport.tcp import listen
 from tests.helpers.background import Background
-from tests.helpers.handshakes import CLUSTER, impostor, member
+from tests.helpers.handshakes import CLUSTER, handshake_of, impostor, member
 
 JOIN = Join(1, 2, "here", 5)
 HOST = member()
@@ -231,7 +231,7 @@ def test_a_member_of_another_cluster_is_told_why(scene: Scene, encryption: str) 
 
 
 def test_another_version_is_told_why(scene: Scene) -> None:
-    handshake = Handshake(member(), JOIN, version=7)
+    handshake = handshake_of(7, member(), JOIN)
     sock = scene.call(bytes(handshake.outgoing))
     scene.refused()
     with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side 7"):

@@ -40,7 +40,7 @@ from ringfort.transport.hello import Hello, Join, Meet, Ready, Welcome
 from ringfort.transport.machine import Machine
 from ringfort.transport.tcp import listen
 from tests.helpers.background import Background
-from tests.helpers.handshakes import impostor, member
+from tests.helpers.handshakes import handshake_of, impostor, member
 
 LONG = DistributedConfig(timeout=20)
 """For groups that come together: they need milliseconds, and a busy machine more."""
@@ -176,7 +176,7 @@ BAD_CLIENTS: dict[str, bytes | Hello] = {
     "another cluster": bytes(Handshake(member(), Ready()).outgoing),
     "a forged cluster": bytes(Handshake(impostor(Credentials.load().namespace), Ready()).outgoing) + bytes(500),
     "encryption off": bytes(Handshake(None, Ready()).outgoing),
-    "another version": bytes(Handshake(member(), Ready(), version=9).outgoing),
+    "another version": bytes(handshake_of(9, member(), Ready()).outgoing),
     "meets instead of joining": Meet(1, 3, b"token"),
     "already ready": Ready(),
     "welcomes": Welcome(b"token", [("127.0.0.1", 1)] * 3),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ringfort.testing.check import pattern
 from ringfort.transport.segment import Segment
-from ringfort.transport.shm import RING, LocalPoller, ShmStream, stream_bytes
+from ringfort.transport.shm import RING, STREAM_BYTES, LocalPoller, ShmStream
 from ringfort.transport.stream import Ready
 from tests.helpers.background import Background
 
@@ -20,8 +20,8 @@ class Pair:
 
     def __init__(self, *, is_ordered: bool) -> None:
         sockets = socket.socketpair()
-        ours = Segment.create(stream_bytes())
-        theirs = Segment.open(ours.offer, stream_bytes())
+        ours = Segment.create(STREAM_BYTES)
+        theirs = Segment.open(ours.offer, STREAM_BYTES)
         self.streams: list[ShmStream] = []
         self.pollers: list[LocalPoller] = []
         for sock, segment in zip(sockets, (ours, theirs), strict=True):
