@@ -30,7 +30,6 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
     """Do rank 0's part: return a connection to every other rank. Closes `sock`, the listening socket."""
     listener = Listener(terms.credentials, sock)
     connections: Connections = {}
-    joins: dict[int, Join] = {}
 
     def place_of(connection: Connection) -> int | Refused:
         said = connection.purpose
@@ -51,10 +50,10 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
     try:
         with closing(listener):
             what = "waiting for all ranks"
-            for rank, connection in accept_each(listener, others, connections, place_of, terms, what):
-                assert isinstance(connection.purpose, Join)
-                joins[rank] = connection.purpose
-        addresses = [("", 0), *((joins[rank].host, joins[rank].port) for rank in others)]
+            for _ in accept_each(listener, others, connections, place_of, terms, what):
+                pass
+        joins = (connections[rank].purpose for rank in others)
+        addresses = [("", 0), *((join.host, join.port) for join in joins if isinstance(join, Join))]
         # Later connections of a rank must prove the same key: otherwise any member could take its place.
         identities = [b"", *(connections[rank].identity for rank in others)] if terms.credentials else []
         _start(connections, Welcome(secrets.token_bytes(16), addresses, terms.machine, identities), terms.deadline)

@@ -1,8 +1,9 @@
-"""The identity of a node: one Ed25519 key, in a file that only its owner can read."""
+"""The identity of a node: one Ed25519 key, in a file that only its owner can read; and the short ids of such keys."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -10,12 +11,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ringfort.config import Environment
-from ringfort.errors import IdentityError
+from ringfort.errors import HandshakeError, IdentityError
 from ringfort.identity import base32, files, hosts
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 KEY_FILE: Final = "node_keypair"
+
+MAX_KNOWN: Final = 4096
+"""Keys to remember. Only members get here; the key that was not seen for longest is replaced."""
 
 _HEADER = "ringfort-node-key-1"
 _PEER_ID_BYTES = 10
@@ -111,6 +115,29 @@ class NodeIdentity:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A NodeIdentity contains a private key and cannot be pickled; load it in each process")
+
+
+class KnownKeys:
+    """Binds each short id to one public key.
+
+    Epochs and control messages name a peer by its short id, 80 bits of a hash. A second key with the same id is refused
+    for as long as the process lives.
+    """
+
+    def __init__(self, most: int = MAX_KNOWN, id_of: Callable[[bytes], str] = peer_id_of) -> None:
+        self._most, self._id_of = most, id_of
+        self._keys: dict[str, bytes] = {}
+
+    def name(self, key: bytes) -> str:
+        """Return the short id of `key`. Raises `HandshakeError` if another key has shown the same id before."""
+        name = self._id_of(key)
+        known = self._keys.pop(name, key)
+        self._keys[name] = known  # moved to the end: the last to be forgotten
+        if len(self._keys) > self._most:
+            del self._keys[next(iter(self._keys))]
+        if known != key:
+            raise HandshakeError(f"Peer id {name} belongs to another key, which was seen first")
+        return name
 
 
 _P = 2**255 - 19

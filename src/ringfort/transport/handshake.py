@@ -122,11 +122,13 @@ class Handshake:
         proof = make_proof(self._credentials.identity, static, initiator=True, binding=noise.binding)
         said = (proof, hello.encode(purpose), self._ciphers)
         self.outgoing += _framed(noise.write(msgspec.msgpack.encode(said)))
-        sealer, opener = self._split(noise)
+        send, receive = noise.keys()
+        opener = Opener(receive)
         answer = yield from _next_message(opener, MAX_PROOF_BYTES)
         if not answer or answer[0] not in self._ciphers:
             raise HandshakeError("The other side chose a cipher that was not offered")
-        self._use(answer[0], sealer, opener)
+        cipher = CIPHERS[answer[0]]
+        self.sealer, self.opener = Sealer(send, cipher), opener.with_cipher(cipher)
         self.identity = check_proof(answer[1:], noise.remote_static, initiator=False, binding=noise.binding)
 
     def _respond(self) -> Steps:
@@ -148,12 +150,14 @@ class Handshake:
         except msgspec.MsgspecError as exc:
             raise HandshakeError(f"Malformed third message: {exc}") from exc
         self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
-        sealer, opener = self._split(noise)
+        send, receive = noise.keys()
+        sealer = Sealer(send)
         static = self._credentials.static_public
         ours = make_proof(self._credentials.identity, static, initiator=False, binding=noise.binding)
-        cipher = agree(self._ciphers, theirs)
-        self.outgoing += sealed(sealer, bytes((cipher,)) + ours)
-        self._use(cipher, sealer, opener)
+        number = agree(self._ciphers, theirs)
+        self.outgoing += sealed(sealer, bytes((number,)) + ours)
+        cipher = CIPHERS[number]
+        self.sealer, self.opener = sealer.with_cipher(cipher), Opener(receive, cipher)
         self.purpose = hello.decode(purpose)
 
     def _noise(self, *, initiator: bool) -> NoiseHandshake:
@@ -165,15 +169,6 @@ class Handshake:
             # `_compare` has found both preambles to be the same.
             prologue=self._preamble,
         )
-
-    @staticmethod
-    def _split(noise: NoiseHandshake) -> tuple[Sealer, Opener]:
-        send, receive = noise.keys()
-        return Sealer(send), Opener(receive)
-
-    def _use(self, cipher: int, sealer: Sealer, opener: Opener) -> None:
-        kind = CIPHERS[cipher]
-        self.sealer, self.opener = sealer.with_cipher(kind), opener.with_cipher(kind)
 
     def _compare(self, theirs: bytes) -> None:
         magic, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)
