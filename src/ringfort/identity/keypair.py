@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -157,27 +158,24 @@ def _without_sign(public_key: bytes) -> bytes:
 
 
 def _new_file() -> bytes:
-    secret = Ed25519PrivateKey.generate().private_bytes_raw()
-    return f"{_HEADER} {secret.hex()} {_digest(secret)}\n".encode("ascii")
+    return _encode(Ed25519PrivateKey.generate().private_bytes_raw())
+
+
+def _encode(secret: bytes) -> bytes:
+    # A checksum for damaged files. It reveals nothing about the secret, whose 256 bits nobody can try.
+    digest = hashlib.sha256(_HEADER.encode() + secret).hexdigest()[:8]
+    return f"{_HEADER} {secret.hex()} {digest}\n".encode("ascii")
 
 
 def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
     """Raises `IdentityError` for a damaged file. Its content is in no error, not even as a cause."""
-    try:
-        header, text, digest = data.decode("ascii").split(" ")
+    with suppress(ValueError):
+        _, text, _ = data.decode("ascii").split(" ")
         secret = bytes.fromhex(text)
-        whole = header == _HEADER and digest == f"{_digest(secret)}\n" and len(secret) == 32
-    except ValueError:
-        whole, secret = False, b""
-    if not whole:
-        raise IdentityError(
-            path,
-            "is damaged" if data else "is empty",
-            f"rm {files.quoted(path)} (this machine then gets a new identity)",
-        )
-    return Ed25519PrivateKey.from_private_bytes(secret)
-
-
-def _digest(secret: bytes) -> str:
-    """A checksum for damaged files. It reveals nothing about the secret, whose 256 bits nobody can try."""
-    return hashlib.sha256(_HEADER.encode() + secret).hexdigest()[:8]
+        if data == _encode(secret):
+            return Ed25519PrivateKey.from_private_bytes(secret)
+    raise IdentityError(
+        path,
+        "is damaged" if data else "is empty",
+        f"rm {files.quoted(path)} (this machine then gets a new identity)",
+    )

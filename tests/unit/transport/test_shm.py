@@ -186,7 +186,7 @@ def test_a_counter_that_could_not_be_told_is_told_later() -> None:
     assert a.owes
     pair.pollers[0].watch(1, read=True, write=False)
     waiting = Background(pair.pollers[0].wait, pair.pollers[0].now() + 20)
-    while not b._told_written:
+    while not b.is_readable:
         b.listen()
         pair.pollers[0].wake()
         waiting.result()
