@@ -32,14 +32,13 @@ from ringfort.errors import (
 )
 from ringfort.transport import fast_path
 from ringfort.transport.arena import Arena
-from ringfort.transport.engine import Engine
+from ringfort.transport.engine import Engine, end_all
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.links import Link
 from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Job, Receive, Send
-from ringfort.transport.parallel import end_all
 from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:

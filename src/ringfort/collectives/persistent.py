@@ -115,7 +115,7 @@ class _InBlocks:
             if not self._blocks:
                 shared_memory.all_reduce(arena, flat, self._reducer, group.envelope_of(operation, call, timeout))
                 return
-            if arena.engine.has_trouble:
+            if arena.engine.table.has_trouble:
                 arena.engine.check(group.envelope_of(operation, call, timeout))
             rank, block = arena.rank, self._blocks[arena.next_turn()]
             start, end = block.before.size, flat.size - block.after.size

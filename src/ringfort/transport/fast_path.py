@@ -62,10 +62,8 @@ class FastPath:
                 return False
             job.send = job.send_link = None
         receive, link = job.receive, job.receive_link
-        return receive is None or link is None or self._receive(receive, link)
-
-    def _receive(self, receive: Receive, link: Link) -> bool:
-        """Receive a message, or leave what came of it to the ordinary path."""
+        if receive is None or link is None:
+            return True
         inbound = link.inbound
         if not inbound.is_idle_for(receive.key):
             return False

@@ -35,8 +35,6 @@ _WITHOUT_CLOSING = "its program ended or dropped the group while this group stil
 _MOST_WAITS = 1024
 """Communicators for which a link remembers where its peer waits; torch's callbacks make many that end soon."""
 
-Describe = Callable[[bytes], str]
-"""Turns a call's 16 bytes into words for people; the collectives know how."""
 Members = Container[int] | None
 
 
@@ -61,10 +59,6 @@ class Link:
         self.watch: tuple[bool, bool] = (True, False)
         """What the poller looks for: reading, writing."""
 
-    @property
-    def is_open(self) -> bool:
-        return self.error is None
-
     def write(self) -> bool:
         """Write once; whether bytes moved. Raises `OSError` when the connection is gone."""
         try:
@@ -74,14 +68,12 @@ class Link:
                     return False
             else:
                 head, body = self.outbound.pieces()
-                if not body:
-                    if not head:
-                        return False
-                    count = self.stream.send(head)
-                elif head:
+                if head and body:
                     count = self.stream.sendmsg((head, body))
+                elif head or body:
+                    count = self.stream.send(head or body)
                 else:
-                    count = self.stream.send(body)
+                    return False
         except BlockingIOError:
             return False
         self.outbound.wrote(count)
@@ -107,14 +99,7 @@ class LinkTable:
     """The links, the jobs posted on them, and what has failed."""
 
     def __init__(
-        self,
-        rank: int,
-        streams: dict[int, Stream],
-        poller: Poller,
-        *,
-        inbox_bytes: int,
-        epoch: int = 0,
-        describe: Describe = bytes.hex,
+        self, rank: int, streams: dict[int, Stream], poller: Poller, *, inbox_bytes: int, epoch: int = 0
     ) -> None:
         scratch = Scratch(max((stream.chunk for stream in streams.values()), default=CHUNK))
         self.rank = rank
@@ -131,7 +116,8 @@ class LinkTable:
         self.has_trouble = False
         """Something has failed or a link is closed: posting must look closer."""
         self.is_closed = False
-        self.describe = describe
+        self.describe: Callable[[bytes], str] = bytes.hex
+        """Turns a call's 16 bytes into words for people; the collectives set one that knows how."""
         self._inbox_bytes = inbox_bytes
         self._failure: MakeError | None = None  # of everything
         self._lost: dict[int, MakeError] = {}  # peers that went without a goodbye
@@ -164,8 +150,8 @@ class LinkTable:
             trouble = self.trouble_of(half.envelope)
             if trouble is not None:
                 return trouble
-            # What came before the link ended can still be received.
-            if not link.is_open and not half.done and not (half is job.receive and link.inbound.holds_whole(half.key)):
+            is_here = half is job.receive and link.inbound.holds_whole(half.key)  # it came before the link ended
+            if link.error is not None and not half.done and not is_here:
                 if half.envelope.members is not None and link.goodbye is not None:
                     self.fail_comm(half.envelope.comm_id, half.envelope.members, link.goodbye)
                 return link.error

@@ -23,7 +23,7 @@ from ringfort.testing import run_ranks
 from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, with_settings
 from ringfort.testing.ranks import at_once, results
 from ringfort.transport import tcp
-from ringfort.transport.hello import Control, ExtraConnection, OfferConnections
+from ringfort.transport.hello import Control, ExtraConnection, Hello, OfferConnections
 from ringfort.transport.machine import Machine
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off", collective=CollectiveConfig(connections=3))
@@ -126,7 +126,7 @@ def test_another_member_at_the_port_is_refused_and_keeps_nobody_out(ends: Any, m
         ):
             connection = connector.connect(rank, addresses, purpose, terms)
             try:
-                connection.hear("it", terms.deadline)
+                connection.hear(0, Hello, terms.deadline)
             except DistributedError as exc:
                 refused.append(str(exc))
             connection.close()
