@@ -14,9 +14,8 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import may_split, over_connections
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.reduction import ElementType
-from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.steps import Memory, block_of, run_ring, run_steps
+from ringfort.collectives.steps import Memory, Reducers, block_of, run_ring, run_steps
 from ringfort.collectives.tensors import in_callers_stream, view_for
 from ringfort.config import AllReduceStrategy, Shape
 from ringfort.transport.messages import Envelope

@@ -22,7 +22,7 @@ import numpy as np
 
 from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, float16
-from ringfort.collectives.steps import Memory, run_steps
+from ringfort.collectives.steps import gather_rows
 from ringfort.config import KIB
 from ringfort.errors import DistributedError
 from ringfort.transport.machine import cores
@@ -128,12 +128,8 @@ def known_speeds(group: Group, envelope: Envelope) -> Array:
     that collective when this returns."""
     known = group.part(_Known)
     if known.speeds is None:
-        rank, n = group.rank, group.world_size
-        table = np.zeros((n, n))
-        for peer, speed in group.bandwidths.items():
-            table[rank, peer] = speed
-        run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * n), envelope)
-        known.speeds = agree_on(table)
+        own = [group.bandwidths.get(peer, 0.0) for peer in range(group.world_size)]
+        known.speeds = agree_on(gather_rows(group, own, envelope))
     else:
         group.meet(envelope)
     return known.speeds
@@ -185,11 +181,7 @@ def measure(group: Group, envelope: Envelope) -> LinkCosts:
     speeds = known_speeds(group, envelope)
     with probing(group, envelope) as probes:
         found = _probe(group, speeds, probes)
-    rank, n = group.rank, group.world_size
-    table = np.zeros((n, len(found)))
-    table[rank] = found
-    run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
-    return combine(table, group.hosts)
+    return combine(gather_rows(group, found, envelope), group.hosts)
 
 
 def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
@@ -219,7 +211,7 @@ def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
         slow = _steady(runs, max(_LARGE, fullest), move)
         found += quick, float(known[rank]) or max(slow - quick, 0.1 * slow) / _PROBE_BYTES
     burst = _steady(runs, max(_LAPS, fullest), lambda: _burst(group, envelope))
-    lap = _quickest(_LAPS, lambda: _lap(group, envelope)) if rank == 0 else _laps(group, envelope)
+    lap = quickest(_LAPS, lambda: _lap(group, envelope))  # of which that of rank 0 counts
     return [*found, lap, burst, float(cores()), *_fold_costs()]
 
 
@@ -235,18 +227,15 @@ def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
     crosses = np.not_equal.outer(np.array(hosts), np.array(hosts))
     latency, per_byte = (_smooth(figure, away, crosses) for figure in (latency, per_byte))
     rest = table[:, 2 * len(away) :]
-    lap, reducer = (
-        float(rest[0, 0]),
-        [float(value) for value in rest[:, 3:].max(axis=0)],
-    )  # the slowest adder holds up all
+    lap = float(rest[0, 0])
+    plain, bfloat16, half = map(float, rest[:, 3:].max(axis=0))  # the slowest adder holds up all
     crowd = max(1.0, *(hosts.count(host) / float(rest[rank, 2]) for rank, host in enumerate(hosts)))
     burst = float(np.median(rest[:, 1]))
     around = [float(latency[rank, (rank + 1) % n]) for rank in range(n)]
     alone = max(around)
     overhead = max(burst - alone, 0.1 * alone) / (n - 2) if n > 2 else 0.6 * alone
-    return LinkCosts(
-        latency, per_byte, min(1.0, lap / sum(around)), overhead, (reducer[0], reducer[1], reducer[2]), crowd=crowd
-    )
+    hop = min(1.0, lap / sum(around))
+    return LinkCosts(latency, per_byte, hop, overhead, (plain, bfloat16, half), crowd=crowd)
 
 
 def _smooth(figure: Array, away: list[int], crosses: Array) -> Array:
@@ -277,7 +266,7 @@ def _room() -> Array:
     return np.zeros(_PROBE_BYTES, np.uint8)
 
 
-def _quickest(count: int, work: Callable[[], object]) -> float:
+def quickest(count: int, work: Callable[[], object]) -> float:
     """Return the seconds of the fastest of `count` calls."""
     quickest = float("inf")
     for _ in range(count):
@@ -318,12 +307,6 @@ def _lap(group: Group, envelope: Envelope) -> None:
         group.recv(token, n - 1, envelope)
 
 
-def _laps(group: Group, envelope: Envelope) -> float:
-    for _ in range(_LAPS):
-        _lap(group, envelope)
-    return 0.0
-
-
 def _fold_costs() -> tuple[float, float, float]:
     """Seconds a byte of adding float32, bfloat16 and float16. The first, which memory holds up, on as much as arrives
     at once: on what fits the innermost cache it looked twice as quick as it is."""
@@ -332,7 +315,7 @@ def _fold_costs() -> tuple[float, float, float]:
     bits: Array = np.zeros(size, np.uint16)
     floats: Array = np.zeros(size, np.float16)
     return (
-        _quickest(5, lambda: np.add(whole, arrived, out=whole)) / whole.nbytes,
-        _quickest(5, lambda: float16.reducer(float16.BFLOAT16, np.add, bits, bits)) / bits.nbytes,
-        _quickest(5, lambda: float16.reducer(float16.FLOAT16, np.add, floats, floats)) / floats.nbytes,
+        quickest(5, lambda: np.add(whole, arrived, out=whole)) / whole.nbytes,
+        quickest(5, lambda: float16.reducer(float16.BFLOAT16, np.add, bits, bits)) / bits.nbytes,
+        quickest(5, lambda: float16.reducer(float16.FLOAT16, np.add, floats, floats)) / floats.nbytes,
     )

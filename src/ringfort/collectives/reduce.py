@@ -15,9 +15,8 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.reduction import ElementType
-from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.steps import Memory, block_of, run_steps
+from ringfort.collectives.steps import Memory, Reducers, block_of, run_steps
 from ringfort.config import ReduceStrategy, Shape, Strategy
 from ringfort.transport.reducer import Array, Reducer
 

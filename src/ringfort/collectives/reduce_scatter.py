@@ -12,9 +12,8 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.parts import Parts, as_parts, check_alike, check_rows
 from ringfort.collectives.plan import Operation, Plan, planned
-from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.steps import block_of
+from ringfort.collectives.steps import Reducers, block_of
 from ringfort.collectives.tensors import in_callers_stream, view_for
 from ringfort.transport.reducer import Array
 

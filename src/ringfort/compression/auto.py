@@ -13,8 +13,7 @@ to encode and decode an element and encodes N elements in B bytes:
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -23,10 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.backends.group import BARRIER_CALL, Group
-from ringfort.collectives import algorithms
-from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
+from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, quickest, shared_per_byte
 from ringfort.collectives.signature import measuring_for
-from ringfort.collectives.steps import Memory, run_steps
+from ringfort.collectives.steps import gather_rows
 from ringfort.compression import encoded, lowrank
 from ringfort.compression.exchange import segment_of
 from ringfort.compression.quantize import codec_of
@@ -181,8 +179,8 @@ def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = N
             speeds_of_links = known_speeds(group, envelope)
             with probing(group, envelope) as probes:
                 latency, per_byte = _measure_links(group, speeds_of_links, probes)
-            own = np.array([number for speed in codec_speeds().values() for number in speed])
-            slowest = _largest(group, own, envelope).reshape(-1, 3)
+            own = [number for speed in codec_speeds().values() for number in speed]
+            slowest = gather_rows(group, own, envelope).max(axis=0).reshape(-1, 3)
             speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
         else:  # where time is virtual
             latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
@@ -200,33 +198,23 @@ def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[flo
     rank, n = group.rank, group.world_size
     dst, src = (rank + 1) % n, (rank - 1) % n
 
-    def timed(size: int) -> float:
+    def slowest(size: int, times: int) -> float:
+        """Return the seconds of the fastest of some exchanges, at the rank where that takes the longest."""
         out, into = np.zeros((2, size), np.uint8)
-        start = time.perf_counter()
-        group.exchange(out, dst, into, src, envelope)
-        return time.perf_counter() - start
+        own = quickest(times, lambda: group.exchange(out, dst, into, src, envelope))
+        return float(gather_rows(group, [own], envelope).max())
 
-    small = min(timed(_SMALL) for _ in range(5))
-    latency = float(_largest(group, np.array([small]), envelope)[0])
+    latency = slowest(_SMALL, 5)
     between_hosts = [(a, (a + 1) % n) for a, host in enumerate(group.hosts) if host != group.hosts[(a + 1) % n]]
     per_byte = float(shared_per_byte(speeds, group.hosts, 1).max())
     if per_byte and all(speeds[link] for link in between_hosts):
         return latency, per_byte
     for size in PROBES:
-        taken = float(_largest(group, np.array([timed(size)]), envelope)[0])
+        taken = slowest(size, 1)
         per_byte = max(taken - latency, 0.1 * taken) / size
         if taken >= LONG_ENOUGH:
             break
     return latency, per_byte
-
-
-def _largest(group: Group, figures: Array, envelope: Envelope) -> Array:
-    """For each figure, the maximum over all ranks."""
-    rank, n = group.rank, group.world_size
-    table = np.zeros((n, figures.size))
-    table[rank] = figures
-    run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
-    return table.max(axis=0)
 
 
 @cache
@@ -246,19 +234,10 @@ def _time(strategy: CompressionStrategy, sample: Array) -> Speed:
         work[...] = sample
         data, _ = encoded.write(strategy, work, shape, factor, 0, keep_error=True)
 
-    write_seconds = _quickest(write)
-    read_seconds = _quickest(lambda: encoded.read(data))
+    write_seconds = quickest(3, write)
+    read_seconds = quickest(3, lambda: encoded.read(data))
     error = float(np.linalg.norm(work) / np.linalg.norm(sample))
     return Speed(write_seconds / sample.size, read_seconds / sample.size, error)
-
-
-def _quickest(work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def _factor_elements(shape: tuple[int, ...], rank: int) -> int:
