@@ -13,7 +13,7 @@ from ringfort.collectives.parts import Parts, as_parts, check_who_passes
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import PartMemory, run_ring
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.transport.reducer import Array
 
 
@@ -24,13 +24,7 @@ def all_gather(group: Group, x: Any, *, out: Any = None, timeout: float | None =
     into = _room(group, view) if out is None else as_parts(out, "out", group.world_size, like=view, writable=True)
     key = "all_gather", view.kind, view.size, view.device, into.whole is None
     plan = planned(group, key, lambda: _plan(group, view, into))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, into, timeout=timeout)
-        return into.finish()
-
-    return Operation("all_gather", view.nbytes, in_callers_stream(view, run))
+    return operation(group, "all_gather", view, plan, into.finish, timeout, view.flat, into)
 
 
 def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:

@@ -16,7 +16,7 @@ from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.reduction import ElementType
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import Memory, Reducers, block_of, run_ring, run_steps
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.config import AllReduceStrategy, Shape
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array, Reducer
@@ -31,38 +31,25 @@ def all_reduce(
     timeout: float | None = None,
 ) -> Operation:
     """Reduce every rank's `x` in place: afterwards, each `x` is the reduction of all of them."""
-    asked = cost_model.check_strategy(strategy, AllReduceStrategy)
+    asked = cost_model.check_strategy(strategy, group.config.collective.all_reduce)
     view = view_for(group, x, writable=True)
-    plan = plan_for(group, view, op, asked)
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, timeout=timeout)
-        return view.finish()
-
-    return Operation("all_reduce", view.nbytes, in_callers_stream(view, run))
+    key = ("all_reduce", view.kind, view.size, op, strategy, view.device) if isinstance(op, ReduceOp) else None
+    plan = planned(group, key, lambda: _plan(group, view, op, asked))
+    return operation(group, "all_reduce", view, plan, view.finish, timeout, view.flat)
 
 
-def plan_for(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None) -> Plan:
-    """Return how arrays like that of `view` are reduced. Raises where `op` has no meaning for them."""
-    kind, count = view.kind, view.size
-    if not isinstance(op, ReduceOp):  # its factor may be another every time
-        return _plan(group, view, op, asked)
-    return planned(group, ("all_reduce", kind, count, op, asked, view.device), lambda: _plan(group, view, op, asked))
-
-
-def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None) -> Plan:
+def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Plan:
     kind, count, nbytes = view.kind, view.size, view.nbytes
     reducer = reduction.reducer(op, kind)  # raises where they do not fit
-    configured = group.config.collective.all_reduce
-    by_engine = native.all_reduce(group, view, op) if native.is_asked(group, asked, configured) else native.ours(view)
+    by_engine = native.all_reduce(group, view, op) if native.is_asked(group, asked) else native.ours(view)
     if by_engine is not None:
         return by_engine
-    may_share = asked is None and configured.shape is Shape.AUTO and group.shares_memory
-    settled = cost_model.settle(group, asked or AllReduceStrategy.AUTO, nbytes, kind.name)
+    may_share = asked.shape is Shape.AUTO and group.shares_memory
+    settled = cost_model.settle(group, asked, nbytes, kind.name)
     told = None if may_share else settled
     call = encode(Collective.ALL_REDUCE, kind=kind.code, count=count, op=reduction.code_of(op), strategy=told)
-    is_usual = isinstance(op, ReduceOp) and asked is None and kind.kind == kind.storage.kind  # not bfloat16
+    is_configured = asked is group.config.collective.all_reduce
+    is_usual = isinstance(op, ReduceOp) and is_configured and kind.kind == kind.storage.kind  # not bfloat16
 
     def decide(timeout: float | None) -> Run:
         n = group.world_size

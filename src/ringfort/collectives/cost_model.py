@@ -39,7 +39,7 @@ from ringfort.collectives import algorithms, link_costs
 from ringfort.collectives.link_costs import LinkCosts
 from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import BLOCK_BYTES
-from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
+from ringfort.config import KIB, AllReduceStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport import fast_path
 from ringfort.transport.frames import MAX_FRAGMENT
@@ -292,21 +292,19 @@ def model_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = N
     return known.model
 
 
-def check_strategy(strategy: S | None, kind: type[S]) -> S | None:
-    """Return the strategy of a call, or None where the configured one or the model decides."""
+def check_strategy(strategy: S | None, configured: S) -> S:
+    """Return the strategy of a call, or where that is None or AUTO the configured one, which may be AUTO too."""
+    kind = type(configured)
     if strategy is not None and not isinstance(strategy, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError("strategy", strategy, f"must be a {kind.__name__}, such as {kind.__name__}.RING")
-    return None if strategy is None or strategy.shape is Shape.AUTO else strategy
+    return configured if strategy is None or strategy.shape is Shape.AUTO else strategy
 
 
 def settle(group: Group, asked: S, nbytes: int, element: str = "float32") -> S:
-    """Return `asked`, or where that is AUTO the configured strategy, or else the cheapest by the model. AUTO remains
-    where links have to be measured for that: then `choose` decides when the collective is first run."""
-    if asked.shape is not Shape.AUTO:
+    """Return `asked`, or where that is AUTO the cheapest by the model. AUTO remains where links have to be measured for
+    that: then `choose` decides when the collective is first run."""
+    if asked.shape is not Shape.AUTO or needs_measuring(group):
         return asked
-    configured = getattr(group.config.collective, _FIELDS[type(asked)])
-    if configured.shape is not Shape.AUTO or needs_measuring(group):
-        return configured
     return model_of(group).choose(type(asked), nbytes, element)
 
 
@@ -316,10 +314,3 @@ def choose(group: Group, settled: S, nbytes: int, element: str, call: bytes, tim
     if settled.shape is not Shape.AUTO:
         return settled
     return model_of(group, call, timeout).choose(type(settled), nbytes, element)
-
-
-_FIELDS: Final[dict[type[Strategy], str]] = {
-    AllReduceStrategy: "all_reduce",
-    ReduceStrategy: "reduce",
-    BroadcastStrategy: "broadcast",
-}

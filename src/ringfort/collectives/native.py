@@ -93,8 +93,7 @@ def all_to_all(group: Group, view: ArrayView) -> Plan | None:
     native = group.native
     if native is None or not _suits(native, group, "all_to_all", view):
         return ours(view)
-    call = _call(Collective.ALL_TO_ALL, view)
-    return _plan(group, native, call, native.all_to_all)
+    return _plan(group, native, _call(Collective.ALL_TO_ALL, view), native.all_to_all)
 
 
 def ours(view: ArrayView) -> None:
@@ -118,11 +117,10 @@ def _plan(
     return Plan(run)
 
 
-def is_asked(group: Group, asked: Strategy | None, configured: Strategy) -> bool:
+def is_asked(group: Group, asked: Strategy) -> bool:
     """Whether the engine may run a collective: unless a person has chosen one of our ways. Host by host is how an
     engine inside each host works anyway."""
-    is_auto = asked is None and configured.shape is Shape.AUTO
-    return is_auto or (group.native is not None and group.native.by_host is not None)
+    return asked.shape is Shape.AUTO or (group.native is not None and group.native.by_host is not None)
 
 
 def _suits(native: Native, group: Group, what: str, view: ArrayView, op: str = "") -> bool:

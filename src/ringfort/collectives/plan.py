@@ -63,7 +63,10 @@ class _Plans:
 
 
 def planned(group: Group, key: object, make: Callable[[], Plan]) -> Plan:
-    """Return the group's plan for `key`, which tells a call from all that are not alike."""
+    """Return the group's plan for `key`, which tells a call from all that are not alike. Without a key it is not kept:
+    for a `PremulSum`, whose factor may be another every time."""
+    if key is None:
+        return make()
     known = group.part(_Plans).by_key
     found = known.get(key)
     if found is None:
