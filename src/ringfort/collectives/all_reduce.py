@@ -61,7 +61,7 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Pl
             return run if not reduction.needs_scale_before(op) else _scaled_first(run, op, kind)
         chosen = cost_model.choose(group, settled, nbytes, kind.name, call, timeout)
         if n > 1 and is_usual and not may_split(group, nbytes):
-            chain = persistent.OverLinks.suited(group, chosen, call, count, shared_reducer)
+            chain = persistent.over_links(group, chosen, call, count, shared_reducer)
             if chain is not None:
                 return chain
             if chosen.shape is Shape.RING:
@@ -134,16 +134,16 @@ def _by_strategy(
         return
     reducers, memory = Reducers(op, kind, flat, n), Memory(flat)
     if shape is Shape.RING:
-        steps = algorithms.ring_all_reduce(rank, n, flat.size, group.ring)
-        run_ring(group, steps, memory, envelope, reducer=reducers)
-    elif shape is Shape.HALVING_DOUBLING:
-        run_steps(group, algorithms.halving_doubling_all_reduce(rank, n, flat.size), memory, envelope, reducer=reducers)
+        ring = algorithms.ring_all_reduce(rank, n, flat.size, group.ring)
+        run_ring(group, ring, memory, envelope, reducer=reducers)
+        return
+    if shape is Shape.HALVING_DOUBLING:
+        steps = algorithms.halving_doubling_all_reduce(rank, n, flat.size)
     elif shape is Shape.HIERARCHICAL:
         steps = algorithms.hierarchical_all_reduce(rank, group.hosts, flat.size)
-        run_steps(group, steps, memory, envelope, reducer=reducers)
     else:
         steps = algorithms.tree_all_reduce(rank, n, flat.size, strategy.arity, block_of(flat))
-        run_steps(group, steps, memory, envelope, reducer=reducers)
+    run_steps(group, steps, memory, envelope, reducer=reducers)
 
 
 def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
@@ -157,13 +157,7 @@ def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Enve
         reduction.scale_before(op, kind, own)
         into = total[: own.size]
         if n == 2:
-            other = 1 - rank
-            if rank == 0:
-                into[...] = own
-                group.exchange(own, other, into, other, envelope, reducer)
-            else:
-                group.exchange(own, other, into, other, envelope)
-                reducer.apply(into, own)
+            _exchange(group, own, 1 - rank, into, reducer, envelope)
         else:
             for dst, _ in algorithms.exchange_order(rank, n):
                 group.send(own, dst, envelope)
@@ -179,7 +173,7 @@ def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Enve
 
 
 def _doubling(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
-    """Partners exchange all they have, at doubling distances. As above, the lower rank's elements come first."""
+    """Partners exchange all they have, at doubling distances."""
     rank, n = group.rank, group.world_size
     reducer = reduction.reducer(op, kind)
     reduction.scale_before(op, kind, flat)
@@ -192,13 +186,18 @@ def _doubling(group: Group, flat: Array, kind: ElementType, op: Op, envelope: En
         group.recv(flat, helper, envelope, reducer)
     both = np.empty_like(flat)
     for partner in partners:
-        if rank < partner:
-            both[...] = flat
-            group.exchange(flat, partner, both, partner, envelope, reducer)
-        else:
-            group.exchange(flat, partner, both, partner, envelope)
-            reducer.apply(both, flat)
+        _exchange(group, flat, partner, both, reducer, envelope)
         flat[...] = both
     reduction.scale_after(op, kind, flat, n)
     if helper is not None:
         group.send(flat, helper, envelope)
+
+
+def _exchange(group: Group, own: Array, partner: int, both: Array, reducer: Reducer, envelope: Envelope) -> None:
+    """`both` becomes what this rank and its partner have, reduced. As above, the lower rank's elements come first."""
+    if group.rank < partner:
+        both[...] = own
+        group.exchange(own, partner, both, partner, envelope, reducer)
+    else:
+        group.exchange(own, partner, both, partner, envelope)
+        reducer.apply(both, own)
