@@ -6,13 +6,12 @@ not encrypt**: whoever is on the network can read and change what the ranks say.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from threading import Lock
 from typing import Any
 
+from ringfort.backends.engines.native import warn_once
 from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.terms import check_place
@@ -24,8 +23,10 @@ from ringfort.transport.memory import MemoryPoller, RealClock
 from ringfort.transport.pumps import Pumps
 from ringfort.transport.stream import Stream
 
-_log = logging.getLogger(__name__)
-
+_WARNING = (
+    "Gloo does not encrypt: anyone on the network can read and change what the ranks send. "
+    "TcpBackend and `ringfort.join()` encrypt."
+)
 _FOR_EVER = timedelta(days=365)
 """What Gloo is told to wait: our own deadlines are shorter, and a wait of Gloo's that runs out closes all its pairs."""
 _LAST_WORDS = 1.0
@@ -63,7 +64,7 @@ class GlooBackend(MeshBackend):
         streams: dict[int, Stream] = {}
         machines, make = {0: place.machine}, None
         if world_size > 1:
-            _say_once()
+            warn_once(_WARNING)
             store = open_store(place, master, store)
             with meet_at_store(place, store, interface) as found:
                 machines, make = found.machines, _maker(gloo, found.store, found.listen, place)
@@ -122,14 +123,6 @@ class GlooNative(TorchNative):
     def abandon(self) -> None:
         if self.group is not None:
             break_group(self.group)
-
-
-@cache
-def _say_once() -> None:
-    _log.warning(
-        "Gloo does not encrypt: anyone on the network can read and change what the ranks send. "
-        "TcpBackend and `ringfort.join()` encrypt."
-    )
 
 
 def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Callable[[str], Any]:
