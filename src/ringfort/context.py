@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -345,17 +344,10 @@ class DistributedContext:
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Return what this context has done since it was made or since `reset_metrics`: count, failures, bytes and
         duration per operation, and the traffic of the process. Contexts that share `metrics` share the counts."""
-        now = self.backend.traffic()
+        now, before = self.backend.traffic()._asdict(), self._traffic._asdict()
         # Groups that follow each other start from nothing.
-        since = [count - before if count >= before else count for count, before in zip(now, self._traffic, strict=True)]
-        sent, bytes_sent, received, bytes_received = since
-        return replace(
-            self.metrics.snapshot(),
-            messages_sent=sent,
-            bytes_sent=bytes_sent,
-            messages_received=received,
-            bytes_received=bytes_received,
-        )
+        since = {name: count - before[name] if count >= before[name] else count for name, count in now.items()}
+        return replace(self.metrics.snapshot(), **since)
 
     def reset_metrics(self) -> None:
         """Set `metrics`, which other contexts may share, and the traffic to zero."""
@@ -375,9 +367,7 @@ class DistributedContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -419,11 +419,7 @@ class Group:
         if peer == self.rank:
             raise SelfSendError(peer)
 
-    def check_root(self, root: int) -> None:
-        """Raise `InvalidRankError` unless `root` is a rank of this group."""
-        self.check_rank(root, "root")
-
-    def check_rank(self, rank: int, name: str) -> None:
+    def check_rank(self, rank: int, name: str = "rank") -> None:
         """Raise `InvalidRankError` unless `rank` is one of this group's."""
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, self.world_size, name=name)

@@ -59,7 +59,7 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
 def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
     """Return at the root what `all_gather` returns, and `None` elsewhere. Only the root may pass `out`."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     rank, n = group.rank, group.world_size
     view = as_view(x, "x")
     into: Parts | None = None

@@ -145,15 +145,10 @@ def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def memory_of(tensor: Any) -> Array:
-    """Return the memory of a dense tensor on the CPU without gradient or lazy conjugation, of a type that NumPy
-    knows."""
-    return reader_of_tensors()(tensor)
-
-
 @cache
 def reader_of_tensors() -> Callable[[Any], Array]:
-    """Return a function that does what `memory_of` does, faster.
+    """Return a function that returns the memory of a dense tensor on the CPU without gradient or lazy conjugation, of
+    a type that NumPy knows.
 
     `tensor.numpy()` would do, but it makes the storage one that cannot be resized, for good: FSDP frees parameters by
     resizing their storage.
@@ -213,7 +208,7 @@ def _torch_view(x: Any, name: str) -> ArrayView:
     kind_name = str(x.dtype).removeprefix("torch.")
     kind = element_type_named(kind_name)
     bits = dense.view(torch.int16) if kind_name == "bfloat16" else dense
-    flat = memory_of(bits).reshape(-1).view(kind.storage)
+    flat = reader_of_tensors()(bits).reshape(-1).view(kind.storage)
 
     def finish() -> Any:
         if own is None:

@@ -23,7 +23,7 @@ def broadcast(
     group: Group, x: Any, root: int = 0, *, strategy: BroadcastStrategy | None = None, timeout: float | None = None
 ) -> Operation:
     """Copy the root's `x` to every rank's `x`, in place."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     asked = cost_model.check_strategy(strategy, group.config.collective.broadcast)
     is_root = group.rank == root
     view = view_for(group, x, writable=not is_root)

@@ -122,7 +122,7 @@ def best_means(size: int = BLOCK) -> Means:
                 return found
         ml_dtypes: Any = sys.modules.get("ml_dtypes")
         if hasattr(ml_dtypes, "bfloat16"):
-            return _ml_dtypes_means(ml_dtypes)
+            return _ml_dtypes_means(ml_dtypes.bfloat16)
     return NUMPY
 
 
@@ -216,8 +216,8 @@ def _shift_out(array: Array) -> Array:
 class _MlDtypesMeans(Means):
     """bfloat16 by the conversions of ml_dtypes: its arithmetic is slower than ours."""
 
-    def __init__(self, ml_dtypes: Any) -> None:
-        self._bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    def __init__(self, bfloat16: Any) -> None:
+        self._bfloat16 = np.dtype(bfloat16)
 
     def widen(self, half: Half, block: Array) -> Array:
         return super().widen(half, block) if half is FLOAT16 else block.view(self._bfloat16).astype(np.float32)
@@ -271,6 +271,4 @@ def _torch_means(torch: ModuleType) -> Means | None:
     return means
 
 
-@cache
-def _ml_dtypes_means(ml_dtypes: Any) -> Means:
-    return _MlDtypesMeans(ml_dtypes)
+_ml_dtypes_means: Final = cache(_MlDtypesMeans)

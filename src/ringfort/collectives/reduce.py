@@ -31,7 +31,7 @@ def reduce(
     timeout: float | None = None,
 ) -> Operation:
     """The root's `x` becomes the reduction of all, in place; the others keep theirs."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     asked = cost_model.check_strategy(strategy, group.config.collective.reduce)
     is_root = group.rank == root
     view = as_view(x, "x", writable=is_root)

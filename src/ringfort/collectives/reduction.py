@@ -6,9 +6,8 @@ of bools is their OR and the product their AND. 16-bit floats have a module of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import isnan, nan
 from numbers import Real
 from typing import Any, Final
@@ -16,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from ringfort.collectives import float16
-from ringfort.collectives.float16 import Half
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
 from ringfort.transport.reducer import Array, Reducer
@@ -61,6 +59,7 @@ ELEMENT_TYPES: Final = _table()
 _BY_NAME: Final = {kind.name: kind for kind in ELEMENT_TYPES}
 _BY_CODE: Final = {kind.code: kind for kind in ELEMENT_TYPES}
 _BY_LAYOUT: Final = {(kind.kind, kind.itemsize): kind for kind in ELEMENT_TYPES if kind.name != "bfloat16"}
+_UNSUPPORTED: Final = f"unsupported element type; use one of: {', '.join(_BY_NAME)}"
 _BFLOAT16: Final = _BY_NAME["bfloat16"]
 _HALVES: Final = {half.name: half for half in (float16.FLOAT16, float16.BFLOAT16)}
 
@@ -79,7 +78,7 @@ def _find(dtype: np.dtype[Any]) -> ElementType | str:
         return _BFLOAT16
     found = _BY_LAYOUT.get((dtype.kind, dtype.itemsize))
     if found is None:
-        return f"unsupported element type; use one of: {', '.join(_BY_NAME)}"
+        return _UNSUPPORTED
     if dtype.str.startswith(">"):
         return "elements must be little-endian; pass x.astype(x.dtype.newbyteorder('<'))"
     return found
@@ -89,7 +88,7 @@ def element_type_named(name: str) -> ElementType:
     """Return the element type called `name`. Raises `UnsupportedArrayError` if there is none."""
     found = _BY_NAME.get(name)
     if found is None:
-        raise UnsupportedArrayError("dtype", name, f"unsupported element type; use one of: {', '.join(_BY_NAME)}")
+        raise UnsupportedArrayError("dtype", name, _UNSUPPORTED)
     return found
 
 
@@ -202,8 +201,13 @@ def _reduce(op: ReduceOp, kind: ElementType) -> Reducer:
     ufunc = _UFUNCS[op]
     half = _HALVES.get(kind.name)
     if half is not None:
-        return Reducer(kind.storage, _by_widening(half, ufunc))
-    return Reducer(kind.storage, _quietly(ufunc), ufunc)
+        return Reducer(kind.storage, partial(float16.reducer, half, ufunc))
+
+    def apply(into: Array, span: Array) -> None:
+        with np.errstate(all="ignore"):
+            ufunc(into, span, out=into)
+
+    return Reducer(kind.storage, apply, ufunc)
 
 
 def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
@@ -230,21 +234,6 @@ def opening_reducer(op: Op, kind: ElementType) -> Reducer:
         plain.apply(into, span)
 
     return Reducer(plain.dtype, apply)
-
-
-def _quietly(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
-    def apply(into: Array, span: Array) -> None:
-        with np.errstate(all="ignore"):
-            ufunc(into, span, out=into)
-
-    return apply
-
-
-def _by_widening(half: Half, ufunc: np.ufunc) -> Callable[[Array, Array], object]:
-    def apply(into: Array, span: Array) -> None:
-        float16.reducer(half, ufunc, into, span)
-
-    return apply
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------

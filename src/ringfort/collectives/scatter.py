@@ -16,7 +16,7 @@ from ringfort.collectives.signature import Collective, encode
 def scatter(group: Group, x: Any = None, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
     """Give each rank its part of the root's `x`, an array with a part for each rank along its first axis or a list of
     arrays; the others pass `None`. The part goes into `out`, which all ranks or none must pass, or a new array."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     rank, n = group.rank, group.world_size
     check_who_passes("x", x, group, root)
     into = None if out is None else as_view(out, "out", writable=True)

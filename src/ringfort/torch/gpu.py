@@ -55,7 +55,7 @@ def _check(ctx: DistributedContext, tensor: Any, timeout: float | None) -> None:
 
 
 def _issue(ctx: DistributedContext, call: Call, timeout: float | None, async_op: bool) -> Any:
-    ctx.group.check_root(call.root)
+    ctx.group.check_rank(call.root, "root")
     operation = by_engine(ctx.group, call, timeout)
     if operation is not None:
         return ctx.issue(operation, async_op)
