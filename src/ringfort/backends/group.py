@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from itertools import count
-from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
@@ -127,8 +126,8 @@ class Group:
         self._links: list[Link] = [self.engine.links.get(member) for member in self.members]  # pyright: ignore[reportAttributeAccessIssue]
         self._member_set = frozenset(self.members)
         self._parts: dict[type[object], object] = {}
-        self._lock = Lock()
-        self._twins: dict[tuple[int, ...], int] = {}
+        self._twins: dict[tuple[int, ...], count[int]] = {}
+        """How many sub-groups of exactly these members there were before, which tells them apart."""
         self._arena: Arena | None = None
         self._is_arena_tried = False
         machines = [self._machines[member] for member in self.members]
@@ -177,7 +176,9 @@ class Group:
         sub.native = None
         sub.is_measured = self.is_measured and not is_brief
         sub.next_operation = count(1).__next__
-        sub.comm_id = _comm_id(self.comm_id, sub.members, self._count_twin(chosen) if label is None else label)
+        # Both functions are atomic, whatever other threads do.
+        twin = next(self._twins.setdefault(chosen, count())) if label is None else label
+        sub.comm_id = _comm_id(self.comm_id, sub.members, twin)
         sub._begin([connection.engine for connection in self.connections])
         sub.shares_memory = sub.shares_memory and not is_brief
         return sub
@@ -195,13 +196,6 @@ class Group:
         if self.rank not in found:
             raise InvalidRankError(self.rank, len(found), members=found)
         return found
-
-    def _count_twin(self, members: tuple[int, ...]) -> int:
-        """Return how many sub-groups of exactly these members there were before, which tells them apart."""
-        with self._lock:
-            twins = self._twins.get(members, 0)
-            self._twins[members] = twins + 1
-            return twins
 
     def part(self, kind: type[T]) -> T:
         """Return the group's one object of `kind`, which is made when it is first asked for."""

@@ -27,7 +27,7 @@ class ArrayView:
         kind: ElementType,
         shape: tuple[int, ...] | None = None,
         *,
-        finish: Callable[[], Any] | None = None,
+        finish: Callable[[], Any],
         wrap: Callable[[Array, ElementType], Any] | None = None,
     ) -> None:
         self.flat = flat
@@ -37,17 +37,14 @@ class ArrayView:
         self.device: str | None = None
         """Where a tensor is that is not in the memory of the CPU."""
         self.shape = flat.shape if shape is None else shape
-        self._finish = finish
+        self.finish = finish
+        """Returns the caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
         self._wrap = wrap or _wrap_numpy
 
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.size * self.kind.itemsize
-
-    def finish(self) -> Any:
-        """Return the caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
-        return self if self._finish is None else self._finish()
 
     def new(self, shape: tuple[int, ...]) -> ArrayView:
         """Return memory for a result of `shape` and the same kind; `finish` returns it as an array of the same

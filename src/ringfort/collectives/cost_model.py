@@ -30,7 +30,8 @@ at once, takes at least what all cores together need: (n-1)/n (m a + S (b + f)).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from ringfort.config import KIB, AllReduceStrategy, ReduceStrategy, Shape, Strat
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport import fast_path
 from ringfort.transport.frames import MAX_FRAGMENT
+from ringfort.transport.reducer import Array
 
 DOUBLING_BYTES: Final = 64 * KIB
 """Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
@@ -75,20 +77,15 @@ class CostModel:
         self.links = links
         self._n = links.world_size
         self._hosts = hosts or tuple(range(self._n))
-        self._chosen: dict[tuple[type[Strategy], int, str], Strategy] = {}
+        self._cheapest = lru_cache(maxsize=_REMEMBERED)(self._weigh)
 
     def choose(self, kind: type[S], nbytes: int, element: str = "float32") -> S:
         """Return the cheapest strategy of `kind`. Never AUTO."""
-        found = self._chosen.get((kind, nbytes, element))
-        if found is None:
-            if len(self._chosen) >= _REMEMBERED:
-                self._chosen.clear()
-            found = self._ready(kind, nbytes) or min(
-                self.candidates(kind), key=lambda strategy: self.predict(strategy, nbytes, element)
-            )
-            self._chosen[kind, nbytes, element] = found
-        assert isinstance(found, kind)
-        return found
+        return cast("S", self._cheapest(kind, nbytes, element))
+
+    def _weigh(self, kind: type[S], nbytes: int, element: str) -> S:
+        ready = self._ready(kind, nbytes)
+        return ready or min(self.candidates(kind), key=lambda strategy: self.predict(strategy, nbytes, element))
 
     def _ready(self, kind: type[S], nbytes: int) -> S | None:
         """Return the strategy that is fastest because it has a fast path (fast_path.py), which the model does not know.
@@ -128,10 +125,11 @@ class CostModel:
 
     def _moving(self, strategy: Strategy, nbytes: int, reducer: float) -> float:
         if not isinstance(strategy, AllReduceStrategy):
+            reducer = reducer if isinstance(strategy, ReduceStrategy) else 0.0
             if strategy.shape is Shape.HIERARCHICAL:
-                return self._hosts_phase(nbytes, reducer if isinstance(strategy, ReduceStrategy) else 0.0)
+                return self._hosts_phase(nbytes, reducer)
             arity = {Shape.RING: 1, Shape.DIRECT: self._n - 1}.get(strategy.shape, strategy.arity)
-            return self._phase(arity, nbytes, reducer if isinstance(strategy, ReduceStrategy) else 0.0)
+            return self._phase(arity, nbytes, reducer)
         if strategy.shape is Shape.RING:
             return self._ring(list(range(self._n)), nbytes, reducer, is_forwarded=nbytes / self._n > fast_path.LARGEST)
         if strategy.shape is Shape.HALVING_DOUBLING:
@@ -230,14 +228,12 @@ class CostModel:
         hosts = np.array(self._hosts)
         inside = hosts[a] == hosts[b]
         alone = busy / self.links.crowd
-        latency, per_byte = (
-            float((np.maximum(figure[a, b], figure[b, a]) * np.where(inside, share, 1.0)).max())
-            for figure, share in (
-                (self.links.latency, alone),
-                (self.links.per_byte, alone * (0.5 if one_way else 1.0)),
-            )
-        )
-        return _Step(latency, per_byte, reducer * busy)
+
+        def slowest(figure: Array, share: float) -> float:
+            return float((np.maximum(figure[a, b], figure[b, a]) * np.where(inside, share, 1.0)).max())
+
+        per_byte = slowest(self.links.per_byte, alone / 2 if one_way else alone)
+        return _Step(slowest(self.links.latency, alone), per_byte, reducer * busy)
 
     def _alone(self, pairs: list[tuple[int, int]]) -> float:
         """Return the seconds of a small message that travels alone, over the slowest of some links."""
