@@ -197,11 +197,13 @@ class Group:
             raise InvalidRankError(self.rank, len(found), members=found)
         return found
 
-    def part(self, kind: type[T]) -> T:
-        """Return the group's one object of `kind`, which is made when it is first asked for."""
+    def part(self, kind: type[T], make: Callable[[], T] | None = None) -> T:
+        """Return the group's one object of `kind`, which is made when it is first asked for: by `make`, if given."""
         found = self._parts.get(kind)
         if found is None:
-            found = self._parts.setdefault(kind, kind())  # of two threads that ask at once, both get the first one's
+            found = self._parts.setdefault(
+                kind, (make or kind)()
+            )  # of two threads that ask at once, both get the first one's
         return cast("T", found)
 
     def check(self) -> None:

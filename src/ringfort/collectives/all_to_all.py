@@ -9,9 +9,8 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, native
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.layout import LAYOUT_BYTES, pack_layout, room_for, unpack_layout
 from ringfort.collectives.parallel import over_connections
-from ringfort.collectives.parts import as_parts, check_alike, check_rows
+from ringfort.collectives.parts import LAYOUT_BYTES, as_parts, check_alike, check_rows, pack_layout, room_for
 from ringfort.collectives.plan import Operation, Plan, planned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.tensors import operation, view_for
@@ -94,7 +93,7 @@ def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
         for dst, src in algorithms.exchange_order(rank, n):
             arriving = bytearray(LAYOUT_BYTES)
             group.exchange(layouts[dst], dst, arriving, src, envelope)
-            part = room_for(*unpack_layout(arriving, src), src)
+            part = room_for(arriving, src)
             group.exchange(views[dst].flat, dst, part.flat, src, envelope)
             result[src] = part.finish()
         return result

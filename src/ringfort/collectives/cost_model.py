@@ -151,14 +151,13 @@ class CostModel:
 
     def _halving_doubling(self, nbytes: int, reducer: float) -> float:
         core = 1 << (self._n.bit_length() - 1)
-        seconds, distance = 0.0, 1
-        while distance < core:
+        seconds = 0.0
+        for distance in (1 << bit for bit in range(core.bit_length() - 1)):
             step = self._step([(rank, rank ^ distance) for rank in range(core)], reducer, at_once=core)
             if nbytes <= DOUBLING_BYTES:
                 seconds += step.latency + nbytes * (step.per_byte + 3 * step.reducer)
             else:
                 seconds += 2 * step.latency + distance / core * nbytes * (2 * step.per_byte + step.reducer)
-            distance *= 2
         if core < self._n:
             pairs = [(rank, rank - core) for rank in range(core, self._n)]
             step = self._step(pairs, reducer, at_once=2 * len(pairs), one_way=True)
@@ -262,12 +261,6 @@ def tree_depth(world_size: int, arity: int) -> int:
 # --- what a collective asks -------------------------------------------------------------------------------------------
 
 
-class _Costs:
-    """What a group's links cost; None before that is known."""
-
-    model: CostModel | None = None
-
-
 def needs_measuring(group: Group) -> bool:
     """Whether the links' costs are to be measured: the same at every rank, and at every call."""
     config = group.config.collective
@@ -277,15 +270,16 @@ def needs_measuring(group: Group) -> bool:
 def model_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> CostModel:
     """Return the group's model. Where the links have to be measured for it, all ranks must ask for it the first time,
     at the same place among their collectives: measuring is one, on behalf of `call`, which `timeout` bounds."""
-    known = group.part(_Costs)
-    if known.model is None:
-        config, n = group.config.collective, group.world_size
+
+    def make() -> CostModel:
+        config = group.config.collective
         if needs_measuring(group):
             links = link_costs.measure(group, group.envelope(measuring_for(call), timeout))
         else:
-            links = LinkCosts.even(n)
-        known.model = CostModel(links.with_known(config.latency, config.bandwidth), group.hosts)
-    return known.model
+            links = LinkCosts.even(group.world_size)
+        return CostModel(links.with_known(config.latency, config.bandwidth), group.hosts)
+
+    return group.part(CostModel, make)
 
 
 def check_strategy(strategy: S | None, configured: S) -> S:

@@ -167,10 +167,7 @@ class Means:
         # Adding to the bits carries into the exponent just as rounding up must, up to infinity. It cannot carry a NaN
         # into another number: the NaNs of arithmetic on widened values have payloads that end in 16 zeros.
         bits = wide.view(np.uint32)
-        odd = bits >> 16
-        odd &= 1
-        bits += odd
-        bits += 0x7FFF
+        round_bits(bits, 16)
         bits >>= 16
         block[...] = bits
 
@@ -192,13 +189,18 @@ def _add_float16(into: Array, span: Array) -> None:
     bits = wide.view(np.uint32)
     sign = bits >> 16
     sign &= 0x8000
-    odd = bits >> 13
-    odd &= 1
-    bits += odd
-    bits += 0xFFF
+    round_bits(bits, 13)
     bits >>= 13
     bits |= sign
     into.view(np.uint16)[...] = bits  # the sign that was shifted along lies above these 16 bits
+
+
+def round_bits(bits: Array, shift: int, scratch: Array | None = None) -> None:
+    """Add to unsigned integers what makes them round to nearest even when they are shifted right."""
+    odd = np.right_shift(bits, shift, out=scratch)
+    odd &= 1
+    bits += odd
+    bits += (1 << (shift - 1)) - 1
 
 
 def _has_large(array: Array) -> bool:

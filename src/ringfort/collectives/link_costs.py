@@ -268,23 +268,19 @@ def _room() -> Array:
 
 def quickest(count: int, work: Callable[[], object]) -> float:
     """Return the seconds of the fastest of `count` calls."""
-    quickest = float("inf")
-    for _ in range(count):
-        start = time.perf_counter()
-        work()
-        quickest = min(quickest, time.perf_counter() - start)
-    return quickest
+    return min(_timed(1, work) for _ in range(count))
 
 
 def _steady(runs: int, count: int, work: Callable[[], object]) -> float:
     """Return the seconds per call of `count` calls, the lower median of `runs` runs."""
-    taken: list[float] = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        taken.append(time.perf_counter() - start)
-    return median_low(taken) / count
+    return median_low(_timed(count, work) for _ in range(runs)) / count
+
+
+def _timed(count: int, work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    return time.perf_counter() - start
 
 
 def _burst(group: Group, envelope: Envelope) -> None:

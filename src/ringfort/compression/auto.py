@@ -107,12 +107,8 @@ class Choice:
     """The predicted seconds of each candidate; empty if there was nothing to choose."""
 
 
-class _Known:
-    """The measurements and choices of a group."""
-
-    def __init__(self) -> None:
-        self.table: Table | None = None
-        self.chosen: dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice] = {}
+class _Choices(dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]):
+    """The choices of a group."""
 
 
 def choose(
@@ -125,7 +121,7 @@ def choose(
     """Return the fastest strategy within the error that `asked` allows. All ranks call it at the same place among their
     collectives. The first call measures, which is a collective and takes half a second on a link of 100 Mbit/s that the
     cluster has not measured."""
-    known = group.part(_Known).chosen
+    known = group.part(_Choices)
     key = asked, tuple(shapes)
     found = known.get(key)
     if found is None:
@@ -171,9 +167,9 @@ def _ms(seconds: float) -> str:
 def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
     """Return the group's measurements. The first call measures: a collective of all ranks, on behalf of `call`, within
     `timeout`."""
-    known = group.part(_Known)
-    if known.table is None:
-        config, n = group.config.collective, group.world_size
+
+    def make() -> Table:
+        config = group.config.collective
         if group.is_measured:
             envelope = group.envelope(measuring_for(call), timeout)
             speeds_of_links = known_speeds(group, envelope)
@@ -188,8 +184,9 @@ def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = N
             latency = config.latency
         if config.bandwidth is not None:
             per_byte = 1 / config.bandwidth
-        known.table = Table(n, latency, per_byte, speeds)
-    return known.table
+        return Table(group.world_size, latency, per_byte, speeds)
+
+    return group.part(Table, make)
 
 
 def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import accumulate, count, pairwise
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 from zlib import crc32
@@ -40,12 +40,8 @@ class Piece(NamedTuple):
     @classmethod
     def row(cls, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> list[Piece]:
         """The pieces for tensors of these names and shapes, one after the other."""
-        pieces: list[Piece] = []
-        start = 0
-        for name, shape in tensors:
-            pieces.append(cls(name, shape, start, start + prod(shape)))
-            start = pieces[-1].stop
-        return pieces
+        edges = accumulate((prod(shape) for _, shape in tensors), initial=0)
+        return [cls(*tensor, *span) for tensor, span in zip(tensors, pairwise(edges), strict=True)]
 
 
 @dataclass

@@ -127,11 +127,5 @@ class NcclNative(TorchNative):
 def check_cuda() -> None:
     """Raise `BackendUnavailableError` unless there are a GPU and NCCL."""
     c10d_with("ProcessGroupNCCL", "nccl", _HOW)
-    if not has_cuda():
+    if not sys.modules["torch"].cuda.is_available():
         raise BackendUnavailableError("nccl", _HOW)
-
-
-def has_cuda() -> bool:
-    """Whether torch, if the program uses it, sees a GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available()
