@@ -55,11 +55,8 @@ class Plan:
         return plan
 
 
-class _Plans:
+class _Plans(dict[object, Plan]):
     """The plans of a group."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[object, Plan] = {}
 
 
 def planned(group: Group, key: object, make: Callable[[], Plan]) -> Plan:
@@ -67,7 +64,7 @@ def planned(group: Group, key: object, make: Callable[[], Plan]) -> Plan:
     for a `PremulSum`, whose factor may be another every time."""
     if key is None:
         return make()
-    known = group.part(_Plans).by_key
+    known = group.part(_Plans)
     found = known.get(key)
     if found is None:
         if len(known) >= _REMEMBERED:

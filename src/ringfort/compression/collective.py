@@ -18,10 +18,10 @@ from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.collectives.plan import Operation
 from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
+from ringfort.compression.codec import mix
 from ringfort.compression.compressor import GradientCompressor, Piece, check_floats
 from ringfort.compression.exchange import BasisError, Exchange
 from ringfort.compression.floats import count_nonfinite, narrow, widen
-from ringfort.compression.noise import mix
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK, drawn
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType

@@ -19,8 +19,8 @@ import numpy as np
 
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.compression import encoded, lowrank
+from ringfort.compression.codec import mix
 from ringfort.compression.floats import count_nonfinite, replace_nonfinite, widen
-from ringfort.compression.noise import mix
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.errors import InvalidArgumentError, NonFiniteError
 from ringfort.transport.reducer import Array

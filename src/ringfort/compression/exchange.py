@@ -22,10 +22,9 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.steps import PartMemory, run_ring
-from ringfort.compression.codec import ChunkCodec, Codec
+from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
-from ringfort.compression.noise import CHUNK, mix
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.errors import NonFiniteError

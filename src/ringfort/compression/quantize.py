@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 
 from ringfort.collectives.float16 import round_bits
-from ringfort.compression.codec import ChunkCodec, scratch
-from ringfort.compression.noise import rounding_noise
+from ringfort.compression.codec import ChunkCodec, rounding_noise, scratch
 from ringfort.compression.strategy import QuantizationType
 from ringfort.transport.reducer import Array
 
