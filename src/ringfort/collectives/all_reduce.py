@@ -23,12 +23,7 @@ from ringfort.transport.reducer import Array, Reducer
 
 
 def all_reduce(
-    group: Group,
-    x: Any,
-    op: Op = ReduceOp.SUM,
-    *,
-    strategy: AllReduceStrategy | None = None,
-    timeout: float | None = None,
+    group: Group, x: Any, op: Op, *, strategy: AllReduceStrategy | None = None, timeout: float | None = None
 ) -> Operation:
     """Reduce every rank's `x` in place: afterwards, each `x` is the reduction of all of them."""
     asked = cost_model.check_strategy(strategy, group.config.collective.all_reduce)

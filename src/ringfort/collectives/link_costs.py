@@ -157,17 +157,12 @@ def shared_per_byte(speeds: Array, hosts: tuple[int, ...], distance: int) -> Arr
     return found
 
 
-def probe_envelope(envelope: Envelope) -> Envelope:
-    """Return the envelope of the probes that the collective of `envelope` makes."""
-    text = b"measuring" + envelope.comm_id.to_bytes(8, "little")
-    return envelope._replace(comm_id=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
-
-
 @contextmanager
 def probing(group: Group, envelope: Envelope) -> Generator[Envelope, None, None]:
-    """Give an envelope for probes. An error in the block also ends the collective of `envelope`, in which others may
-    wait."""
-    probes = probe_envelope(envelope)
+    """Give an envelope for the probes of the collective of `envelope`, with a communicator id of their own. An error in
+    the block also ends that collective, in which others may wait."""
+    text = b"measuring" + envelope.comm_id.to_bytes(8, "little")
+    probes = envelope._replace(comm_id=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
     try:
         yield probes
     except DistributedError:

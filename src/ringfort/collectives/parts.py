@@ -61,13 +61,7 @@ class Parts:
 
 
 def as_parts(
-    x: Any,
-    name: str,
-    count: int,
-    *,
-    like: ArrayView | None = None,
-    writable: bool = False,
-    is_uneven: bool = False,
+    x: Any, name: str, count: int, *, like: ArrayView | None = None, writable: bool = False, is_uneven: bool = False
 ) -> Parts:
     """Return `x`, a list of `count` arrays or an array of so many rows, as `Parts`. Each part has the element type and
     size of `like`, where that is given; else all parts of a list are alike, unless `is_uneven`.

@@ -11,7 +11,7 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, cost_model, reduction
 from ringfort.collectives.algorithms import Span, Step
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.ops import Op
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.signature import Collective, encode
@@ -22,13 +22,7 @@ from ringfort.transport.reducer import Array, Reducer
 
 
 def reduce(
-    group: Group,
-    x: Any,
-    root: int = 0,
-    op: Op = ReduceOp.SUM,
-    *,
-    strategy: ReduceStrategy | None = None,
-    timeout: float | None = None,
+    group: Group, x: Any, root: int, op: Op, *, strategy: ReduceStrategy | None = None, timeout: float | None = None
 ) -> Operation:
     """The root's `x` becomes the reduction of all, in place; the others keep theirs."""
     group.check_rank(root, "root")

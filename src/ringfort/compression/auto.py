@@ -223,13 +223,12 @@ def codec_speeds() -> dict[CompressionStrategy, Speed]:
 
 def _time(strategy: CompressionStrategy, sample: Array) -> Speed:
     shape = (512, sample.size // 512)
-    factor = lowrank.first_factor(strategy.rank, shape[1], "") if strategy.method is Method.POWER_SGD else None
     work, data = sample.copy(), np.empty(0, np.uint8)
 
     def write() -> None:
         nonlocal data
         work[...] = sample
-        data, _ = encoded.write(strategy, work, shape, factor, 0, keep_error=True)
+        data, _ = encoded.write(strategy, work, shape, None, 0, keep_error=True)
 
     write_seconds = quickest(3, write)
     read_seconds = quickest(3, lambda: encoded.read(data))

@@ -142,18 +142,11 @@ class Exchange:
             )
 
     def _head(self, elements: int, *, rows: int = 0, basis: int = 0) -> Head:
-        return Head.of(self.strategy, elements, rows=rows, nonfinite=self.draft.refused, basis=basis)
+        how = self.strategy
+        return Head(how.method, how.values, elements, how.rank, rows, self.draft.refused, basis)
 
     def _reduce(
-        self,
-        work: Array,
-        spans: list[Span],
-        added: Array,
-        codec: ChunkCodec,
-        head: Head,
-        seed: int,
-        *,
-        keep_error: bool,
+        self, work: Array, spans: list[Span], added: Array, codec: ChunkCodec, head: Head, seed: int, keep_error: bool
     ) -> None:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
         rank, n = self.group.rank, self.group.world_size

@@ -6,8 +6,8 @@ not encrypt**: whoever is on the network can read and change what the ranks say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -67,7 +67,7 @@ class GlooBackend(MeshBackend):
             warn_once(_WARNING)
             store = open_store(place, master, store)
             with meet_at_store(place, store, interface) as found:
-                machines, make = found.machines, _maker(gloo, found.store, found.listen, place)
+                machines, make = found.machines, partial(_make_group, gloo, found.store, found.listen, place)
                 self._messages: Any = make("messages")
             for peer in range(world_size):
                 if peer != rank:
@@ -77,7 +77,7 @@ class GlooBackend(MeshBackend):
 
         super().__init__(rank, world_size, config, streams, poller, machines, is_measured=True)
         if make is not None:
-            self.group.native = GlooNative(self.group, lambda: make("collectives"), poller.wake)
+            self.group.native = GlooNative(self.group, partial(make, "collectives"), poller.wake)
 
     @classmethod
     def is_available(cls) -> bool:
@@ -125,18 +125,14 @@ class GlooNative(TorchNative):
             break_group(self.group)
 
 
-def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Callable[[str], Any]:
+def _make_group(c10d: Any, store: Any, listen: dict[str, str], place: Place, name: str) -> Any:
     """Make one of Gloo's groups. Every rank has to, with the same name."""
-
-    def make(name: str) -> Any:
-        gloo = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(**listen)]
-        options._timeout = _FOR_EVER
-        options._threads = 1
-        try:
-            return gloo(c10d.PrefixStore(name, store), place.rank, place.world_size, options)
-        except RuntimeError as exc:
-            raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc
-
-    return make
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(**listen)]
+    options._timeout = _FOR_EVER
+    options._threads = 1
+    try:
+        return gloo(c10d.PrefixStore(name, store), place.rank, place.world_size, options)
+    except RuntimeError as exc:
+        raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc
