@@ -125,9 +125,8 @@ class DistributedContext:
         """
         if compression is not None:
             if strategy is not None:
-                raise InvalidArgumentError(
-                    "strategy", strategy, "cannot be combined with compression; pass one of the two"
-                )
+                why = "cannot be combined with compression; pass one of the two"
+                raise InvalidArgumentError("strategy", strategy, why)
             pieces = None if name is None else [(name, tuple(np.shape(x)))]
             return self.all_reduce_compressed(x, op, compression, pieces, timeout=timeout, async_op=async_op)
         if (
@@ -278,19 +277,17 @@ class DistributedContext:
         """Send an array to `dst`, which must `recv` one of the same size."""
         view, group = as_view(x, "x"), self.group
         group.check_peer(dst, "dst")
-        group.tagged(tag, timeout)  # raises for an invalid tag or timeout
-        return self._between(
-            Operation("send", view.nbytes, lambda: group.send(view.flat, dst, group.tagged(tag, timeout))), async_op
-        )
+        envelope = group.tagged(tag, timeout)
+        return self._between(Operation("send", view.nbytes, lambda: group.send(view.flat, dst, envelope)), async_op)
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receive an array from `src` into `into`, and return `into`."""
         view, group = as_view(into, "into", writable=True), self.group
         group.check_peer(src, "src")
-        group.tagged(tag, timeout)
+        envelope = group.tagged(tag, timeout)
 
         def run() -> Any:
-            group.recv(view.flat, src, group.tagged(tag, timeout))
+            group.recv(view.flat, src, envelope)
             return view.finish()
 
         return self._between(Operation("recv", view.nbytes, run), async_op)
@@ -311,10 +308,10 @@ class DistributedContext:
         group = self.group
         group.check_peer(dst, "dst")
         group.check_peer(src, "src")
-        group.tagged(tag, timeout)
+        envelope = group.tagged(tag, timeout)
 
         def run() -> Any:
-            group.exchange(sent.flat, dst, received.flat, src, group.tagged(tag, timeout))
+            group.exchange(sent.flat, dst, received.flat, src, envelope)
             return received.finish()
 
         return self._between(Operation("sendrecv", sent.nbytes + received.nbytes, run), async_op)

@@ -453,9 +453,8 @@ def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
         # An array without elements cannot be cast; it has no bytes either.
         if getattr(data, "size", None) == 0:
             return memoryview(bytearray())
-        raise UnsupportedArrayError(
-            name, type(data).__name__, f"must be contiguous memory with the buffer protocol ({exc})"
-        ) from exc
+        why = f"must be contiguous memory with the buffer protocol ({exc})"
+        raise UnsupportedArrayError(name, type(data).__name__, why) from exc
 
 
 def _comm_id(parent: int, members: tuple[int, ...], twin: int | str) -> int:

@@ -83,12 +83,11 @@ def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> l
 
 def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
     """Return the place of `rank` in the ring, and the ranks before and after it."""
-    if not ring:
-        return rank, (rank - 1) % world_size, (rank + 1) % world_size
-    if sorted(ring) != list(range(world_size)):
+    if ring and sorted(ring) != list(range(world_size)):
         raise InvalidArgumentError("ring", ring, f"must contain each of the {world_size} ranks once")
-    place = ring.index(rank)
-    return place, ring[place - 1], ring[(place + 1) % world_size]
+    order = ring or range(world_size)
+    place = order.index(rank)
+    return place, order[place - 1], order[(place + 1) % world_size]
 
 
 # --- halving and doubling ---------------------------------------------------------------------------------------------

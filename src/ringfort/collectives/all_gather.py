@@ -36,11 +36,13 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
     def decide(timeout: float | None) -> Run:
         arena = group.arena(call, timeout)
+        if arena is not None:
 
-        def share(flat: Array, into: Parts, timeout: float | None = None) -> None:
-            assert arena is not None
-            with arena:
-                shared_memory.all_gather(arena, flat, into.parts, group.envelope(call, timeout))
+            def share(flat: Array, into: Parts, timeout: float | None = None) -> None:
+                with arena:
+                    shared_memory.all_gather(arena, flat, into.parts, group.envelope(call, timeout))
+
+            return share
 
         def run(flat: Array, into: Parts, timeout: float | None = None) -> None:
             envelope = group.envelope(call, timeout)
@@ -52,7 +54,7 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
             over_connections(group, flat, envelope, move)
 
-        return run if arena is None else share
+        return run
 
     return Plan.undecided(decide)
 

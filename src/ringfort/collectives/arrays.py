@@ -133,9 +133,8 @@ def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
     try:
         array = np.from_dlpack(x)
     except (TypeError, BufferError, RuntimeError, ValueError) as exc:
-        raise UnsupportedArrayError(
-            name, type(x).__name__, f"not accessible to the CPU through DLPack ({exc})"
-        ) from exc
+        why = f"not accessible to the CPU through DLPack ({exc})"
+        raise UnsupportedArrayError(name, type(x).__name__, why) from exc
     return _numpy_view(array, name, writable=writable)
 
 

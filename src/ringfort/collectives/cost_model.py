@@ -250,10 +250,9 @@ class CostModel:
 
 def tree_depth(world_size: int, arity: int) -> int:
     """Return the levels below the root of a tree of `world_size` nodes, filled level by level."""
-    depth, width, held = 0, 1, 1
-    while held < world_size:
-        width *= arity
-        held += width
+    depth, place = 0, world_size - 1  # from the last node up
+    while place > 0:
+        place = (place - 1) // arity
         depth += 1
     return depth
 

@@ -116,10 +116,9 @@ def best_means(size: int = BLOCK) -> Means:
     """Return the fastest available means for `size` elements, without importing anything."""
     if size >= SMALL:
         torch = sys.modules.get("torch")
-        if torch is not None:
-            found = _torch_means(torch)
-            if found is not None:
-                return found
+        found = None if torch is None else _torch_means(torch)
+        if found is not None:
+            return found
         ml_dtypes: Any = sys.modules.get("ml_dtypes")
         if hasattr(ml_dtypes, "bfloat16"):
             return _ml_dtypes_means(ml_dtypes.bfloat16)

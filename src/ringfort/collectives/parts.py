@@ -90,9 +90,8 @@ def as_parts(
 def check_rows(view: ArrayView, count: int, name: str = "x") -> None:
     """Raise unless the array's first axis has one row for each rank."""
     if not view.shape or view.shape[0] != count:
-        raise InvalidArgumentError(
-            name, f"array of shape {view.shape}", f"the first axis must have one part for each of {count} ranks"
-        )
+        why = f"the first axis must have one part for each of {count} ranks"
+        raise InvalidArgumentError(name, f"array of shape {view.shape}", why)
 
 
 def check_who_passes(name: str, given: object, group: Group, root: int, *, is_optional: bool = False) -> None:

@@ -114,9 +114,12 @@ _UFUNCS: Final[dict[ReduceOp, np.ufunc]] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 
-_BITWISE: Final = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
-_ORDERED: Final = frozenset({ReduceOp.MIN, ReduceOp.MAX})
-_SCALED: Final = frozenset({ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
+_MEANINGLESS: Final = (
+    ((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR), "fc", "bitwise reductions need bools or integers"),
+    ((ReduceOp.MIN, ReduceOp.MAX), "c", "complex numbers have no order"),
+    ((ReduceOp.MEAN, ReduceOp.PREMUL_SUM), "b", "bools cannot be scaled"),
+)
+"""Ops, the kinds of elements that they have no meaning for, and why."""
 
 
 def code_of(op: Op) -> int:
@@ -148,18 +151,6 @@ def _reduction(op: object) -> ReduceOp:
     if op is ReduceOp.PREMUL_SUM:
         raise InvalidArgumentError("op", op, "missing its factor; use ReduceOp.premul_sum(factor)")
     return op
-
-
-def _check_meaning(op: ReduceOp, kind: ElementType) -> None:
-    why = ""
-    if op in _BITWISE and kind.kind in "fc":
-        why = "bitwise reductions need bools or integers"
-    elif op in _ORDERED and kind.kind == "c":
-        why = "complex numbers have no order"
-    elif op in _SCALED and kind.kind == "b":
-        why = "bools cannot be scaled"
-    if why:
-        raise UnsupportedOpError(op.name, kind.name, why)
 
 
 def _factor(op: PremulSum, kind: ElementType) -> int | float:
@@ -197,7 +188,9 @@ def reducer(op: Op, kind: ElementType) -> Reducer:
 
 @cache  # at most every op with every element type
 def _reduce(op: ReduceOp, kind: ElementType) -> Reducer:
-    _check_meaning(op, kind)
+    for ops, kinds, why in _MEANINGLESS:
+        if op in ops and kind.kind in kinds:
+            raise UnsupportedOpError(op.name, kind.name, why)
     ufunc = _UFUNCS[op]
     half = _HALVES.get(kind.name)
     if half is not None:

@@ -65,11 +65,8 @@ def all_reduce(
     check_floats(view, "x")
     factor, divisor = _scales(op, view, group.world_size)
     if tensors is None and compressor.error_feedback:
-        raise InvalidArgumentError(
-            "name",
-            None,
-            "missing; a GradientCompressor keeps its error feedback by the name of the tensor: pass name='...'",
-        )
+        why = "missing; a GradientCompressor keeps its error feedback by the name of the tensor: pass name='...'"
+        raise InvalidArgumentError("name", None, why)
     pieces = Piece.row([("", view.shape)] if tensors is None else tensors)
     if (pieces[-1].stop if pieces else 0) != view.flat.size:
         raise InvalidArgumentError("tensors", tensors, f"must have the {view.flat.size} elements of the array")
@@ -120,10 +117,9 @@ def _plain(
         draft = compressor.draft(view, pieces, factor, group.rank)
     refused = np.array([0 if draft is None else draft.refused])
     counts = all_gather(group, refused, timeout=timeout).run().reshape(-1).tolist()
-    if any(counts):
-        raise NonFiniteError(
-            ", ".join(piece.name for piece in pieces), {rank: count for rank, count in enumerate(counts) if count}
-        )
+    found = {rank: count for rank, count in enumerate(counts) if count}
+    if found:
+        raise NonFiniteError(", ".join(piece.name for piece in pieces), found)
     if draft is not None:
         narrow(draft.work, view)
         op = ReduceOp.premul_sum(1) if isinstance(op, PremulSum) else op  # the factor is in already
@@ -220,7 +216,7 @@ def _power_sgd(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]
     sums = dict(zip(matrices, _add_up(exchange, list(q.values())), strict=True))
     for name, matrix in matrices.items():
         if draft.keeps:
-            lowrank.product(p[name], q[name], matrix, subtract=True)
+            lowrank.product(p[name], q[name], matrix, np.subtract)
         lowrank.product(p[name], sums[name], results[name])
     for span, total in zip(vectors, added[len(matrices) :], strict=True):
         out[span] = total
@@ -275,9 +271,8 @@ def reduce_scatter(
     compressor = compressor_of(compression)
     strategy = compressor.strategy
     if strategy.method not in (Method.NONE, Method.QUANTIZE):
-        raise InvalidArgumentError(
-            "compression", str(strategy), "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
-        )
+        why = "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
+        raise InvalidArgumentError("compression", str(strategy), why)
     view, place = as_view(x, "x"), as_view(into, "into", writable=True)
     check_floats(view, "x")
     check_floats(place, "into")

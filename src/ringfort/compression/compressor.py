@@ -90,9 +90,8 @@ class GradientCompressor:
         self.strategy = CompressionStrategy.parse(strategy)
         self.error_feedback = error_feedback
         if on_nonfinite not in get_args(OnNonfinite):
-            raise InvalidArgumentError(
-                "on_nonfinite", on_nonfinite, f"must be one of: {', '.join(get_args(OnNonfinite))}"
-            )
+            why = f"must be one of: {', '.join(get_args(OnNonfinite))}"
+            raise InvalidArgumentError("on_nonfinite", on_nonfinite, why)
         self.on_nonfinite: OnNonfinite = on_nonfinite
         self.seed = seed
         self._kept: dict[str, Kept] = {}
@@ -245,9 +244,8 @@ class Draft:
 def check_floats(view: ArrayView, name: str) -> None:
     """Raise `InvalidArgumentError` unless the elements are real floats."""
     if view.kind.kind != "f":
-        raise InvalidArgumentError(
-            f"{name}.dtype", view.kind.name, "only float16, bfloat16, float32 and float64 can be compressed"
-        )
+        why = "only float16, bfloat16, float32 and float64 can be compressed"
+        raise InvalidArgumentError(f"{name}.dtype", view.kind.name, why)
 
 
 def _load(name: object, entry: Mapping[str, Any]) -> Kept:
@@ -255,7 +253,6 @@ def _load(name: object, entry: Mapping[str, Any]) -> Kept:
     residual = np.array(entry["residual"], np.float32).reshape(-1)
     factor = None if entry["factor"] is None else np.array(entry["factor"], np.float32)
     if residual.size not in (0, prod(shape)) or count_nonfinite(residual):
-        raise InvalidArgumentError(
-            "state", str(name), f"a residual of {residual.size} elements does not fit the shape {shape}"
-        )
+        why = f"a residual of {residual.size} elements does not fit the shape {shape}"
+        raise InvalidArgumentError("state", str(name), why)
     return Kept(shape, cast("Array", residual), int(entry["step"]), factor)

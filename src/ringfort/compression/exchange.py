@@ -117,12 +117,10 @@ class Exchange:
         messages = np.empty((n, size), np.uint8)
         self._encode(draft.work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)
         self._round(messages, [size] * n)
-        found: dict[int, int] = {}
-        for peer in range(n):
-            there = Head.read(messages[peer])
+        heads = [Head.read(message) for message in messages]
+        for peer, there in enumerate(heads):
             there.check(head, peer)
-            if there.nonfinite:
-                found[peer] = there.nonfinite
+        found = {peer: there.nonfinite for peer, there in enumerate(heads) if there.nonfinite}
         if found:
             raise NonFiniteError(draft.name, found)
         return [message[SIZE:] for message in messages]

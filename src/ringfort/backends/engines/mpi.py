@@ -380,8 +380,7 @@ def _finish(request: Any, deadline: float, timeout: float) -> None:
     pause = _SHORTEST
     while not request.Test():
         if time.monotonic() > deadline:
-            raise RendezvousTimeoutError(
-                "waiting for all ranks", timeout, state="some rank has not made its MpiBackend"
-            )
+            state = "some rank has not made its MpiBackend"
+            raise RendezvousTimeoutError("waiting for all ranks", timeout, state=state)
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST)
