@@ -204,7 +204,7 @@ class Group:
             found = self._parts.setdefault(
                 kind, (make or kind)()
             )  # of two threads that ask at once, both get the first one's
-        return cast("T", found)
+        return found  # pyright: ignore[reportReturnType]
 
     def check(self) -> None:
         """Raise what ended the group, if it has ended."""

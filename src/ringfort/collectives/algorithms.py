@@ -83,11 +83,12 @@ def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> l
 
 def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
     """Return the place of `rank` in the ring, and the ranks before and after it."""
-    if ring and sorted(ring) != list(range(world_size)):
+    if not ring:
+        return rank, (rank - 1) % world_size, (rank + 1) % world_size
+    if sorted(ring) != list(range(world_size)):
         raise InvalidArgumentError("ring", ring, f"must contain each of the {world_size} ranks once")
-    order = ring or range(world_size)
-    place = order.index(rank)
-    return place, order[place - 1], order[(place + 1) % world_size]
+    place = ring.index(rank)
+    return place, ring[place - 1], ring[(place + 1) % world_size]
 
 
 # --- halving and doubling ---------------------------------------------------------------------------------------------
@@ -216,6 +217,7 @@ def _moved(step: Step, members: list[int], start: int) -> Step:
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
     """Return the links of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a
     star."""

@@ -17,6 +17,8 @@ from ringfort.collectives.reduction import ElementType, element_type, element_ty
 from ringfort.errors import UnsupportedArrayError
 from ringfort.transport.reducer import Array
 
+Finish = Callable[[], Any]
+
 
 class ArrayView:
     """An array as flat, contiguous NumPy storage. `flat` is the array's own memory where that is possible."""
@@ -27,7 +29,7 @@ class ArrayView:
         kind: ElementType,
         shape: tuple[int, ...] | None = None,
         *,
-        finish: Callable[[], Any],
+        finish: Finish,
         wrap: Callable[[Array, ElementType], Any] | None = None,
     ) -> None:
         self.flat = flat

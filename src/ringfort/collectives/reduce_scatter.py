@@ -37,8 +37,7 @@ def reduce_scatter(
         into = into or view.new(view.shape[1:])
     key = "reduce_scatter", into.kind, into.size, op, into.device, parts.whole is None
     plan = planned(group, key if isinstance(op, ReduceOp) else None, lambda: _plan(group, parts, into, op))
-    made = operation(group, "reduce_scatter", into, plan, into.finish, timeout, parts, into.flat)
-    return made._replace(nbytes=parts.nbytes)
+    return operation(group, "reduce_scatter", parts.whole or parts, plan, into.finish, timeout, parts, into.flat)
 
 
 def _plan(group: Group, parts: Parts, into: ArrayView, op: Op) -> Plan:

@@ -7,7 +7,7 @@ of bools is their OR and the product their AND. 16-bit floats have a module of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from math import isnan, nan
 from numbers import Real
 from typing import Any, Final
@@ -36,7 +36,7 @@ class ElementType:
     storage: np.dtype[Any]
     """What NumPy sees; for bfloat16, which NumPy does not know, its bits as uint16."""
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes an element."""
         return self.storage.itemsize

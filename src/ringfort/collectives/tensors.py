@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 
 from ringfort.backends.group import Group
 from ringfort.collectives import reduction
-from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.arrays import ArrayView, Finish, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.collectives.parts import Parts
 from ringfort.collectives.plan import Operation, Plan
 from ringfort.collectives.reduction import ElementType, element_type_named
 from ringfort.errors import UnsupportedArrayError
@@ -50,9 +50,9 @@ def tensor_view(x: Any, device: str) -> TensorView | None:
 
 
 def operation(
-    group: Group, name: str, view: ArrayView, plan: Plan, finish: Callable[[], Any], timeout: float | None, *arrays: Any
+    group: Group, name: str, x: ArrayView | Parts, plan: Plan, finish: Finish, timeout: float | None, *arrays: Any
 ) -> Operation:
-    """Return the operation that runs `plan` with `arrays` and returns what `finish` does. `view` is this rank's array.
+    """Return the operation that runs `plan` with `arrays` and returns what `finish` does. `x` is this rank's array.
 
     Kernels go to the stream that is the caller's now: the operation may run in another thread, where the current stream
     is another."""
@@ -62,16 +62,16 @@ def operation(
         plan.run(*arrays, timeout=timeout)
         return finish()
 
-    if not isinstance(view, TensorView) or view.tensor.device.type != "cuda":
-        return Operation(name, view.nbytes, run)
+    if not isinstance(x, TensorView) or x.tensor.device.type != "cuda":
+        return Operation(name, x.nbytes, run)
     cuda = sys.modules["torch"].cuda
-    stream = cuda.current_stream(view.tensor.device)
+    stream = cuda.current_stream(x.tensor.device)
 
     def run_there() -> Any:
         with cuda.stream(stream):
             return run()
 
-    return Operation(name, view.nbytes, run_there)
+    return Operation(name, x.nbytes, run_there)
 
 
 def scale_before(op: Op, kind: ElementType, flat: Any) -> None:
