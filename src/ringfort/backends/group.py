@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from itertools import count
-from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
@@ -126,8 +125,8 @@ class Group:
         self._links: list[Link] = [self.engine.links.get(member) for member in self.members]  # pyright: ignore[reportAttributeAccessIssue]
         self._member_set = frozenset(self.members)
         self._parts: dict[type[object], object] = {}
-        self._lock = Lock()
-        self._twins: dict[tuple[int, ...], int] = {}
+        self._twins: dict[tuple[int, ...], count[int]] = {}
+        """How many sub-groups of exactly these members there were before, which tells them apart."""
         self._arena: Arena | None = None
         self._is_arena_tried = False
         machines = [self._machines[member] for member in self.members]
@@ -176,7 +175,9 @@ class Group:
         sub.native = None
         sub.is_measured = self.is_measured and not is_brief
         sub.next_operation = count(1).__next__
-        sub.comm_id = _comm_id(self.comm_id, sub.members, self._count_twin(chosen) if label is None else label)
+        # Both functions are atomic, whatever other threads do.
+        twin = next(self._twins.setdefault(chosen, count())) if label is None else label
+        sub.comm_id = _comm_id(self.comm_id, sub.members, twin)
         sub._begin([connection.engine for connection in self.connections])
         sub.shares_memory = sub.shares_memory and not is_brief
         return sub
@@ -195,19 +196,14 @@ class Group:
             raise InvalidRankError(self.rank, len(found), members=found)
         return found
 
-    def _count_twin(self, members: tuple[int, ...]) -> int:
-        """Return how many sub-groups of exactly these members there were before, which tells them apart."""
-        with self._lock:
-            twins = self._twins.get(members, 0)
-            self._twins[members] = twins + 1
-            return twins
-
-    def part(self, kind: type[T]) -> T:
-        """Return the group's one object of `kind`, which is made when it is first asked for."""
+    def part(self, kind: type[T], make: Callable[[], T] | None = None) -> T:
+        """Return the group's one object of `kind`, which is made when it is first asked for: by `make`, if given."""
         found = self._parts.get(kind)
         if found is None:
-            found = self._parts.setdefault(kind, kind())  # of two threads that ask at once, both get the first one's
-        return cast("T", found)
+            found = self._parts.setdefault(
+                kind, (make or kind)()
+            )  # of two threads that ask at once, both get the first one's
+        return found  # pyright: ignore[reportReturnType]
 
     def check(self) -> None:
         """Raise what ended the group, if it has ended."""
@@ -418,11 +414,7 @@ class Group:
         if peer == self.rank:
             raise SelfSendError(peer)
 
-    def check_root(self, root: int) -> None:
-        """Raise `InvalidRankError` unless `root` is a rank of this group."""
-        self.check_rank(root, "root")
-
-    def check_rank(self, rank: int, name: str) -> None:
+    def check_rank(self, rank: int, name: str = "rank") -> None:
         """Raise `InvalidRankError` unless `rank` is one of this group's."""
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, self.world_size, name=name)
@@ -460,9 +452,8 @@ def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
         # An array without elements cannot be cast; it has no bytes either.
         if getattr(data, "size", None) == 0:
             return memoryview(bytearray())
-        raise UnsupportedArrayError(
-            name, type(data).__name__, f"must be contiguous memory with the buffer protocol ({exc})"
-        ) from exc
+        why = f"must be contiguous memory with the buffer protocol ({exc})"
+        raise UnsupportedArrayError(name, type(data).__name__, why) from exc
 
 
 def _comm_id(parent: int, members: tuple[int, ...], twin: int | str) -> int:

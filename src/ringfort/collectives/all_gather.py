@@ -13,7 +13,7 @@ from ringfort.collectives.parts import Parts, as_parts, check_who_passes
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import PartMemory, run_ring
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.transport.reducer import Array
 
 
@@ -24,13 +24,7 @@ def all_gather(group: Group, x: Any, *, out: Any = None, timeout: float | None =
     into = _room(group, view) if out is None else as_parts(out, "out", group.world_size, like=view, writable=True)
     key = "all_gather", view.kind, view.size, view.device, into.whole is None
     plan = planned(group, key, lambda: _plan(group, view, into))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, into, timeout=timeout)
-        return into.finish()
-
-    return Operation("all_gather", view.nbytes, in_callers_stream(view, run))
+    return operation(group, "all_gather", view, plan, into.finish, timeout, view.flat, into)
 
 
 def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
@@ -42,11 +36,13 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
     def decide(timeout: float | None) -> Run:
         arena = group.arena(call, timeout)
+        if arena is not None:
 
-        def share(flat: Array, into: Parts, timeout: float | None = None) -> None:
-            assert arena is not None
-            with arena:
-                shared_memory.all_gather(arena, flat, into.parts, group.envelope(call, timeout))
+            def share(flat: Array, into: Parts, timeout: float | None = None) -> None:
+                with arena:
+                    shared_memory.all_gather(arena, flat, into.parts, group.envelope(call, timeout))
+
+            return share
 
         def run(flat: Array, into: Parts, timeout: float | None = None) -> None:
             envelope = group.envelope(call, timeout)
@@ -58,14 +54,14 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
             over_connections(group, flat, envelope, move)
 
-        return run if arena is None else share
+        return run
 
     return Plan.undecided(decide)
 
 
 def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
     """Return at the root what `all_gather` returns, and `None` elsewhere. Only the root may pass `out`."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     rank, n = group.rank, group.world_size
     view = as_view(x, "x")
     into: Parts | None = None

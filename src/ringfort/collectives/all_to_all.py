@@ -9,12 +9,11 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, native
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.layout import LAYOUT_BYTES, pack_layout, room_for, unpack_layout
 from ringfort.collectives.parallel import over_connections
-from ringfort.collectives.parts import as_parts, check_alike, check_rows
+from ringfort.collectives.parts import LAYOUT_BYTES, as_parts, check_alike, check_rows, pack_layout, room_for
 from ringfort.collectives.plan import Operation, Plan, planned
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.reducer import Array
 
@@ -30,13 +29,7 @@ def all_to_all(group: Group, x: Any, *, out: Any = None, timeout: float | None =
     result = view.new(view.shape) if out is None else as_view(out, "out", writable=True)
     check_alike("out", result.kind, result.size, view.kind, view.size)
     plan = planned(group, ("all_to_all", view.kind, view.size, view.device), lambda: _plan(group, view))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, result.flat, timeout=timeout)
-        return result.finish()
-
-    return Operation("all_to_all", view.nbytes, in_callers_stream(view, run))
+    return operation(group, "all_to_all", view, plan, result.finish, timeout, view.flat, result.flat)
 
 
 def _plan(group: Group, view: ArrayView) -> Plan:
@@ -100,7 +93,7 @@ def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
         for dst, src in algorithms.exchange_order(rank, n):
             arriving = bytearray(LAYOUT_BYTES)
             group.exchange(layouts[dst], dst, arriving, src, envelope)
-            part = room_for(*unpack_layout(arriving, src), src)
+            part = room_for(arriving, src)
             group.exchange(views[dst].flat, dst, part.flat, src, envelope)
             result[src] = part.finish()
         return result

@@ -1,22 +1,25 @@
 """Plans that use another engine's own collectives (Gloo, MPI, NCCL), where it gives the same result as ours would. Each
-function returns a plan, or None: then the collective runs our way, over messages."""
+function returns a plan, or None: then the collective runs our way, over messages. An engine that works inside each host
+only does its part there; between the hosts it is ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ringfort.backends.engines.native import Native, Pending
+from ringfort.backends.engines.native import ByHost, Native, Pending
 from ringfort.backends.group import Group
-from ringfort.collectives import hybrid, reduction
+from ringfort.collectives import reduction
 from ringfort.collectives.arrays import ArrayView
-from ringfort.collectives.ops import Op
+from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parts import Parts
-from ringfort.collectives.plan import Plan
+from ringfort.collectives.plan import Operation, Plan
+from ringfort.collectives.reduction import ElementType
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.tensors import scale_after, scale_before
 from ringfort.config import Shape, Strategy
 from ringfort.errors import UnsupportedArrayError
+from ringfort.transport.messages import Envelope
 
 
 def all_reduce(group: Group, view: ArrayView, op: Op) -> Plan | None:
@@ -26,7 +29,7 @@ def all_reduce(group: Group, view: ArrayView, op: Op) -> Plan | None:
         return ours(view)
     call = _call(Collective.ALL_REDUCE, view, op)
     if native.by_host is not None:
-        return hybrid.all_reduce(group, native, native.by_host, op, view.kind, name, call)
+        return _all_reduce_by_host(group, native, native.by_host, op, view.kind, name, call)
 
     def begin(flat: Any) -> Pending:
         scale_before(op, view.kind, flat)
@@ -67,7 +70,7 @@ def broadcast(group: Group, view: ArrayView, root: int) -> Plan | None:
         return ours(view)
     call = _call(Collective.BROADCAST, view, root=root)
     if native.by_host is not None:
-        return hybrid.broadcast(group, native, native.by_host, root, call)
+        return _broadcast_by_host(group, native, native.by_host, root, call)
 
     def begin(flat: Any) -> Pending:
         return native.broadcast(flat, root)
@@ -93,8 +96,7 @@ def all_to_all(group: Group, view: ArrayView) -> Plan | None:
     native = group.native
     if native is None or not _suits(native, group, "all_to_all", view):
         return ours(view)
-    call = _call(Collective.ALL_TO_ALL, view)
-    return _plan(group, native, call, native.all_to_all)
+    return _plan(group, native, _call(Collective.ALL_TO_ALL, view), native.all_to_all)
 
 
 def ours(view: ArrayView) -> None:
@@ -118,11 +120,10 @@ def _plan(
     return Plan(run)
 
 
-def is_asked(group: Group, asked: Strategy | None, configured: Strategy) -> bool:
+def is_asked(group: Group, asked: Strategy) -> bool:
     """Whether the engine may run a collective: unless a person has chosen one of our ways. Host by host is how an
     engine inside each host works anyway."""
-    is_auto = asked is None and configured.shape is Shape.AUTO
-    return is_auto or (group.native is not None and group.native.by_host is not None)
+    return asked.shape is Shape.AUTO or (group.native is not None and group.native.by_host is not None)
 
 
 def _suits(native: Native, group: Group, what: str, view: ArrayView, op: str = "") -> bool:
@@ -135,3 +136,52 @@ def _suits(native: Native, group: Group, what: str, view: ArrayView, op: str = "
 def _call(what: Collective, view: ArrayView, op: Op | None = None, root: int = 0) -> bytes:
     code = 0 if op is None else reduction.code_of(op)
     return encode(what, kind=view.kind.code, count=view.size, op=code, root=root)
+
+
+# --- host by host: the engine inside each, our links between their first ranks, through the memory of the CPU ---------
+
+
+def _all_reduce_by_host(
+    group: Group, native: Native, hosts: ByHost, op: Op, kind: ElementType, name: str, call: bytes
+) -> Plan:
+    from ringfort.collectives.all_reduce import all_reduce as our_all_reduce  # which asks here first
+
+    def run(tensor: Any, timeout: float | None = None) -> None:
+        envelope = group.envelope(call, timeout)
+        group.meet(envelope)
+        scale_before(op, kind, tensor)
+        _inside(native, hosts, lambda: native.reduce(tensor, 0, name), envelope)
+        _between(hosts, tensor, lambda between, x: our_all_reduce(between, x, ReduceOp[name], timeout=timeout))
+        _inside(native, hosts, lambda: native.broadcast(tensor, 0), envelope)
+        scale_after(op, kind, tensor, group.world_size)
+
+    return Plan(run)
+
+
+def _broadcast_by_host(group: Group, native: Native, hosts: ByHost, root: int, call: bytes) -> Plan:
+    from ringfort.collectives.broadcast import broadcast as our_broadcast  # which asks here first
+
+    def run(tensor: Any, timeout: float | None = None) -> None:
+        envelope = group.envelope(call, timeout)
+        group.meet(envelope)
+        if group.hosts[root] == group.hosts[group.rank]:
+            place = hosts.local.members.index(group.members[root])
+            _inside(native, hosts, lambda: native.broadcast(tensor, place), envelope)
+        first = sorted(set(group.hosts)).index(group.hosts[root])
+        _between(hosts, tensor, lambda between, x: our_broadcast(between, x, first, timeout=timeout))
+        _inside(native, hosts, lambda: native.broadcast(tensor, 0), envelope)
+
+    return Plan(run)
+
+
+def _inside(native: Native, hosts: ByHost, begin: Callable[[], Pending], envelope: Envelope) -> None:
+    if hosts.local.world_size > 1:
+        native.carry(begin, envelope)
+
+
+def _between(hosts: ByHost, tensor: Any, prepare: Callable[[Group, Any], Operation]) -> None:
+    """Do what `prepare` prepares for the first ranks of the hosts, with a copy in the memory of the CPU."""
+    if hosts.between is not None and hosts.between.world_size > 1:
+        copy = tensor.cpu()
+        prepare(hosts.between, copy).run()
+        tensor.copy_(copy)

@@ -77,7 +77,7 @@ def _decode_array(code: int, data: memoryview) -> Any:
 
 def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
     """Return the root's object at every rank; the objects of the others are ignored."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     limit = group.config.max_object_bytes
     data = encode(obj, limit) if group.rank == root else b""
     call = signature.encode(Collective.BROADCAST_OBJECT, root=root)

@@ -55,16 +55,16 @@ class Plan:
         return plan
 
 
-class _Plans:
+class _Plans(dict[object, Plan]):
     """The plans of a group."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[object, Plan] = {}
 
 
 def planned(group: Group, key: object, make: Callable[[], Plan]) -> Plan:
-    """Return the group's plan for `key`, which tells a call from all that are not alike."""
-    known = group.part(_Plans).by_key
+    """Return the group's plan for `key`, which tells a call from all that are not alike. Without a key it is not kept:
+    for a `PremulSum`, whose factor may be another every time."""
+    if key is None:
+        return make()
+    known = group.part(_Plans)
     found = known.get(key)
     if found is None:
         if len(known) >= _REMEMBERED:

