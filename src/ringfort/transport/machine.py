@@ -53,7 +53,7 @@ def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors this process may use, which a container or `taskset` may limit."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux tells

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ringfort.bootstrap.connection import Connection
@@ -57,21 +57,21 @@ _LOOK_FOR_OTHER_CLUSTERS: Final = 0.5
 """Seconds between two looks for other clusters."""
 
 
+@dataclass(eq=False)
 class Control:
     """One peer's control plane. Call its methods in the loop."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        publish: Callable[[ClusterEvent], None],
-        work_done: Callable[[], int] | None = None,
-        *,
-        on_change: Callable[[], object] = lambda: None,
-        before_tick: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`publish` receives every event. `on_change` is called before that and whenever the core may have changed,
-        `before_tick` before every heartbeat."""
-        self.setup = setup
+    setup: Setup
+    publish: Callable[[ClusterEvent], None]
+    """Receives every event."""
+    work_done: Callable[[], int] | None = None
+    on_change: Callable[[], object] = lambda: None
+    """Called before `publish`, and whenever the core may have changed."""
+    before_tick: Callable[[], None] = lambda: None
+    """Called before every heartbeat."""
+
+    def __post_init__(self) -> None:
+        setup = self.setup
         self.core = PeerCore(
             setup.member(),
             setup.config,
@@ -79,7 +79,7 @@ class Control:
             name=setup.name,
             version=setup.version,
             ring_order=self._ring_order,
-            work_done=work_done,
+            work_done=self.work_done,
         )
         self.links = LinkTable()
         self.connector = PeerConnector(setup, self._attach, self._moved, self._measured)
@@ -97,12 +97,10 @@ class Control:
             learn=self.connector.learn,
             persist=self.votes.write,
             publish=self._on_event,
-            changed=on_change,
+            changed=self.on_change,
             before_tick=self._before_tick,
         )
         self.recent = RecentEvents()
-        self._publish = publish
-        self._on_tick = before_tick
         self._probing = asyncio.Semaphore(MAX_PROBES)
         self._tasks = BackgroundTasks()
 
@@ -155,7 +153,7 @@ class Control:
         self.votes.close(is_released=self.core.is_released)
 
     def _before_tick(self) -> None:
-        self._on_tick()
+        self.before_tick()
         self.votes.store.touch()
 
     async def _vouch(self) -> None:
@@ -270,7 +268,7 @@ class Control:
         elif contact is None or contact.link != number or contact.hello is None:
             return
         elif isinstance(message, Note):
-            self._publish(Noted(link.peer, message.topic, message.body))
+            self.publish(Noted(link.peer, message.topic, message.body))
         elif isinstance(message, MachineReport):
             self.link_metrics.on_machine_report(contact.hello, message, now)
         else:
@@ -299,10 +297,7 @@ class Control:
         """Tell the address directory which address the link with `peer` uses now, if there is a link."""
         contact = self.core.contacts.get(peer)
         link = None if contact is None else self.links.open.get(contact.link)
-        if link is None:
-            self.connector.unlinked(peer)
-        else:
-            self.connector.linked(peer, link.dialled)
+        self.connector.linked(peer, None if link is None else link.dialled)
 
     def _measured(self, address: str, found: Measurement) -> None:
         """Share the result of a probe. A control link stays on its path: only data follows the fastest one."""
@@ -324,7 +319,7 @@ class Control:
                 self._tasks.start(self._vouch())
         elif isinstance(event, EpochEnded):
             self.epoch_connections.ended(event.epoch, event.why)
-        self._publish(event)
+        self.publish(event)
 
     def _moved(self, choice: Choice) -> None:
         """Listen on the interfaces of `choice`, if they are still the current ones."""
