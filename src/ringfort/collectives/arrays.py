@@ -213,12 +213,15 @@ def _torch_view(x: Any, name: str) -> ArrayView:
             plain.copy_(dense)
         return x
 
-    def wrap(array: Array, kind: ElementType) -> Any:
-        if kind.name == "bfloat16":
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
+    return ArrayView(flat, kind, tuple(x.shape), finish=finish, wrap=wrap_torch)
 
-    return ArrayView(flat, kind, tuple(x.shape), finish=finish, wrap=wrap)
+
+def wrap_torch(array: Array, kind: ElementType) -> Any:
+    """Return a tensor of the same memory. torch does not know NumPy's bfloat16, but reads the same bits."""
+    torch = sys.modules["torch"]
+    if kind.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 # --- arrays that cannot be written ------------------------------------------------------------------------------------
