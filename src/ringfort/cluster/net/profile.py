@@ -21,11 +21,9 @@ _MAX_NAME: Final = 64
 """Characters of a name that are sent to others."""
 
 
-def this_machine(
-    peer: str, host: str, accelerators: tuple[Accelerator, ...] = (), version: str | None = None
-) -> NodeProfile:
-    """Return the profile of this machine. Detect `accelerators` and `version` unless they are given. This takes
-    milliseconds, or up to two seconds if nvidia-smi has to be called."""
+def this_machine(peer: str, host: str, accelerators: tuple[Accelerator, ...], version: str) -> NodeProfile:
+    """Return the profile of this machine. Detect its accelerators if none are given. This takes milliseconds, or up to
+    two seconds if nvidia-smi has to be called."""
     import psutil  # not at the top: the command line starts without it
 
     memory = psutil.virtual_memory().total
@@ -37,7 +35,7 @@ def this_machine(
         cores=cores(),
         memory=memory,
         accelerators=accelerators or find_accelerators(memory),
-        version=own_version() if version is None else version,
+        version=version,
     )
 
 
