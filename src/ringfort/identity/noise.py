@@ -215,7 +215,8 @@ class NoiseHandshake(HandshakeState):
             message = self.write_message(bytes(payload))
         except ValueError as exc:
             raise self._fail("The key of the other side is invalid") from exc
-        self._end(number)
+        if number == 2:
+            self._binding = self.symmetric.hash
         return message
 
     def read(self, message: bytes) -> bytes:
@@ -232,7 +233,8 @@ class NoiseHandshake(HandshakeState):
             ) from exc
         except ValueError as exc:
             raise self._fail(f"Invalid message {number}: {exc}") from exc
-        self._end(number)
+        if number == 2:
+            self._binding = self.symmetric.hash
         return payload
 
     @property
@@ -275,10 +277,6 @@ class NoiseHandshake(HandshakeState):
         if writing is not (self.initiator is (number != 2)):
             raise self._fail(f"Message {number} must be written by {'the other' if writing else 'this'} side")
         return number
-
-    def _end(self, number: int) -> None:
-        if number == 2:
-            self._binding = self.symmetric.hash
 
     def _fail(self, why: str) -> HandshakeError:
         self._failed = True
