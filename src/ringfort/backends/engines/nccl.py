@@ -39,7 +39,9 @@ class NcclBackend(TcpBackend):
     """
 
     def _check_engine(self) -> None:
-        check_cuda()
+        c10d_with("ProcessGroupNCCL", "nccl", _HOW)
+        if not sys.modules["torch"].cuda.is_available():
+            raise BackendUnavailableError("nccl", _HOW)
 
     def _start_engine(self, master: str | Sequence[str] | None) -> None:
         first = master if isinstance(master, str) else next(iter(master or ()), "")
@@ -122,10 +124,3 @@ class NcclNative(TorchNative):
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
-
-
-def check_cuda() -> None:
-    """Raise `BackendUnavailableError` unless there are a GPU and NCCL."""
-    c10d_with("ProcessGroupNCCL", "nccl", _HOW)
-    if not sys.modules["torch"].cuda.is_available():
-        raise BackendUnavailableError("nccl", _HOW)
