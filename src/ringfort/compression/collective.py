@@ -36,11 +36,11 @@ Compression = CompressionStrategy | GradientCompressor | str
 _RAW: Final = codec_of(QuantizationType.FP32)
 
 
-def compressor_of(compression: Compression) -> GradientCompressor:
+def compressor_of(compression: Compression, *, error_feedback: bool = False) -> GradientCompressor:
     """A strategy alone, or its name, keeps nothing from call to call."""
     if isinstance(compression, GradientCompressor):
         return compression
-    return GradientCompressor(compression, error_feedback=False)
+    return GradientCompressor(compression, error_feedback=error_feedback)
 
 
 def all_reduce(

@@ -12,10 +12,9 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from ringfort.backends.engines.native import warn_once
 from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.backends.mesh import MeshBackend
-from ringfort.bootstrap.terms import check_place
+from ringfort.bootstrap.terms import check_place, warn_once
 from ringfort.bootstrap.torch_store import Place, meet_at_store, open_store
 from ringfort.config import DistributedConfig
 from ringfort.errors import RendezvousError

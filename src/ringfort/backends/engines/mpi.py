@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from ringfort.backends.engines.native import Native, Pending, warn_once
+from ringfort.backends.engines.native import Native, Pending
 from ringfort.backends.group import Group
 from ringfort.backends.mesh import MeshBackend
+from ringfort.bootstrap.terms import warn_once
 from ringfort.config import DistributedConfig
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, RendezvousError, RendezvousTimeoutError
 from ringfort.transport.machine import Machine, this_machine

@@ -13,10 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ringfort.backends.engines.native import warn_once
 from ringfort.backends.engines.torch_groups import TorchNative, c10d_with, may_have
 from ringfort.backends.group import COLLECTIVE_TAG, Group
 from ringfort.backends.tcp import TcpBackend
+from ringfort.bootstrap.terms import warn_once
 from ringfort.errors import BackendUnavailableError
 from ringfort.transport.messages import Envelope
 
