@@ -8,6 +8,7 @@ __init__.pyi; each is imported when it is first used.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final
 
 import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
@@ -25,12 +26,13 @@ def register() -> None:
 
     Takes microseconds: both are imported when they are used. Raises `BackendUnavailableError`.
     """
-    from ringfort.torch.names import dist, torch  # which raises where there is no torch
-
+    if find_spec("torch") is None:
+        raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
+    dist: Any = import_module("torch.distributed")
     if not dist.is_available():
         raise BackendUnavailableError("torch.distributed", "missing in this build of torch; install one from pypi.org")
     if BACKEND.upper() not in dist.Backend._plugins:
-        has_cuda = getattr(torch._C, "_has_cuda", True)
+        has_cuda = getattr(import_module("torch")._C, "_has_cuda", True)
         devices = ["cpu", "cuda"] if has_cuda else ["cpu"]
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
         rendezvous: Any = import_module("torch.distributed.rendezvous")
