@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from hashlib import blake2b
 from itertools import count
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ringfort.backends.arena_setup import make_arena
@@ -73,48 +73,41 @@ class _Life:
         self.groups: WeakGroup[Group] = WeakGroup()
 
 
+@dataclass(eq=False, repr=False)
 class Group:
-    """One set of ranks over an engine, which has a link to each of them."""
+    """One set of ranks over an engine, which has a link to each of them.
 
-    native: Native | None = None
+    `Group()` makes the outermost group of `engines`: one for each connection that every two ranks have.
+    """
+
+    rank: int
+    config: DistributedConfig
+    engines: InitVar[Sequence[Engine]]
+    machines: Mapping[int, Machine]
+    """Where each rank of the outermost group runs; their number is its length."""
+    _: KW_ONLY
+    ring: tuple[int, ...] = ()
+    """The order in which rings visit the ranks; that of their numbers where it is empty."""
+    bandwidths: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Bytes per second between this rank and others, where they were measured before the group was formed."""
+    routes: Routes | None = None
+    is_measured: bool = False
+    """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
+    next_operation: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
+    """Returns the number of the group's next collective. Atomic, whatever other threads do."""
+    native: Native | None = field(default=None, init=False)
     """The collectives of another engine (NCCL, Gloo, MPI), where the backend has one."""
+    comm_id: int = field(default=0, init=False)
+    """The communicator id: keeps this group's messages apart from those of other groups over the same links."""
 
-    def __init__(
-        self,
-        rank: int,
-        config: DistributedConfig,
-        engines: Sequence[Engine],
-        machines: Mapping[int, Machine],
-        *,
-        ring: tuple[int, ...] = (),
-        bandwidths: Mapping[int, float] = MappingProxyType({}),
-        routes: Routes | None = None,
-        is_measured: bool = False,
-        next_operation: Callable[[], int] | None = None,
-    ) -> None:
-        """The outermost group of `engines`: one for each connection that every two ranks have. `machines` says where
-        each rank runs; the number of ranks is its length."""
-        self.rank = rank
-        self.world_size = len(machines)
-        self.config = config
-        self.comm_id = 0
-        """The communicator id: keeps this group's messages apart from those of other groups over the same links."""
+    def __post_init__(self, engines: Sequence[Engine]) -> None:
+        self.world_size = len(self.machines)
         self.members = tuple(range(self.world_size))
         """The ranks, as the outermost group numbers them."""
-        self.hosts = hosts_of(machines)
+        self.hosts = hosts_of(self.machines)
         """For each rank the lowest rank of this group on the same host."""
-        self.ring = ring
-        """The order in which rings visit the ranks; that of their numbers where it is empty."""
-        self.bandwidths = bandwidths
-        """Bytes per second between this rank and others, where they were measured before the group was formed."""
-        self.routes = routes
-        self.is_measured = is_measured
-        """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
-        self.next_operation = next_operation or count(1).__next__
-        """Returns the number of the group's next collective. Atomic, whatever other threads do."""
-        self.ranks_on_host = self.hosts.count(self.hosts[rank])
+        self.ranks_on_host = self.hosts.count(self.hosts[self.rank])
         """How many ranks this host has, of the outermost group."""
-        self._machines = machines
         self._life = _Life()
         self._begin(engines)
 
@@ -129,7 +122,7 @@ class Group:
         """How many sub-groups of exactly these members there were before, which tells them apart."""
         self._arena: Arena | None = None
         self._is_arena_tried = False
-        machines = [self._machines[member] for member in self.members]
+        machines = [self.machines[member] for member in self.members]
         self.shares_memory = (
             self.world_size > 1
             and len(set(self.hosts)) == 1
@@ -313,8 +306,7 @@ class Group:
             self.meet(envelope)
             return
         with arena:
-            self.engine.check(envelope)
-            arena.sign(envelope)
+            arena.begin(envelope)
             arena.publish()
             arena.wait_signed(envelope)
 
@@ -390,7 +382,8 @@ class Group:
 
     def traffic(self) -> Traffic:
         """Return what this process has sent and received, over all groups that share its links."""
-        return Traffic(*map(sum, zip(*(each.engine.traffic() for each in self.connections), strict=True)))
+        counts = (count for each in self.connections for count in each.engine.traffic())
+        return Traffic(*map(sum, zip(*counts, strict=True)))
 
     # --- shared memory --------------------------------------------------------------------------------------------
 

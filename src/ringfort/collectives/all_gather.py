@@ -10,10 +10,11 @@ from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.parts import Parts, as_parts, check_who_passes
-from ringfort.collectives.plan import Operation, Plan, Run, planned
+from ringfort.collectives.plan import Operation, Plan, Run, planned, unplanned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import PartMemory, run_ring
 from ringfort.collectives.tensors import operation, view_for
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
 
@@ -70,11 +71,8 @@ def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: flo
     else:
         into = _room(group, view) if out is None else as_parts(out, "out", n, like=view, writable=True)
     call = encode(Collective.GATHER, kind=view.kind.code, count=view.size, root=root)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
-
+    def run(envelope: Envelope) -> Any:
         def move(connection: Group, span: Span) -> None:
             part = slice(*span)
             if into is None:
@@ -88,7 +86,7 @@ def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: flo
         over_connections(group, view.flat, envelope, move)
         return None if into is None else into.finish()
 
-    return Operation("gather", view.nbytes, run)
+    return unplanned(group, "gather", view.nbytes, call, timeout, run)
 
 
 def _room(group: Group, view: ArrayView) -> Parts:

@@ -11,10 +11,11 @@ from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.parts import LAYOUT_BYTES, as_parts, check_alike, check_rows, pack_layout, room_for
-from ringfort.collectives.plan import Operation, Plan, planned
+from ringfort.collectives.plan import Operation, Plan, planned, unplanned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.tensors import operation, view_for
 from ringfort.errors import InvalidArgumentError
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
 
@@ -62,16 +63,14 @@ def _into(group: Group, x: Sequence[Any], out: Any, timeout: float | None) -> Op
     own, place = parts.parts[rank], into.parts[rank]
     check_alike(f"out[{rank}]", into.kind, place.size, parts.kind, own.size)
     call = encode(Collective.ALL_TO_ALL_LIST, kind=parts.kind.code)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         place[...] = own
         for dst, src in algorithms.exchange_order(rank, n):
             group.exchange(parts.parts[dst], dst, into.parts[src], src, envelope)
         return into.finish()
 
-    return Operation("all_to_all", parts.nbytes, run)
+    return unplanned(group, "all_to_all", parts.nbytes, call, timeout, run)
 
 
 def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
@@ -82,10 +81,8 @@ def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
     views = [as_view(item, f"x[{index}]") for index, item in enumerate(x)]
     layouts = [pack_layout(view.kind, view.shape) for view in views]
     call = encode(Collective.ALL_TO_ALL_LIST)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         own = views[rank].new(views[rank].shape)
         own.flat[...] = views[rank].flat
         result: list[Any] = [None] * n
@@ -98,4 +95,4 @@ def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
             result[src] = part.finish()
         return result
 
-    return Operation("all_to_all", sum(view.nbytes for view in views), run)
+    return unplanned(group, "all_to_all", sum(view.nbytes for view in views), call, timeout, run)

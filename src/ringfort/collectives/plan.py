@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ringfort.backends.group import Group
+from ringfort.transport.messages import Envelope
 
 _REMEMBERED: Final = 256
 """Plans kept of each group: programs repeat a few for ever."""
@@ -28,6 +29,14 @@ class Operation(NamedTuple):
     nbytes: int
     """Bytes of this rank's array: what the metrics count."""
     run: Callable[[], Any]
+
+
+def unplanned(
+    group: Group, name: str, nbytes: int, call: bytes, timeout: float | None, run: Callable[[Envelope], Any]
+) -> Operation:
+    """Return the operation that runs `run` with the envelope of its `call`. It is not worth a plan."""
+    group.check_timeout(timeout)
+    return Operation(name, nbytes, lambda: run(group.envelope(call, timeout)))
 
 
 class Plan:

@@ -15,7 +15,7 @@ from ringfort.collectives.all_gather import all_gather
 from ringfort.collectives.all_reduce import all_reduce as all_reduce_exactly
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
-from ringfort.collectives.plan import Operation
+from ringfort.collectives.plan import Operation, unplanned
 from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
 from ringfort.compression.codec import mix
@@ -27,6 +27,7 @@ from ringfort.compression.sparse import TopK, drawn
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.errors import InvalidArgumentError, NonFiniteError, UnsupportedOpError
 from ringfort.telemetry.metrics import DistributedMetrics
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
 Compression = CompressionStrategy | GradientCompressor | str
@@ -35,11 +36,11 @@ Compression = CompressionStrategy | GradientCompressor | str
 _RAW: Final = codec_of(QuantizationType.FP32)
 
 
-def compressor_of(compression: Compression) -> GradientCompressor:
+def compressor_of(compression: Compression, *, error_feedback: bool = False) -> GradientCompressor:
     """A strategy alone, or its name, keeps nothing from call to call."""
     if isinstance(compression, GradientCompressor):
         return compression
-    return GradientCompressor(compression, error_feedback=False)
+    return GradientCompressor(compression, error_feedback=error_feedback)
 
 
 def all_reduce(
@@ -283,10 +284,8 @@ def reduce_scatter(
     factor, divisor = _scales(op, view, n)
     pieces = Piece.row([(name or "", view.shape)])
     call = _call(Compressed.REDUCE_SCATTER, compressor, view, op)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         draft = compressor.draft(view, pieces, factor, group.rank)
         exchange = Exchange(group, envelope, strategy, draft)
         out = np.empty(place.flat.size, np.float32)
@@ -296,4 +295,4 @@ def reduce_scatter(
         exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
         return place.finish()
 
-    return Operation("reduce_scatter", view.flat.nbytes, run)
+    return unplanned(group, "reduce_scatter", view.flat.nbytes, call, timeout, run)

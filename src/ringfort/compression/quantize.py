@@ -14,7 +14,6 @@ Blocks whose largest magnitude is below 1e-36 are sent as zeros: their scale wou
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -231,15 +230,13 @@ class Signs(_Scaled):
         self._times(levels, scales, out)
 
 
-@cache
-def codec_of(kind: QuantizationType) -> ChunkCodec:
-    """The codec for `kind`."""
-    makers = {
-        QuantizationType.FP32: Whole,
-        QuantizationType.FP16: Half,
-        QuantizationType.BF16: Brain,
-        QuantizationType.INT8: lambda: Integers(127, 512),
-        QuantizationType.INT4: lambda: Integers(7, 128),
-        QuantizationType.ONE_BIT: Signs,
-    }
-    return makers[kind]()
+_CODECS: Final[dict[QuantizationType, ChunkCodec]] = {
+    QuantizationType.FP32: Whole(),
+    QuantizationType.FP16: Half(),
+    QuantizationType.BF16: Brain(),
+    QuantizationType.INT8: Integers(127, 512),
+    QuantizationType.INT4: Integers(7, 128),
+    QuantizationType.ONE_BIT: Signs(),
+}
+codec_of: Final = _CODECS.__getitem__
+"""The codec for a type."""

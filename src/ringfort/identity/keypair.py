@@ -69,7 +69,8 @@ class NodeIdentity:
         if other users can read the file, if it is damaged, or if it cannot be created.
         """
         place = key_path(Environment.from_mapping().home_folder) if path is None else Path(path).expanduser()
-        return cls(_decode(files.load_or_create(place, _new_file), place))
+        data = files.load_or_create(place, lambda: _encode(cls.ephemeral().private_bytes()))
+        return cls(_decode(data, place))
 
     @classmethod
     def ephemeral(cls) -> NodeIdentity:
@@ -155,10 +156,6 @@ them, so they would be identities without an owner."""
 
 def _without_sign(public_key: bytes) -> bytes:
     return public_key[:31] + bytes([public_key[31] & 0x7F]) if len(public_key) == 32 else b""
-
-
-def _new_file() -> bytes:
-    return _encode(Ed25519PrivateKey.generate().private_bytes_raw())
 
 
 def _encode(secret: bytes) -> bytes:

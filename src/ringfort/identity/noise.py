@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -121,41 +122,36 @@ class SymmetricState:
         return first, second
 
 
+@dataclass(kw_only=True, eq=False, repr=False)  # no repr: it would show the secrets
 class HandshakeState:
-    """One side of a handshake. Raises `InvalidTag` and `ValueError`; does not check the turns."""
+    """One side of a handshake. Raises `InvalidTag` and `ValueError`, and `InvalidKeyError` for a `psk` of the wrong
+    length; does not check the turns."""
 
-    def __init__(
-        self,
-        *,
-        initiator: bool,
-        static: X25519PrivateKey,
-        psk: bytes,
-        prologue: bytes,
-        ephemeral: X25519PrivateKey | None = None,
-    ) -> None:
-        """`ephemeral` is for tests with known bytes. Raises `InvalidKeyError` for a `psk` of the wrong length."""
-        if len(psk) != KEY_BYTES:
-            raise InvalidKeyError("psk", f"must have {KEY_BYTES} bytes, not {len(psk)}")
-        self.initiator = initiator
+    initiator: bool
+    static: X25519PrivateKey
+    psk: bytes
+    prologue: InitVar[bytes]
+    ephemeral: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+    """New for every handshake, which makes recorded traffic useless to anyone who steals a key later. Only tests with
+    known bytes pass one."""
+
+    def __post_init__(self, prologue: bytes) -> None:
+        if len(self.psk) != KEY_BYTES:
+            raise InvalidKeyError("psk", f"must have {KEY_BYTES} bytes, not {len(self.psk)}")
         self.pending = list(PATTERN)
         self.symmetric = SymmetricState()
         self.symmetric.mix_hash(prologue)
-        self._static = static
-        # New for every handshake: this makes recorded traffic useless to anyone who steals a key later.
-        self._ephemeral = ephemeral or X25519PrivateKey.generate()
-        self._psk = psk
-        self._remote_static = b""
-        self._remote_ephemeral = b""
+        self._remote_static = self._remote_ephemeral = b""
 
     def write_message(self, payload: bytes) -> bytes:
         message = b""
         for token in self.pending.pop(0):
             if token == "e":
-                public = self._ephemeral.public_key().public_bytes_raw()
+                public = self.ephemeral.public_key().public_bytes_raw()
                 self._mix_ephemeral(public)
                 message += public
             elif token == "s":
-                message += self.symmetric.encrypt_and_hash(self._static.public_key().public_bytes_raw())
+                message += self.symmetric.encrypt_and_hash(self.static.public_key().public_bytes_raw())
             else:
                 self._mix_token(token)
         return message + self.symmetric.encrypt_and_hash(payload)
@@ -179,10 +175,10 @@ class HandshakeState:
     def _mix_token(self, token: str) -> None:
         """Mix in a key agreement, named by the two keys (the initiator's first), or the pre-shared key."""
         if token == "psk":
-            self.symmetric.mix_key_and_hash(self._psk)
+            self.symmetric.mix_key_and_hash(self.psk)
             return
         ours, theirs = token if self.initiator else token[::-1]
-        private = self._ephemeral if ours == "e" else self._static
+        private = self.ephemeral if ours == "e" else self.static
         public = self._remote_ephemeral if theirs == "e" else self._remote_static
         # Raises ValueError for points of low order, which make the result zero whatever our key is.
         self.symmetric.mix_key(private.exchange(X25519PublicKey.from_public_bytes(public)))
@@ -215,7 +211,8 @@ class NoiseHandshake(HandshakeState):
             message = self.write_message(bytes(payload))
         except ValueError as exc:
             raise self._fail("The key of the other side is invalid") from exc
-        self._end(number)
+        if number == 2:
+            self._binding = self.symmetric.hash
         return message
 
     def read(self, message: bytes) -> bytes:
@@ -232,7 +229,8 @@ class NoiseHandshake(HandshakeState):
             ) from exc
         except ValueError as exc:
             raise self._fail(f"Invalid message {number}: {exc}") from exc
-        self._end(number)
+        if number == 2:
+            self._binding = self.symmetric.hash
         return payload
 
     @property
@@ -275,10 +273,6 @@ class NoiseHandshake(HandshakeState):
         if writing is not (self.initiator is (number != 2)):
             raise self._fail(f"Message {number} must be written by {'the other' if writing else 'this'} side")
         return number
-
-    def _end(self, number: int) -> None:
-        if number == 2:
-            self._binding = self.symmetric.hash
 
     def _fail(self, why: str) -> HandshakeError:
         self._failed = True

@@ -226,15 +226,10 @@ class Engine:
         """End every call of this process, now and later, with `error`. The peers are not told. Return at once."""
         self._soon(lambda: self.table.fail_all(error))
 
-    def traffic(self) -> tuple[int, int, int, int]:
-        """Return messages and bytes sent, messages and bytes received, since the start."""
-        links = self.links.values()
-        return (
-            sum(link.outbound.messages for link in links),
-            sum(link.outbound.bytes for link in links),
-            sum(link.inbound.messages for link in links),
-            sum(link.inbound.bytes for link in links),
-        )
+    def traffic(self) -> list[tuple[int, int, int, int]]:
+        """Return for each link the messages and bytes sent and those received, since the start."""
+        halves = [(link.outbound, link.inbound) for link in self.links.values()]
+        return [(out.messages, out.bytes, into.messages, into.bytes) for out, into in halves]
 
     def abandon(self) -> None:
         """In a forked child: make every later call raise. The locks may be held by threads that do not exist here."""

@@ -92,7 +92,7 @@ class Handshake:
         """
         self._data += data
         if self._is_first and not MAGIC.startswith(self._data[: len(MAGIC)]):
-            raise _not_ringfort(self._data)
+            raise ProtocolError(f"The other side is not Ringfort: it began with {bytes(self._data[:16])!r}")
         self.wants -= len(data)
         if self.wants > 0:
             return
@@ -171,10 +171,8 @@ class Handshake:
         )
 
     def _compare(self, theirs: bytes) -> None:
-        magic, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)
+        _, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)  # `feed` has looked at the magic
         _, our_version, our_mode, _, our_id = PREAMBLE.unpack(self._preamble)
-        if magic != MAGIC:
-            raise _not_ringfort(theirs)
         if version != our_version:
             raise VersionMismatchError(
                 f"The other side has protocol version {version}, this side {our_version}; run "
@@ -256,7 +254,3 @@ def _next_message(opener: Opener | None, limit: int, least: int = 0) -> Generato
     while (body := reader.next()) is None:
         reader.feed((yield reader.wants))
     return body
-
-
-def _not_ringfort(data: bytes | bytearray) -> ProtocolError:
-    return ProtocolError(f"The other side is not Ringfort: it began with {bytes(data[:16])!r}")

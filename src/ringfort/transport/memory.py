@@ -10,7 +10,7 @@ from typing import Protocol
 from ringfort.config import KIB
 from ringfort.transport.locks import Condition
 from ringfort.transport.messages import CHUNK
-from ringfort.transport.stream import Ready, ready_streams
+from ringfort.transport.stream import Ready, WatchedPoller, ready_streams
 
 _CAPACITY = 512 * KIB
 """Bytes a pipe holds: like a socket's buffer, small enough that back-pressure is met in tests."""
@@ -140,15 +140,15 @@ class MemoryStream:
         self.incoming.abandon()
 
 
-class MemoryPoller:
+class MemoryPoller(WatchedPoller):
     """Sleeps on memory streams."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
         self._condition = Condition()
         self._has_moved = False
         self._woken = False
-        self._watched: dict[int, tuple[bool, bool]] = {}
         self.streams: dict[int, MemoryStream] = {}
         self.now = clock.now
 
@@ -163,14 +163,7 @@ class MemoryPoller:
             self._woken = True
             self.notify()
 
-    def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        self._watched[peer] = (read, write)
-
-    def forget(self, peer: int) -> None:
-        self._watched.pop(peer, None)
-
-    def silent(self) -> list[tuple[int, float]]:
-        return []
+    close = wake
 
     def wait(self, deadline: float) -> list[Ready]:
         while True:
@@ -182,6 +175,3 @@ class MemoryPoller:
             with self._condition:
                 if not self._has_moved:  # else a pipe moved after it was looked at
                     self._clock.wait(self._condition, deadline)
-
-    def close(self) -> None:
-        self.wake()

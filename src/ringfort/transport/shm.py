@@ -67,7 +67,7 @@ class ShmStream(SocketEnd):
         self._sent = 0  # bytes written to the ring, ever
         self._taken = 0  # bytes read from the other, ever
         self._heard = b""  # the beginning of a counter that has not come whole
-        self._owed = b""  # counters that the socket would not take yet
+        self.owed = b""  # counters that the socket would not take yet
         self.is_over = False
         """The peer has ended its side; what is in the ring can still be read."""
 
@@ -130,7 +130,7 @@ class ShmStream(SocketEnd):
 
     def _publish(self, ring: _Ring, counter: int, value: int, sleeper: int) -> None:
         if self._is_told:
-            self._owed += _TELL.pack(value | (_TELL_READ if counter == _READ else 0))
+            self.owed += _TELL.pack(value | (_TELL_READ if counter == _READ else 0))
             self.flush()
             return
         ring.words[counter] = value
@@ -143,14 +143,9 @@ class ShmStream(SocketEnd):
 
     def flush(self) -> None:
         """Send what the socket would not take before."""
-        if self._owed:
+        if self.owed:
             with suppress(OSError):
-                self._owed = self._owed[self._sock.send(self._owed) :]
-
-    @property
-    def owes(self) -> bool:
-        """The socket would not take everything."""
-        return bool(self._owed)
+                self.owed = self.owed[self._sock.send(self.owed) :]
 
     def listen(self) -> None:
         """Take what has come over the socket: wake-ups, counters, the end."""
@@ -224,7 +219,7 @@ class LocalPoller(SocketPoller):
             if stream.is_over:
                 super().forget(peer)  # its end would be told for ever
             else:
-                self._poll.register(self._files[peer][0], select.POLLIN | (select.POLLOUT if stream.owes else 0))
+                self._poll.register(self._files[peer][0], select.POLLIN | (select.POLLOUT if stream.owed else 0))
         found = super().wait(0.0 if self._ready() else deadline)
         for ready in found:
             if ready.peer in self._local:

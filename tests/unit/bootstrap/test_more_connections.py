@@ -39,8 +39,9 @@ def test_every_two_ranks_have_so_many_connections_and_all_carry_a_large_array(gr
         sub = SubBackend(backend, (0, 1, 2))
         assert (DistributedContext(sub).all_gather(x)[:, -1] == 6).all()
         engines = [connection.engine for connection in backend.group.connections]
-        assert backend.traffic().bytes_sent == sum(engine.traffic()[1] for engine in engines)
-        return [(len(engine.links), engine.traffic()[1] > 1_000_000) for engine in engines]
+        sent = [sum(link[1] for link in engine.traffic()) for engine in engines]
+        assert backend.traffic().bytes_sent == sum(sent)
+        return [(len(engine.links), nbytes > 1_000_000) for engine, nbytes in zip(engines, sent, strict=True)]
 
     with group(3, CONFIG) as backends:
         assert results(run_ranks(backends, program)) == [[(2, True)] * 3] * 3

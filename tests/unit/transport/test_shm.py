@@ -183,7 +183,7 @@ def test_a_counter_that_could_not_be_told_is_told_later() -> None:
     except BlockingIOError:
         pass
     a.send(memoryview(b"late"))
-    assert a.owes
+    assert a.owed
     pair.pollers[0].watch(1, read=True, write=False)
     waiting = Background(pair.pollers[0].wait, pair.pollers[0].now() + 20)
     while not b.is_readable:
@@ -193,6 +193,6 @@ def test_a_counter_that_could_not_be_told_is_told_later() -> None:
         waiting = Background(pair.pollers[0].wait, pair.pollers[0].now() + 20)
     pair.pollers[0].wake()
     waiting.result()
-    assert not a.owes
+    assert not a.owed
     assert read_all(b) == b"late"
     pair.close()

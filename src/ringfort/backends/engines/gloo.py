@@ -6,21 +6,21 @@ not encrypt**: whoever is on the network can read and change what the ranks say.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from threading import Lock
 from typing import Any
 
-from ringfort.backends.engines.native import warn_once
 from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.backends.mesh import MeshBackend
-from ringfort.bootstrap.terms import check_place
+from ringfort.bootstrap.terms import check_place, warn_once
 from ringfort.bootstrap.torch_store import Place, meet_at_store, open_store
 from ringfort.config import DistributedConfig
 from ringfort.errors import RendezvousError
 from ringfort.transport.machine import this_machine
 from ringfort.transport.memory import MemoryPoller, RealClock
-from ringfort.transport.pumps import Pumps
+from ringfort.transport.pumps import Carry, Pumps
 from ringfort.transport.stream import Stream
 
 _WARNING = (
@@ -71,7 +71,8 @@ class GlooBackend(MeshBackend):
                 self._messages: Any = make("messages")
             for peer in range(world_size):
                 if peer != rank:
-                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._messages, peer), poller.notify)
+                    send, recv = (_carrier(call, peer) for call in (self._messages.send, self._messages.recv))
+                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", send, recv, poller.notify)
                     self._pumps.append(pumps)
                     streams[peer] = poller.streams[peer] = pumps.stream
 
@@ -99,17 +100,9 @@ class GlooBackend(MeshBackend):
         self._messages = None
 
 
-class _Carrier:
-    """One peer's packets."""
-
-    def __init__(self, group: Any, peer: int) -> None:
-        self._group, self._peer = group, peer
-
-    def send(self, packet: memoryview) -> None:
-        self._group.send([as_tensor(packet)], self._peer, _TAG).wait()
-
-    def recv(self, packet: memoryview) -> None:
-        self._group.recv([as_tensor(packet)], self._peer, _TAG).wait()
+def _carrier(call: Callable[..., Any], peer: int) -> Carry:
+    """Gloo's `send` or `recv` for the packets of one peer."""
+    return lambda packet: call([as_tensor(packet)], peer, _TAG).wait()
 
 
 class GlooNative(TorchNative):

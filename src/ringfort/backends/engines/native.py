@@ -7,13 +7,11 @@ Then the engine does it, and this rank waits for it as for a peer: deaths, abort
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringfort.errors import OperationTimeoutError, TransportError
@@ -23,20 +21,12 @@ from ringfort.transport.messages import Envelope
 if TYPE_CHECKING:
     from ringfort.backends.group import Group
 
-_log = logging.getLogger(__name__)
-
 _LAST_BYTES = 2.0
 """Seconds for the engine's last bytes, where the peer that is watched has done its part and said goodbye."""
 _PAUSE = 0.02
 """Seconds between two looks at an engine that does not tell when it has ended."""
 _BLAME = 1.0
 """Seconds for the links to tell which peer it was, once the engine has failed: they know within a moment."""
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Log a warning, once per process: that an engine does not encrypt."""
-    _log.warning(message)
 
 
 class ByHost(NamedTuple):

@@ -13,10 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ringfort.backends.engines.native import warn_once
 from ringfort.backends.engines.torch_groups import TorchNative, c10d_with, may_have
 from ringfort.backends.group import COLLECTIVE_TAG, Group
 from ringfort.backends.tcp import TcpBackend
+from ringfort.bootstrap.terms import warn_once
 from ringfort.errors import BackendUnavailableError
 from ringfort.transport.messages import Envelope
 
@@ -39,7 +39,9 @@ class NcclBackend(TcpBackend):
     """
 
     def _check_engine(self) -> None:
-        check_cuda()
+        c10d_with("ProcessGroupNCCL", "nccl", _HOW)
+        if not sys.modules["torch"].cuda.is_available():
+            raise BackendUnavailableError("nccl", _HOW)
 
     def _start_engine(self, master: str | Sequence[str] | None) -> None:
         first = master if isinstance(master, str) else next(iter(master or ()), "")
@@ -122,10 +124,3 @@ class NcclNative(TorchNative):
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
-
-
-def check_cuda() -> None:
-    """Raise `BackendUnavailableError` unless there are a GPU and NCCL."""
-    c10d_with("ProcessGroupNCCL", "nccl", _HOW)
-    if not sys.modules["torch"].cuda.is_available():
-        raise BackendUnavailableError("nccl", _HOW)

@@ -19,8 +19,8 @@ from ringfort import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from ringfort.backends.engines.native import warn_once
 from ringfort.bootstrap import torch_store
+from ringfort.bootstrap.terms import warn_once
 from ringfort.bootstrap.torch_store import Place
 from ringfort.testing.groups import closing_all, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
