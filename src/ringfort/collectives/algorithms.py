@@ -1,9 +1,9 @@
 """Who sends which slice to whom, and when: every algorithm as a list of steps, with no I/O.
 
-The steps are made by each rank alone, from its rank, the world size and the count. The law that holds between the plans
-of all ranks, and that a new plan must keep: the messages from one rank to another are expected in the order, and with
-the lengths, in which they are sent; and no rank ever waits for something that waits for it, even where nothing is
-buffered between ranks. Empty slices are sent like any other, so that the two sides never have to guess.
+The steps are made by each rank alone, from its rank, the world size and the count. Two rules hold between the
+steps of all ranks, and a new algorithm must keep them: a rank expects the messages of another in the order and with the
+lengths in which they are sent; and no rank waits for something that waits for it, even if nothing is buffered between
+ranks. Empty slices are sent like any other, so that neither side has to guess.
 
 Arguments are not checked here: ranks and roots are a group's, counts are sizes of arrays, arities are a `Strategy`'s.
 """
@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 from ringfort.errors import InvalidArgumentError
 
 Span = tuple[int, int]
-"""`(start, stop)`, in elements unless a plan says otherwise."""
+"""`(start, stop)`, in elements unless the function says otherwise."""
 
-Links = tuple[int | None, tuple[int, ...]]
+TreePlace = tuple[int | None, tuple[int, ...]]
 """A rank's place in a tree: its parent (`None` at the root) and its children."""
 
 _REMEMBERED: Final = 256
-"""Plans kept of each kind. Programs repeat a few sizes; a plan costs microseconds where a message costs tens."""
+"""Lists of steps that are kept for each algorithm. Programs repeat a few sizes; making a list costs microseconds."""
 
 
 class Step(NamedTuple):
@@ -172,7 +172,7 @@ def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tu
     return tuple(step for step in steps if step.dst is not None or step.src is not None)
 
 
-def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> Links:
+def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> TreePlace:
     """Return the place of `rank` in a tree from `root` that enters every other host once.
 
     What goes in one piece takes as few hops as can be: a tree of one leader a host, and one inside each host below its
@@ -196,7 +196,7 @@ def groups_of(hosts: tuple[int, ...]) -> list[list[int]]:
     return [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
 
 
-def _links_in(order: list[int], rank: int, arity: int) -> Links:
+def _links_in(order: list[int], rank: int, arity: int) -> TreePlace:
     """Return the links of `rank` in the tree that `order` fills level by level."""
     place = order.index(rank)
     first = arity * place + 1
@@ -218,7 +218,7 @@ def _moved(step: Step, members: list[int], start: int) -> Step:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
+def tree_links(rank: int, world_size: int, root: int, arity: int) -> TreePlace:
     """Return the links of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a
     star."""
     return _links_in([*range(root, world_size), *range(root)], rank, arity)
@@ -230,7 +230,7 @@ def tree_all_reduce(rank: int, world_size: int, count: int, arity: int, block: i
     return chain(reduce_up(links, count, block), broadcast_down(links, count, block))
 
 
-def reduce_up(links: Links, count: int, block: int) -> Iterator[Step]:
+def reduce_up(links: TreePlace, count: int, block: int) -> Iterator[Step]:
     """Up a tree to its root with reduces, in place: the nodes on the way hold partial reductions when it is over.
 
     A node sends on block b-1 while it receives block b, and touches no other; so one that must keep its own array can
@@ -251,7 +251,7 @@ def reduce_up(links: Links, count: int, block: int) -> Iterator[Step]:
         yield Step(parent, ready, None, None)
 
 
-def broadcast_down(links: Links, count: int, block: int) -> Iterator[Step]:
+def broadcast_down(links: TreePlace, count: int, block: int) -> Iterator[Step]:
     """From the root down a tree, in place, in blocks of `block` elements. A count of 0 is one empty message an edge."""
     parent, children = links
     ready: Span | None = None  # received, and not yet sent on

@@ -30,7 +30,7 @@ def all_gather(group: Group, x: Any, *, out: Any = None, timeout: float | None =
 
 def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
     rank, n = group.rank, group.world_size
-    by_engine = native.all_gather(group, view) if into.whole is not None else native.ours(view)
+    by_engine = native.all_gather(group, view) if into.whole is not None else native.none_for(view)
     if by_engine is not None:
         return by_engine
     call = encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.size)

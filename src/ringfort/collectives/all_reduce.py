@@ -36,12 +36,12 @@ def all_reduce(
 def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Plan:
     kind, count, nbytes = view.kind, view.size, view.nbytes
     reducer = reduction.reducer(op, kind)  # raises where they do not fit
-    by_engine = native.all_reduce(group, view, op) if native.is_asked(group, asked) else native.ours(view)
+    by_engine = native.all_reduce(group, view, op) if native.may_use_engine(group, asked) else native.none_for(view)
     if by_engine is not None:
         return by_engine
     may_share = asked.shape is Shape.AUTO and group.shares_memory
-    settled = cost_model.settle(group, asked, nbytes, kind.name)
-    told = None if may_share else settled
+    settled = cost_model.settle(group, asked, nbytes, kind.name)  # AUTO if the links have to be measured first
+    told = None if may_share else settled  # the peers compare it; ranks that share memory need no strategy
     call = encode(Collective.ALL_REDUCE, kind=kind.code, count=count, op=reduction.code_of(op), strategy=told)
     is_configured = asked is group.config.collective.all_reduce
     is_usual = isinstance(op, ReduceOp) and is_configured and kind.kind == kind.storage.kind  # not bfloat16

@@ -34,7 +34,7 @@ def broadcast(
 
 def _plan(group: Group, view: ArrayView, root: int, asked: BroadcastStrategy) -> Plan:
     kind, nbytes = view.kind, view.nbytes
-    by_engine = native.broadcast(group, view, root) if native.is_asked(group, asked) else native.ours(view)
+    by_engine = native.broadcast(group, view, root) if native.may_use_engine(group, asked) else native.none_for(view)
     if by_engine is not None:
         return by_engine
     may_share = asked.shape is Shape.AUTO and group.shares_memory
@@ -67,7 +67,7 @@ def _plan(group: Group, view: ArrayView, root: int, asked: BroadcastStrategy) ->
     return Plan.undecided(decide)
 
 
-def spread(group: Group, flat: Array, links: algorithms.Links, envelope: Envelope) -> None:
+def spread(group: Group, flat: Array, links: algorithms.TreePlace, envelope: Envelope) -> None:
     """Move the root's elements to every rank's, down a tree."""
     steps = algorithms.broadcast_down(links, flat.size, block_of(flat))
     run_steps(group, steps, Memory(flat), envelope, first=envelope._replace(sync=True))

@@ -50,7 +50,7 @@ DOUBLING_BYTES: Final = 64 * KIB
 """Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
 
 READY_BYTES: Final = 2 * MAX_FRAGMENT
-"""Up to here halving-doubling of a power of two is kept ready (fast_path.py): no more than a frame for each partner."""
+"""Up to here halving-doubling of a power of two is a persistent chain (persistent.py): one frame per partner."""
 
 TREE_ARITIES: Final = (2, 4)
 """The trees that AUTO weighs. Wider ones come close to direct, which it weighs too."""
@@ -88,7 +88,7 @@ class CostModel:
         return ready or min(self.candidates(kind), key=lambda strategy: self.predict(strategy, nbytes, element))
 
     def _ready(self, kind: type[S], nbytes: int) -> S | None:
-        """Return the strategy that is fastest because it has a fast path (fast_path.py), which the model does not know.
+        """Return the strategy that is fastest because it is a persistent chain (persistent.py): the model ignores that.
 
         Measured over TCP on one machine: at 4 B to 32 KiB 0.3 to 0.7 of the time of a tree, for 2 and 4 ranks. For two
         of them, one exchange 0.75 of the time of two halves at 128 to 256 KiB, and those 0.65 to 0.85 of a ring's up to

@@ -26,7 +26,7 @@ def all_reduce(group: Group, view: ArrayView, op: Op) -> Plan | None:
     """Every rank's array becomes the reduction of all of them, in place."""
     native, name = group.native, reduction.summed(op)
     if native is None or not _suits(native, group, "all_reduce", view, name):
-        return ours(view)
+        return none_for(view)
     call = _call(Collective.ALL_REDUCE, view, op)
     if native.by_host is not None:
         return _all_reduce_by_host(group, native, native.by_host, op, view.kind, name, call)
@@ -45,7 +45,7 @@ def reduce_scatter(group: Group, view: ArrayView, op: Op) -> Plan | None:
     """`view` has a part for each rank; the result is the reduction of this rank's parts."""
     native, name = group.native, reduction.summed(op)
     if native is None or not _suits(native, group, "reduce_scatter", view, name):
-        return ours(view)
+        return none_for(view)
 
     def begin(parts: Parts, into: Any) -> Pending:
         source = parts.whole
@@ -67,7 +67,7 @@ def broadcast(group: Group, view: ArrayView, root: int) -> Plan | None:
     """Every rank's array becomes the root's, in place."""
     native = group.native
     if native is None or not _suits(native, group, "broadcast", view):
-        return ours(view)
+        return none_for(view)
     call = _call(Collective.BROADCAST, view, root=root)
     if native.by_host is not None:
         return _broadcast_by_host(group, native, native.by_host, root, call)
@@ -82,7 +82,7 @@ def all_gather(group: Group, view: ArrayView) -> Plan | None:
     """Return a new array of shape `(world_size, *x.shape)` with every rank's array."""
     native = group.native
     if native is None or not _suits(native, group, "all_gather", view):
-        return ours(view)
+        return none_for(view)
 
     def begin(flat: Any, into: Parts) -> Pending:
         assert into.whole is not None
@@ -95,12 +95,13 @@ def all_to_all(group: Group, view: ArrayView) -> Plan | None:
     """Part i of rank j's array becomes part j of rank i's result."""
     native = group.native
     if native is None or not _suits(native, group, "all_to_all", view):
-        return ours(view)
+        return none_for(view)
     return _plan(group, native, _call(Collective.ALL_TO_ALL, view), native.all_to_all)
 
 
-def ours(view: ArrayView) -> None:
-    """No engine runs this collective. Raises `UnsupportedArrayError` if the array is where ours cannot reach it."""
+def none_for(view: ArrayView) -> None:
+    """Return None: no engine runs this collective, so one of our own plans does. Raise `UnsupportedArrayError` if the
+    array is on a device, where our plans cannot reach it."""
     if view.device is not None:
         raise UnsupportedArrayError("x", f"tensor on {view.device}", "must be a dense tensor on the CPU; pass x.cpu()")
 
@@ -120,14 +121,14 @@ def _plan(
     return Plan(run)
 
 
-def is_asked(group: Group, asked: Strategy) -> bool:
-    """Whether the engine may run a collective: unless a person has chosen one of our ways. Host by host is how an
-    engine inside each host works anyway."""
+def may_use_engine(group: Group, asked: Strategy) -> bool:
+    """Return whether an engine may run the collective: if no strategy was asked for, or if the engine works inside each
+    host, as the hierarchical strategy does."""
     return asked.shape is Shape.AUTO or (group.native is not None and group.native.by_host is not None)
 
 
 def _suits(native: Native, group: Group, what: str, view: ArrayView, op: str = "") -> bool:
-    if native.tensors_on:  # what is on a device is not for anybody else
+    if native.tensors_on:  # tensors on a device are for this engine alone
         return view.device is not None and native.takes(what, view.kind.name, op)
     least = group.config.collective.native_bytes
     return least is not None and view.nbytes >= max(1, least) and native.takes(what, view.kind.name, op)

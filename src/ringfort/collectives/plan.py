@@ -1,9 +1,9 @@
 """`Plan`: how one collective of a group runs, for arrays of one element type and size.
 
 A collective is planned, then run. Which way it takes (shared memory, the fast path of small messages, an algorithm over
-one connection or several, another engine's own collectives) is decided once, by the function `plan` of the collective's
-module, and kept on the group: the next call alike only runs it. What has to be found out for that, such as what the
-links cost, all ranks find out together in the first call.
+one connection or several, another engine's own collectives) is decided once, by `_plan` in the collective's
+module, and kept on the group: the next call like it only runs the plan. If the decision needs all ranks, for example to
+measure the links, it is made in the plan's first run, which all ranks are in (`Plan.undecided`).
 """
 
 from __future__ import annotations

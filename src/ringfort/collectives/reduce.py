@@ -94,7 +94,7 @@ def _staged(
         yield step._replace(out=out, into=into)
 
 
-def tree_links(strategy: Strategy, group: Group, root: int, flat: Array) -> algorithms.Links:
+def tree_links(strategy: Strategy, group: Group, root: int, flat: Array) -> algorithms.TreePlace:
     """Whom this rank hears from and tells in a reduce or a broadcast: a ring is a tree of one child each, direct a tree
     of one level."""
     rank, n = group.rank, group.world_size

@@ -1,4 +1,6 @@
-"""Tensors of torch's that stay where they are: seen as arrays by engines that work on the device."""
+"""What every collective begins and ends with: `view_for` the caller's array, and the `operation` that runs its plan.
+
+Tensors on a device stay there: engines that work on the device see them as arrays."""
 
 from __future__ import annotations
 

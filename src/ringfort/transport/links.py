@@ -1,7 +1,17 @@
 """`Link`: one peer; and `LinkTable`: all links of one process, the jobs posted on them, and what has failed.
 
-It moves one system call's worth of bytes at a time, and it decides what the end of a message, a communicator, a peer or
-the whole process means for the other jobs. It knows nothing of threads: only the leader of the engine calls it, except
+It moves one system call's worth of bytes at a time, and it decides what an end means for the other jobs:
+
+    what ends                         method              who is told               error of the jobs that need it
+    a job, by its timeout             time_out            the communicator, if any  OperationTimeoutError
+    a collective, by disagreement     mismatch            the communicator          CollectiveMismatchError
+    a communicator, for any reason    fail_comm           its members, once         that of the reason
+    a link, by an error or its end    end_after           every collective with it  PeerLostError, ProtocolError, ...
+    a peer that another part reports  lose                every collective with it  PeerLostError
+    everything in this process        fail_all, abort,    all peers, or none        AbortedError, ChannelClosedError
+                                      close, drop
+
+It knows nothing of threads: only the leader of the engine calls it, except
 where a method says otherwise. Nothing here waits, except `close` and `abort`, which give their last frames a moment.
 """
 
@@ -186,7 +196,7 @@ class LinkTable:
         try:
             return link.write()
         except OSError as exc:
-            self.failed(link, exc)
+            self.end_after(link, exc)
             return True
 
     def read(self, link: Link) -> bool:
@@ -197,7 +207,7 @@ class LinkTable:
             if not link.read():
                 return False
         except (OSError, EOFError) as exc:
-            self.failed(link, exc)
+            self.end_after(link, exc)
             return True
         self.after_read(link)
         return True
@@ -248,7 +258,7 @@ class LinkTable:
             try:
                 abort_reason = abort_reasons.decode(event.payload)
             except ProtocolError as exc:
-                self.failed(link, exc)
+                self.end_after(link, exc)
                 return
             if not isinstance(abort_reason, Aborted):
                 self.fail_comm(header.comm_id, None, abort_reason)
@@ -319,31 +329,31 @@ class LinkTable:
 
     # --- the end of one peer --------------------------------------------------------------------------------------
 
-    def failed(self, link: Link, exc: OSError | EOFError) -> None:
+    def end_after(self, link: Link, exc: OSError | EOFError) -> None:
         """End `link`: reading or writing it raised `exc`."""
         if isinstance(exc, (ProtocolError, TamperedError)):
             kind, peer = TamperedError if isinstance(exc, TamperedError) else ProtocolError, link.peer
             why = exc.why if isinstance(exc, TamperedError) else f"Invalid data from rank {peer}: {exc}"
             self.lose(link, lambda: kind(why, peer=peer), str(exc))
         elif isinstance(exc, EOFError):
-            self._ended(link, _WITHOUT_GOODBYE)
+            self._end_peer(link, _WITHOUT_GOODBYE)
         else:
-            self.broken(link, f"connection broken ({exc.strerror or exc})")
+            self.end_broken(link, f"connection broken ({exc.strerror or exc})")
 
-    def broken(self, link: Link, reason: str = _WITHOUT_GOODBYE) -> None:
+    def end_broken(self, link: Link, reason: str = _WITHOUT_GOODBYE) -> None:
         """End `link`: the kernel says that the connection is gone. What the peer sent before is read first, because it
         may name another rank. That is no more than a socket holds, so the limit of the inbox does not matter."""
         try:
             while link.error is None and link.read():
                 self._settle(link)
         except (ProtocolError, TamperedError) as found:
-            self.failed(link, found)
+            self.end_after(link, found)
         except (OSError, EOFError):
             pass  # the end that is reported below
         if link.error is None:
-            self._ended(link, reason)
+            self._end_peer(link, reason)
 
-    def _ended(self, link: Link, reason: str) -> None:
+    def _end_peer(self, link: Link, reason: str) -> None:
         peer, goodbye = link.peer, link.goodbye
         if goodbye is None:
             self.lose(link, lambda: PeerLostError(peer, reason), reason)

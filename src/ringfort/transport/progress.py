@@ -194,7 +194,7 @@ class Progress:
             if ready.writable and not table.write(link) and link.error is None:
                 table.update_watch(link)  # nothing is left to write there
             if ready.readable and not table.read(link) and link.inbound.is_full:
-                table.broken(link)  # a hang-up: nothing else is looked for on a link that is full
+                table.end_broken(link)  # a hang-up: nothing else is looked for on a link that is full
         return bool(events)
 
 

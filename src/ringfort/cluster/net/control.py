@@ -2,7 +2,7 @@
 
     core: PeerCore                      decides who leads, who is lost and which epoch follows. No I/O
     driver: CoreDriver                  tells the core what happens and carries out its instructions
-    links: LinkTable                    the open control links
+    links: ControlLinks                    the open control links
     connector, listener                 dial peers and accept their connections
     votes: VoteWriter                   keeps the core's votes on the disk
     link_metrics: LinkMetrics           measured speeds, and the ring order that follows from them
@@ -33,7 +33,7 @@ from ringfort.cluster.diagnosis.recent_events import RecentEvents
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE
 from ringfort.cluster.net.connector import PeerConnector
-from ringfort.cluster.net.control_link import ControlLink, LinkTable
+from ringfort.cluster.net.control_link import ControlLink, ControlLinks
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.core_driver import CoreDriver
 from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
@@ -81,7 +81,7 @@ class Control:
             ring_order=self._ring_order,
             work_done=self.work_done,
         )
-        self.links = LinkTable()
+        self.links = ControlLinks()
         self.connector = PeerConnector(setup, self._attach, self._moved, self._measured)
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)

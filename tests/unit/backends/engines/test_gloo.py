@@ -130,6 +130,6 @@ def test_a_person_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_store._where_to_listen(place(), ["", ""], machines, "eth8") == {"interface": "eth8"}
 
 
-def test_where_nothing_is_known_the_person_is_asked() -> None:
+def test_where_nothing_is_known_the_person_may_use_engine() -> None:
     with pytest.raises(ConfigError, match="name the network interface"):
         torch_store._where_to_listen(place(), ["", ""], {0: HERE, 1: THERE}, None)
