@@ -229,7 +229,8 @@ class OperationTimeoutError(DistributedError, TimeoutError):
     is_recoverable = True
 
     def __init__(self, what: str, timeout: float, *, peer: int | str | None = None, state: str = "") -> None:
-        super().__init__(f"Timeout after {timeout:g} s: {what}{_state(state)}", peer=peer)
+        # torch's own tests, and people who search their logs, look for the word by itself.
+        super().__init__(f"Exceeded the timeout of {timeout:g} s: {what}{_state(state)}", peer=peer)
         self.timeout = timeout
 
 

@@ -365,7 +365,7 @@ def test_a_launcher_that_dies_ends_the_run_on_the_other_machine_too() -> None:
 def test_when_nobody_comes_it_says_what_to_try() -> None:
     code, out, err = run("--nodes", "2", "--timeout", "2", WORKER, "tell")
     assert (code, out) == (1, "")
-    assert "error: Timeout after 2 s: waiting for 2 machines\n  no other peer was seen\n" in err
+    assert "error: Exceeded the timeout of 2 s: waiting for 2 machines\n  no other peer was seen\n" in err
     assert "ringfort doctor" in err
     assert "at least" not in err  # how many it waits for is said once, at the start
 

@@ -120,7 +120,7 @@ def test_ranks_that_call_different_things_are_told_what_each_called(zygote: Zygo
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_of_the_group_is_over(zygote: Zygote) -> None:
     words = zygote.run("timeout", 2)[0]
-    assert "Timeout after 0.5 s: " in words
+    assert "Exceeded the timeout of 0.5 s: " in words
     assert "waiting for rank 1" in words
 
 

@@ -34,7 +34,7 @@ def test_a_process_that_is_alone_says_what_to_try(zygote: Zygote) -> None:
 
 def test_a_rank_without_rank_0_gives_up_when_the_time_is_over_and_options_of_nobody_are_refused(zygote: Zygote) -> None:
     missing, options = zygote.run("no_rank_0", 1)[0]
-    assert "Timeout after 0.3 s: waiting for rank 0" in missing
+    assert "Exceeded the timeout of 0.3 s: waiting for rank 0" in missing
     assert "must be None; set environment variables such as RINGFORT_SHM" in options
 
 

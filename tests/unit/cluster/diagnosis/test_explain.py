@@ -58,13 +58,13 @@ def test_in_the_error_what_failed_is_a_line_of_its_own() -> None:
     error = str(RendezvousTimeoutError("waiting for 2 machines", 5.0, state="\n".join(words(no_answer=["a:1 (shut)"]))))
     lines = error.splitlines()
     assert lines[:3] == [
-        "Timeout after 5 s: waiting for 2 machines",
+        "Exceeded the timeout of 5 s: waiting for 2 machines",
         "  no other peer was seen",
         "  no answer from: a:1 (shut)",
     ]
     assert all(len(line) <= 100 for line in lines)
     short = RendezvousTimeoutError("waiting for rank 0", 5.0, state="rank 1: refused")
-    assert str(short) == "Timeout after 5 s: waiting for rank 0; rank 1: refused"
+    assert str(short) == "Exceeded the timeout of 5 s: waiting for rank 0; rank 1: refused"
 
 
 def test_who_waits_for_an_earlier_group_is_told_so_though_nobody_was_seen() -> None:
