@@ -30,6 +30,7 @@ from ringfort.training.elastic.checkpoint import CheckpointFolder, Saved, Stamp
 from ringfort.training.elastic.checkpoint_writer import CheckpointWriter, is_due
 from ringfort.training.elastic.dealing import MAX_PARTS, Data
 from ringfort.training.elastic.donor import Donor
+from ringfort.training.elastic.launched import with_launcher
 from ringfort.training.elastic.learner import Fetched, Learner
 from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_share, is_finite
 from ringfort.training.elastic.membership import Membership
@@ -542,8 +543,8 @@ def _check_data(data: Data) -> Data:
 def elastic(
     state: Any,
     *,
-    nodes: str | int = "1:",
-    name: str = "elastic",
+    nodes: str | int | None = None,
+    name: str | None = None,
     checkpoint: str | None = None,
     checkpoint_every: int = 100,
     keep: int = 3,
@@ -554,35 +555,28 @@ def elastic(
     """Return the handle on a run that machines join and leave while it goes on.
 
     `state` is a dict or a list of arrays and plain values, which the program changes in place: everything that a
-    machine needs to continue. `nodes` is the least and the largest number of members, such as `"2:8"`. Programs with
-    the same `name`, state and data are members of one run. With `checkpoint`, a folder on this machine's disk, the
-    state is saved every `checkpoint_every` steps, and a run that lost all its members continues with the newest.
+    machine needs to continue. `nodes` is the least and the largest number of members, such as `"2:8"` (by default 1 and
+    no limit). Programs with the same `name` (by default the script's), state and data are members of one run. With
+    `checkpoint`, a folder on this machine's disk, the state is saved every `checkpoint_every` steps, and a run that
+    lost all its members continues with the newest.
     `patience` is how many seconds a silent machine is waited for.
 
-    Raises `InvalidArgumentError` and `UnsupportedArrayError` for invalid arguments.
+    What is left out comes from `ringfort run --elastic`, if that has started the program.
+
+    Raises `InvalidArgumentError` and `UnsupportedArrayError` for invalid arguments, and `ConfigError` if the arguments
+    contradict the options of `ringfort run --elastic`.
     """
     if isinstance(checkpoint_every, bool) or checkpoint_every < 1:
         raise InvalidArgumentError("checkpoint_every", checkpoint_every, "must be a whole number of at least 1")
+    told = with_launcher(nodes, name, patience)
     return ElasticRun(
         state,
-        nodes=_node_range(nodes),
-        name=name,
+        nodes=told.nodes,
+        name=told.name,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         keep=keep,
         config=config,
         group=group,
-        patience=patience,
+        patience=told.patience,
     )
-
-
-def _node_range(nodes: str | int) -> tuple[int, int | None]:
-    first, colon, last = str(nodes).partition(":")
-    try:
-        fewest = int(first)
-        most = (int(last) if last else None) if colon else fewest
-    except ValueError:
-        raise InvalidArgumentError("nodes", nodes, "must be MIN:MAX, such as 2:8, or one number") from None
-    if fewest < 1 or (most is not None and most < fewest):
-        raise InvalidArgumentError("nodes", nodes, "must be MIN:MAX with 1 <= MIN <= MAX")
-    return fewest, most

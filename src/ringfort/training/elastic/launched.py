@@ -1,0 +1,79 @@
+"""What a program says in `elastic(...)`, together with what `ringfort run --elastic` has told it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from ringfort.config import (
+    DEFAULT_PATIENCE,
+    MAX_ELASTIC_NAME,
+    Environment,
+    check_timeout,
+    elastic_name,
+    member_range,
+    patience_of,
+)
+from ringfort.errors import ConfigError
+
+NODES: Final = "1:"
+"""Unless somebody says how many members a run has: at least this one, and no limit."""
+NAME: Final = "elastic"
+"""The name of a run whose program has no script, such as an interactive one."""
+
+T = TypeVar("T")
+
+
+class Told(NamedTuple):
+    """The settings of a run, from the program, its launcher and the defaults."""
+
+    nodes: tuple[int, int | None]
+    name: str
+    patience: float
+
+
+def with_launcher(nodes: str | int | None, name: str | None, patience: float | None) -> Told:
+    """Complete the arguments of `elastic()` with those of the launcher, and tell the launcher of the call.
+
+    Raises `ConfigError` for an invalid argument, and for one that contradicts the launcher's: neither the person who
+    wrote the program nor the one who started it may be overruled silently.
+    """
+    told = Environment.from_mapping()
+    if told.elastic_file is not None:
+        with suppress(OSError), Path(told.elastic_file).open("r+b") as file:  # gone with its launcher: nobody asks
+            file.write(b"1")
+        _same("patience", patience, told.patience, "--patience", "RINGFORT_PATIENCE")
+    given = None if nodes is None else member_range(nodes)
+    option = None if told.elastic_nodes is None else member_range(told.elastic_nodes)
+    if given is not None and option is not None and given != option:
+        raise _contradiction("nodes", nodes, told.elastic_nodes, "--nodes", "RINGFORT_ELASTIC_NODES")
+    if name is not None and (why := elastic_name(name)):
+        raise ConfigError("name", name, why)
+    _same("name", name, told.elastic_name, "--name", "RINGFORT_ELASTIC_NAME")
+    if patience is not None:
+        check_timeout(patience, "patience")
+    return Told(
+        given or option or member_range(NODES),
+        name or told.elastic_name or _script_name(),
+        patience_of(patience, DEFAULT_PATIENCE),
+    )
+
+
+def _same(name: str, given: T | None, told: T | None, option: str, variable: str) -> None:
+    if given is not None and told is not None and given != told:
+        raise _contradiction(name, given, told, option, variable)
+
+
+def _contradiction(name: str, given: object, told: object, option: str, variable: str) -> ConfigError:
+    why = f"contradicts {variable}={told}, which `ringfort run --elastic {option}` sets; leave one of the two out"
+    return ConfigError(name, given, why)
+
+
+def _script_name() -> str:
+    """Return the name of the script without its folder, which may differ between machines; of a package its name."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    is_script = name.isprintable() and not name.startswith("-")  # `python -c` and `-m` put their letter here
+    return name[:MAX_ELASTIC_NAME] or NAME if is_script else NAME
