@@ -38,6 +38,7 @@ PUBLIC = [
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "ElasticRun",
     "ElectionConfig",
     "ElectionEvent",
     "ElectionManager",
@@ -99,6 +100,7 @@ PUBLIC = [
     "SimulatedBackend",
     "SizeMismatchError",
     "StateTransferError",
+    "Step",
     "SubBackend",
     "TamperedError",
     "TcpBackend",
@@ -108,6 +110,7 @@ PUBLIC = [
     "VersionMismatchError",
     "Work",
     "WorldSizeMismatchError",
+    "elastic",
     "init",
     "join",
 ]
