@@ -34,6 +34,8 @@ from ringfort.launch.run_options import ElasticOptions
 
 LEAVE_SECONDS: Final = 60.0
 """How long ranks may take to leave the run after a signal: to finish a step and write the last checkpoint."""
+MAX_CAUSE: Final = 200
+"""Characters of a rank's last line in the message about its crash: the line itself was printed before."""
 _PLACE: Final = (
     *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("RINGFORT_MASTER", "RINGFORT_LISTEN_FD", STEP_FILE),
@@ -195,7 +197,8 @@ class _ElasticLauncher:
         wait = None if failure.is_final else rank.restarts.crashed(lived)
         if wait is not None:
             rank.start_at = now + wait
-            last = f" ({failure.tail[-1].strip()})" if failure.tail else ""
+            # What a rank said before a signal ended it is not the cause.
+            last = f" ({failure.tail[-1].strip()[:MAX_CAUSE]})" if failure.tail and failure.exit_code > 0 else ""
             self._say(f"{what}{last}; starting it again in {wait:g} s, restart {_of(rank.restarts)}")
             return
         rank.failure = failure
