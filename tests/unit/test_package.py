@@ -74,6 +74,7 @@ PUBLIC = [
     "NodeIdentity",
     "NodeProfile",
     "NonFiniteError",
+    "NonFiniteStepError",
     "NotEstablishedError",
     "ObjectTooLargeError",
     "OperationTimeoutError",

@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Told(NamedTuple):
     """The settings of a run, from the program, its launcher and the defaults."""
 
-    nodes: tuple[int, int | None]
+    nodes: str | int
     name: str
     patience: float
 
@@ -45,17 +45,16 @@ def with_launcher(nodes: str | int | None, name: str | None, patience: float | N
         with suppress(OSError), Path(told.elastic_file).open("r+b") as file:  # gone with its launcher: nobody asks
             file.write(b"1")
         _same("patience", patience, told.patience, "--patience", "RINGFORT_PATIENCE")
-    given = None if nodes is None else member_range(nodes)
-    option = None if told.elastic_nodes is None else member_range(told.elastic_nodes)
-    if given is not None and option is not None and given != option:
-        raise _contradiction("nodes", nodes, told.elastic_nodes, "--nodes", "RINGFORT_ELASTIC_NODES")
+    option = told.elastic_nodes
+    if nodes is not None and member_range(nodes) != member_range(option or nodes):
+        raise _contradiction("nodes", nodes, option, "--nodes", "RINGFORT_ELASTIC_NODES")
     if name is not None and (why := elastic_name(name)):
         raise ConfigError("name", name, why)
     _same("name", name, told.elastic_name, "--name", "RINGFORT_ELASTIC_NAME")
     if patience is not None:
         check_timeout(patience, "patience")
     return Told(
-        given or option or member_range(NODES),
+        (option or NODES) if nodes is None else nodes,
         name or told.elastic_name or _script_name(),
         patience_of(patience, DEFAULT_PATIENCE),
     )

@@ -21,7 +21,7 @@ def test_without_a_launcher_a_run_has_the_scripts_name_and_any_number_of_members
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/home/me/train.py"])
-    assert with_launcher(None, None, None) == ((1, None), "train.py", 10.0)
+    assert with_launcher(None, None, None) == ("1:", "train.py", 10.0)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_the_launcher_decides_what_the_program_leaves_open(monkeypatch: pytest.M
     monkeypatch.setenv("RINGFORT_ELASTIC_NODES", "2:8")
     monkeypatch.setenv("RINGFORT_ELASTIC_NAME", "mine")
     monkeypatch.setenv("RINGFORT_PATIENCE", "3")
-    assert with_launcher(None, None, None) == ((2, 8), "mine", 3.0)
+    assert with_launcher(None, None, None) == ("2:8", "mine", 3.0)
 
 
 def test_the_program_decides_what_the_launcher_leaves_open() -> None:
-    assert with_launcher("2:", "mine", 3.0) == ((2, None), "mine", 3.0)
-    assert with_launcher(4, "mine", 3.0).nodes == (4, 4)
+    assert with_launcher("2:", "mine", 3.0) == ("2:", "mine", 3.0)
+    assert with_launcher(4, None, None).nodes == 4
 
 
 def test_the_same_in_other_words_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGFORT_ELASTIC_NODES", "2:2")
-    assert with_launcher(2, None, None).nodes == (2, 2)
+    assert with_launcher(2, None, None).nodes == 2
 
 
 @pytest.mark.parametrize(
