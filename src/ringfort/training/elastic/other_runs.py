@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from threading import Lock
 from typing import Final
 
@@ -17,8 +18,11 @@ _log = logging.getLogger("ringfort.elastic")
 
 _MOST: Final = 1024
 """Peers whose notes are kept."""
-_AGAIN: Final = 2.0
-"""Seconds after which peers that are elsewhere are told again how far this run is."""
+_AGAIN: Final = 1.0
+"""Seconds after which peers are told again which run this is: those of other runs come without an event."""
+_YOUNG: Final = 60.0
+"""Seconds after the start of a program; later it is `_SELDOM` that it tells."""
+_SELDOM: Final = 15.0
 
 
 class OtherRuns:
@@ -28,32 +32,30 @@ class OtherRuns:
     with where it is itself, which only grows, so at most one of them gives way.
     """
 
-    def __init__(self, mine: RunNote, where: Callable[[], Mark], tell: Callable[[bytes, str | None], None]) -> None:
+    def __init__(
+        self, mine: RunNote, where: Callable[[], Mark], tell: Callable[[bytes, str | None], None], now: float
+    ) -> None:
         """`where` returns where this program is, and `tell` sends a note to a peer or to all."""
         self._mine = mine
         self._where = where
         self._tell = tell
         self._lock = Lock()
         self._notes: dict[str, RunNote] = {}
-        self._names: dict[str, str] = {}
-        self._told_at = 0.0
+        self._begun_at = now
+        self._told_at = -inf
         self._warned: set[str] = set()
 
     def announce(self, now: float) -> None:
-        """Tell all peers which run this is."""
-        self._told_at = now
-        self._send(None, is_answer=False)
-
-    def remind(self, now: float) -> None:
-        """Tell others again, if there are any that follow another branch."""
-        if now >= self._told_at + _AGAIN and self._others():
-            self.announce(now)
+        """Tell all peers which run this is, unless they were told a moment ago."""
+        is_young = now < self._begun_at + _YOUNG or self._others()
+        if now >= self._told_at + (_AGAIN if is_young else _SELDOM):
+            self._told_at = now
+            self._send(None, is_answer=False)
 
     def on_event(self, event: ClusterEvent) -> None:
         """Take an event of the cluster."""
         match event:
-            case PeerJoined(peer=peer, name=name):
-                self._names[peer] = name
+            case PeerJoined(peer=peer):
                 self._send(peer, is_answer=False)
             case PeerLost(peer=peer):
                 with self._lock:
@@ -68,9 +70,9 @@ class OtherRuns:
                 if not note.is_answer:
                     self._send(peer, is_answer=True)
                 why = differences(self._mine, note)
-                if why and peer not in self._warned and len(self._warned) < _MOST:
-                    self._warned.add(peer)
-                    _log.warning("The run %r of %s is another one: %s", note.name, self._name(peer), why)
+                if why and note.run not in self._warned and len(self._warned) < _MOST:
+                    self._warned.add(note.run)
+                    _log.warning("The run %r of %s is another one: %s", note.name, note.machine or peer, why)
             case _:
                 pass
 
@@ -80,7 +82,7 @@ class OtherRuns:
         mine = self._rank()
         for peer, note in self._others().items():
             if note.run != self._mine.run and note.rank > mine:
-                return f"{self._name(peer)} has a run of this name that differs: {differences(self._mine, note)}"
+                return f"{note.machine or peer} has a run of this name that differs: {differences(self._mine, note)}"
         return ""
 
     def better(self) -> tuple[str, ...]:
@@ -106,6 +108,3 @@ class OtherRuns:
     def _send(self, peer: str | None, *, is_answer: bool) -> None:
         with suppress(DistributedError):  # the peer has gone, or this node is closing
             self._tell(at(self._mine, self._where(), is_answer=is_answer), peer)
-
-    def _name(self, peer: str) -> str:
-        return self._names.get(peer) or peer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError, NonFiniteStepError
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.donor import Donor
@@ -54,6 +56,8 @@ _FORM: Final = 20.0
 """Seconds to form the group of an epoch; after a failure it is tried again."""
 _PAUSE: Final = 1.0
 """Seconds that members wait at the end of a step for a learner that has caught up."""
+_LOOK: Final = 0.1
+"""Seconds between two looks at whether a learner has come meanwhile."""
 _NO_PAUSE: Final = 10.0
 """Seconds until the next pause, if a learner was not seated: it may be of a machine that is too busy."""
 _NOTICE: Final = 5.0
@@ -83,7 +87,7 @@ class Participant:
         self.is_in_step = False
         """Whether the program was given a micro-batch and no result since."""
         self._options = options
-        note = note_of(options.name, data, state.manifest())
+        note = note_of(options.name, data, state.manifest(), socket.gethostname())
         self._exchange = Exchange(self.local, TokenCodec(data.parts(data.span(0))))
         self._fork: tuple[int, int] | None = None
         """Step and cursor of a state in memory whose run has ended."""
@@ -100,12 +104,11 @@ class Participant:
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.replica.saved = self.checkpoints.step
         self.donor = Donor(lambda: self.local.layout, busy=lambda: self._is_reducing)
-        self.others = OtherRuns(note, lambda: self.replica.mark, self._tell)
+        self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
         self.members = Membership(
             options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
         )
-        self.others.announce(time.monotonic())
         self._script = self._live()
 
     # --- called by the program's thread -------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ class Participant:
                 self.copy.interrupt()  # it is seated with the state that it has
             case PeerLost(peer=peer, why=why):
                 self.journal.lost(peer, why)
-            case Waiting(why=why):
+            case Waiting(why=why) if not (why.endswith(TOO_FEW) and self.replica.mark.branch):  # `waits` says that
                 self.journal.say(f"Waiting: {why}")
             case _:
                 pass
@@ -236,6 +239,7 @@ class Participant:
     def _live(self) -> Generator[Turn | Done, None, None]:
         while not self.is_finished and not self.is_leaving:
             epoch = self.members.epoch
+            self.others.announce(time.monotonic())
             self._check_others(epoch)
             gives_way = epoch is not None and bool(self.others.better())
             if epoch is None or gives_way:
@@ -248,6 +252,12 @@ class Participant:
                 self._end_of(epoch, exc)
             finally:
                 self.is_busy = False
+        if self.is_in_step:
+            # The run has finished, or cannot go on when this member wants to leave. The program applies zeros, and
+            # what that may change, such as a momentum, is undone.
+            mark, image = self.replica.mark, self.state.image()
+            yield Done(Result(mark.branch, mark.step, mark.cursor), 0.0, 0.0, is_overtaken=True)
+            self.state.load(image)
 
     def _check_others(self, epoch: Epoch | None) -> None:
         """Raise `InvalidArgumentError` if another run has this one's name and stays."""
@@ -285,7 +295,7 @@ class Participant:
             instruction: Instruction = script.send(value)
             value = None
             match instruction:
-                case Compute() | Reduce() if self.is_finished or self.is_leaving:
+                case Compute() | Reduce() if self.is_finished or (self.is_leaving and not self.is_in_step):
                     return
                 case Compute():
                     yield from self._compute(instruction, epoch)
@@ -352,7 +362,7 @@ class Participant:
         if any(token.wants_image for token in apply.tokens):
             self.donor.offer(self.state.image(), mark, epoch)
         self.checkpoints.save(mark, epoch, me, self.state, is_last=mark.step >= self.total and not result.is_state)
-        self.others.remind(now)
+        self.others.announce(now)
 
     def done(self, result: Result, *, is_finite: bool) -> Done:
         """Return what the program is given to apply."""
@@ -373,10 +383,14 @@ class Participant:
         """Wait at the end of a step for learners to be seated, or for more members."""
         if len(epoch.peers) < self._options.fewest:
             self.journal.waits(self._options.fewest)
-        self.is_busy = False
+        self.is_busy = False  # nothing is to be finished if a signal comes now
         self.members.tell(self.replica.fence(0), is_ready=True)
-        if self.members.wait_for_end(epoch, _PAUSE):
-            raise Fenced(f"{epoch} has ended")
+        deadline = time.monotonic() + _PAUSE
+        while (left := deadline - time.monotonic()) > 0:
+            if self.members.wait_for_end(epoch, min(left, _LOOK)):
+                raise Fenced(f"{epoch} has ended")
+            if self.donor.wants_image:  # below the minimum no step ends, with which one would be made
+                self.donor.offer(self.state.image(), self.replica.mark, epoch)
         self.is_busy = True
         self.members.tell(self.replica.fence(0), is_ready=False)
         self._no_pause_before = time.monotonic() + _NO_PAUSE

@@ -30,6 +30,7 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaves: _Number
     """The number of arrays and values in the state."""
     shapes: dict[_Text, _Text]
+    machine: _Text = ""
     branch: _Text = ""
     step: _Number = -1
     is_answer: bool = False
@@ -43,7 +44,7 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder: msgspec.msgpack.Decoder[RunNote] = msgspec.msgpack.Decoder(RunNote)
 
 
-def note_of(name: str, data: Data, manifest: Manifest) -> RunNote:
+def note_of(name: str, data: Data, manifest: Manifest, machine: str) -> RunNote:
     """Return the note of a program that is in no branch yet."""
     shapes = {entry.path: str(entry) for entry in manifest.entries}
     digest = blake2b(f"{asdict(data)} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
@@ -54,7 +55,7 @@ def note_of(name: str, data: Data, manifest: Manifest) -> RunNote:
             break
         told[path] = shapes[path]
     words = {key: str(value)[:512] for key, value in asdict(data).items()}  # a seed may be a large number
-    return RunNote(name, f"{name}/{digest}", words, len(shapes), told)
+    return RunNote(name, f"{name}/{digest}", words, len(shapes), told, machine[:512])
 
 
 def at(note: RunNote, mark: Mark, *, is_answer: bool) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteStepError, StateTransferError
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
-from ringfort.training.elastic.protocol import Mark, Result
+from ringfort.training.elastic.protocol import Mark
 from ringfort.training.elastic.state_tree import hashed
 from ringfort.training.elastic.step import Done
 
@@ -74,9 +74,6 @@ class StateCopy:
             run.local.prepare(fetched.layout)
         # Right after `learn`: an epoch that was accepted with the earlier state is void from here on.
         run.members.learned(fetched.epoch, replica.fence(0), is_ready=False)
-        if run.is_finished and run.is_in_step:
-            yield Done(Result(fetched.mark.branch, fetched.mark.step, fetched.mark.cursor), 0.0, 0.0, is_overtaken=True)
-            run.state.load(fetched.image)
         is_told = False
         while not self._is_seated(left) and not run.is_finished and not run.is_leaving:
             replayed = learner.next_result(replica.mark, timeout=_LOOK if is_told else 0.0)
@@ -86,7 +83,7 @@ class StateCopy:
             elif not is_told:
                 run.members.learned(fetched.epoch, replica.fence(0), is_ready=True)
                 is_told = True
-            run.others.remind(time.monotonic())
+            run.others.announce(time.monotonic())
 
     def _replay(self, replayed: Replayed, epoch: Epoch) -> Done:
         run = self._run

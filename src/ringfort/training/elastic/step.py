@@ -28,8 +28,8 @@ class Done(NamedTuple):
     """The weighted sum of their losses."""
     is_finite: bool = True
     is_overtaken: bool = False
-    """The run has finished while this member was away. The state is final already, and is written again after the
-    program has applied this step, whose gradients are zeros."""
+    """There is no result: the run has finished while this member was away, or it leaves. The gradients are zeros, and
+    what the program does with them is undone."""
 
 
 class Source(Protocol):
