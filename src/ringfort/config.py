@@ -426,6 +426,8 @@ class Environment(Settings):
 
     rank: int | None = variable("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     world_size: int | None = variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    local_rank: int | None = variable("LOCAL_RANK")
+    """The index of this process among those of its launcher on this machine."""
     master_addr: str | None = variable("MASTER_ADDR")
     master_port: int | None = variable("MASTER_PORT")
     master: str | None = variable("RINGFORT_MASTER")

@@ -23,7 +23,7 @@ def train() -> None:
     import ringfort
 
     state: dict[str, Any] = {"sum": np.zeros(1, np.int64), "steps": 0, "stop_at": 0}
-    shared = 0
+    parts = 0
     try:
         ringfort.elastic(state, nodes="2:4")
     except ringfort.ConfigError as exc:
@@ -31,8 +31,8 @@ def train() -> None:
     with ringfort.elastic(state) as run:
         for step in run.steps(1_000_000, samples=SAMPLES, batch=BATCH, microbatch=2):
             for part in step:
-                shared += len(run.members) == 2
-                if RANK == 1 and RESTARTS == 0 and shared > 5:
+                parts += 1
+                if RANK == 1 and RESTARTS == 0 and parts > 5:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(0.002)  # computing, so that both have something to do
                 step.add({"sum": np.array([part.mean()]), "back": np.array([1.0 if RANK and RESTARTS else 0.0])})

@@ -218,8 +218,8 @@ class _ElasticLauncher:
         self._signal = signum
         for rank in self._ranks:
             rank.start_at = inf
-        # Python ignores SIGPIPE, so it would not end the ranks.
-        self._machine.stop(signal.SIGTERM if signum == signal.SIGPIPE else signum, LEAVE_SECONDS)
+        # Ranks leave well by these two. SIGHUP would end them at once, and Python ignores SIGPIPE.
+        self._machine.stop(signum if signum == signal.SIGINT else signal.SIGTERM, LEAVE_SECONDS)
         if signum == signal.SIGINT:
             self._say("the ranks leave the run; press Ctrl-C again to kill those that are slow")
 

@@ -189,8 +189,11 @@ def test_a_restart_that_the_system_refuses_counts_as_a_crash(monkeypatch: pytest
     assert "(cannot start python: out of memory); starting it again in 1 s, restart 2 of 3" in said[1]
 
 
-def test_ranks_that_leave_well_after_sigterm_are_a_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Pretended(monkeypatch, [(50, 0)], [(50, 0)], signals={5: signal.SIGTERM})
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
+def test_ranks_that_leave_well_after_sigterm_are_a_good_end(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Pretended(monkeypatch, [(50, 0)], [(50, 0)], signals={5: signum})
     assert machine.run() == (0, [])
     assert machine.sent == [signal.SIGTERM]
 

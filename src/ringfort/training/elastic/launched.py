@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +45,8 @@ def with_launcher(nodes: str | int | None, name: str | None, patience: float | N
     if told.elastic_file is not None:
         with suppress(OSError), Path(told.elastic_file).open("r+b") as file:  # gone with its launcher: nobody asks
             file.write(b"1")
+        if not told.local_rank:
+            _show_events()
         _same("patience", patience, told.patience, "--patience", "RINGFORT_PATIENCE")
     option = told.elastic_nodes
     if nodes is not None and member_range(nodes) != member_range(option or nodes):
@@ -58,6 +61,19 @@ def with_launcher(nodes: str | int | None, name: str | None, patience: float | N
         name or told.elastic_name or _script_name(),
         patience_of(patience, DEFAULT_PATIENCE),
     )
+
+
+def _show_events() -> None:
+    """Print who comes, who goes and what it costs, unless the program has a logging setup of its own. One rank of each
+    machine does it, because all of them would print the same."""
+    logger = logging.getLogger("ringfort.elastic")
+    if logger.handlers or logger.level != logging.NOTSET:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(lambda _: not logging.getLogger().handlers)  # the program may set up logging later
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def _same(name: str, given: T | None, told: T | None, option: str, variable: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,16 @@ from ringfort.training.elastic.launched import with_launcher
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ELASTIC_NODES", "ELASTIC_NAME", "ELASTIC_FILE", "PATIENCE"):
-        monkeypatch.delenv(f"RINGFORT_{name}", raising=False)
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """Nothing is told, and the logger of elastic runs is as it was afterwards."""
+    for name in ("RINGFORT_ELASTIC_NODES", "RINGFORT_ELASTIC_NAME", "RINGFORT_ELASTIC_FILE", "RINGFORT_PATIENCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    logger = logging.getLogger("ringfort.elastic")
+    level = logger.level
+    yield logger
+    logger.handlers.clear()
+    logger.setLevel(level)
 
 
 def test_without_a_launcher_a_run_has_the_scripts_name_and_any_number_of_members(
@@ -121,3 +130,23 @@ def test_a_launcher_that_is_gone_is_told_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("RINGFORT_ELASTIC_FILE", str(tmp_path / "gone"))
     with_launcher(None, None, None)
     assert not list(tmp_path.iterdir())
+
+
+def test_under_a_launcher_one_rank_prints_events_unless_the_program_has_its_own_logging(
+    tmp_path: Path, events: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with_launcher(None, None, None)
+    assert not events.handlers
+    monkeypatch.setenv("RINGFORT_ELASTIC_FILE", str(tmp_path / "mark"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with_launcher(None, None, None)
+    assert not events.handlers
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for _ in range(2):
+        with_launcher(None, None, None)
+    events.info("laptop joined")
+    assert capsys.readouterr().err[8:] == " laptop joined\n"
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    events.info("laptop left")
+    assert capsys.readouterr().err == ""
