@@ -213,7 +213,7 @@ class _ElasticLauncher:
     def _interrupt(self, signum: signal.Signals) -> None:
         """Pass the first signal on to the ranks; kill them at the second."""
         if self._signal is not None:
-            self._machine.kill()
+            self._machine.children.signal(signal.SIGKILL)
             return
         self._signal = signum
         for rank in self._ranks:

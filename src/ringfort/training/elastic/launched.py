@@ -66,14 +66,14 @@ def with_launcher(nodes: str | int | None, name: str | None, patience: float | N
 def _show_events() -> None:
     """Print who comes, who goes and what it costs, unless the program has a logging setup of its own. One rank of each
     machine does it, because all of them would print the same."""
-    logger = logging.getLogger("ringfort.elastic")
-    if logger.handlers or logger.level != logging.NOTSET:
+    events = logging.getLogger("ringfort.elastic")
+    if events.handlers or events.level != logging.NOTSET:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     handler.addFilter(lambda _: not logging.getLogger().handlers)  # the program may set up logging later
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    events.addHandler(handler)
+    events.setLevel(logging.INFO)
 
 
 def _same(name: str, given: T | None, told: T | None, option: str, variable: str) -> None:
