@@ -34,6 +34,9 @@ DEFAULT_HOME = "~/.ringfort"
 MAX_RUN_NAME = 64
 """Characters in the name of a run. It is shown in one line beside others, and every peer sends it in its hello."""
 
+MAX_ELASTIC_NAME = MAX_RUN_NAME - 9
+"""The same for an elastic run: a digest of its state and data follows the name, as `/` and eight digits."""
+
 MAX_CONNECTIONS = 16
 """Connections between two ranks. Each is a thread in a large collective; more threads than cores only wait."""
 
@@ -97,6 +100,26 @@ def _run_name(value: object) -> str:
     """For the name of a run."""
     is_valid = isinstance(value, str) and len(value) <= MAX_RUN_NAME
     return "" if is_valid else f"must be a string of at most {MAX_RUN_NAME} characters"
+
+
+def elastic_name(value: object) -> str:
+    """For the name of an elastic run."""
+    is_valid = isinstance(value, str) and value.isprintable() and 1 <= len(value) <= MAX_ELASTIC_NAME
+    return "" if is_valid else f"must be 1 to {MAX_ELASTIC_NAME} printable characters"
+
+
+def _members(value: object) -> str:
+    """For a range of members."""
+    try:
+        fewest, most = _split_range(value)
+    except ValueError:
+        return "must be MIN:MAX, such as 2:8, or one number"
+    return "" if fewest >= 1 and (most is None or most >= fewest) else "must be MIN:MAX with 1 <= MIN <= MAX"
+
+
+def _split_range(value: object) -> tuple[int, int | None]:
+    first, colon, last = str(value).partition(":")
+    return int(first), (int(last) if last else None) if colon else int(first)
 
 
 def _connections(value: object) -> str:
@@ -403,6 +426,8 @@ class Environment(Settings):
 
     rank: int | None = variable("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     world_size: int | None = variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    local_rank: int | None = variable("LOCAL_RANK")
+    """The index of this process among those of its launcher on this machine."""
     master_addr: str | None = variable("MASTER_ADDR")
     master_port: int | None = variable("MASTER_PORT")
     master: str | None = variable("RINGFORT_MASTER")
@@ -426,6 +451,12 @@ class Environment(Settings):
     """Addresses of peers, `host` or `host:port`, separated by commas."""
     restart_without: tuple[str, ...] = variable("RINGFORT_RESTART_WITHOUT", default=())
     """Machines that a restart does not wait for, by name or peer id, separated by commas."""
+    elastic_nodes: str | None = variable("RINGFORT_ELASTIC_NODES", check=_members)
+    """`ringfort run --elastic --nodes`: the least and the largest number of members."""
+    elastic_name: str | None = variable("RINGFORT_ELASTIC_NAME", check=elastic_name)
+    """`ringfort run --elastic --name`: the name of the run."""
+    elastic_file: str | None = variable("RINGFORT_ELASTIC_FILE")
+    """A file of `ringfort run --elastic` in which `elastic()` leaves a mark, so that the launcher knows of the call."""
     backend: str | None = variable("RINGFORT_BACKEND")
     """What `init` creates; `tcp` if it is not set."""
     cuda_wait: str | None = variable("RINGFORT_CUDA_WAIT", check=one_of("host", "stream"))
@@ -501,6 +532,14 @@ def check_world_size(world_size: int) -> None:
     """Raise `InvalidWorldSizeError` unless `world_size` is a whole number of at least 1."""
     if whole(1)(world_size):
         raise InvalidWorldSizeError(world_size)
+
+
+def member_range(nodes: str | int) -> tuple[int, int | None]:
+    """Parse the least and the largest number of members of an elastic run: `2:8`, `2:` without a limit (None), or `2`
+    for both. Raises `ConfigError`."""
+    if why := _members(nodes):
+        raise ConfigError("nodes", nodes, why)
+    return _split_range(nodes)
 
 
 def check_timeout(timeout: float, name: str = "timeout") -> None:

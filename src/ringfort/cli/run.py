@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from ringfort.cli.parameters import Interfaces, Peers
-from ringfort.launch.run_options import TIMEOUT, RunOptions
+from ringfort.errors import InvalidArgumentError
+from ringfort.launch.run_options import ELASTIC_RESTARTS, TIMEOUT, ElasticOptions, RunOptions
 
 
 def run(
@@ -17,8 +18,21 @@ def run(
     arguments: Annotated[list[str] | None, Argument(help="The arguments of the script.", metavar="ARGUMENTS")] = None,
     local: Annotated[int, Option("-n", "--local", help="Number of ranks on this machine.")] = 1,
     nodes: Annotated[
-        str, Option(metavar="MIN[:MAX]", help="Number of machines: wait for MIN, and a little longer for up to MAX.")
-    ] = "1",
+        str | None,
+        Option(
+            metavar="MIN[:MAX]",
+            help="Number of machines: wait for MIN, and a little longer for up to MAX. With --elastic, number of "
+            "members: the run pauses below MIN.  [default: 1, or what the script says]",
+        ),
+    ] = None,
+    elastic: Annotated[
+        bool,
+        Option(
+            "--elastic",
+            help="For a script that calls ringfort.elastic(): machines join and leave the run at any time, and a rank "
+            "that crashes is started again.",
+        ),
+    ] = False,
     module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module, as in python -m.")] = False,
     peer: Peers = None,
     interface: Interfaces = None,
@@ -30,7 +44,9 @@ def run(
             "Repeatable.",
         ),
     ] = None,
-    timeout: Annotated[float, Option(help="Seconds to wait for the other machines.")] = TIMEOUT,
+    timeout: Annotated[
+        float | None, Option(help=f"Seconds to wait for the other machines.  [default: {TIMEOUT:g}]")
+    ] = None,
     name: Annotated[
         str | None,
         Option(help="Name of the run: machines with the same name run together.  [default: the script's name]"),
@@ -39,26 +55,43 @@ def run(
         float | None,
         Option(help="Seconds without an answer after which a machine is lost.  [default: RINGFORT_PATIENCE or 10]"),
     ] = None,
-    max_restarts: Annotated[int, Option(metavar="N", help="Restart the whole run after a failure, up to N times.")] = 0,
+    max_restarts: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="Restart the whole run after a failure, up to N times. With --elastic, restart each rank of this "
+            f"machine alone.  [default: 0, or {ELASTIC_RESTARTS} with --elastic]",
+        ),
+    ] = None,
 ) -> None:
     """Run a program on this machine, or on several: type the same command on each."""
-    options = RunOptions(
-        script=script,
-        arguments=tuple(arguments or ()),
-        module=module,
-        local=local,
-        nodes=nodes,
-        peers=tuple(peer or ()),
-        interfaces=tuple(interface or ()),
-        restart_without=tuple(restart_without or ()),
-        timeout=timeout,
-        name=name,
-        patience=patience,
-        max_restarts=max_restarts,
-    )
+    chosen = {"nodes": nodes, "timeout": timeout, "max_restarts": max_restarts}
+    given: dict[str, Any] = {option: value for option, value in chosen.items() if value is not None}
+    given |= {
+        "script": script,
+        "arguments": tuple(arguments or ()),
+        "module": module,
+        "local": local,
+        "peers": tuple(peer or ()),
+        "interfaces": tuple(interface or ()),
+        "restart_without": tuple(restart_without or ()),
+        "name": name,
+        "patience": patience,
+    }
+    if elastic:
+        if timeout is not None:
+            why = "invalid with --elastic, which starts at once and waits for members as long as it takes"
+            raise InvalidArgumentError("timeout", timeout, why)
+        options = ElasticOptions(**given)
 
-    from ringfort.launch.launcher import run_job
+        from ringfort.launch.elastic_launcher import run_elastic
 
-    status = run_job(options)
+        status = run_elastic(options)
+    else:
+        options = RunOptions(**given)
+
+        from ringfort.launch.launcher import run_job
+
+        status = run_job(options)
     if status:
         raise Exit(status)

@@ -1,7 +1,8 @@
 """`ringfort run`, and processes of this machine.
 
-run_options.py          RunOptions: what the user asked for
+run_options.py          RunOptions, ElasticOptions: what the user asked for
 launcher.py             run_job: the loop of a launcher
+elastic_launcher.py     run_elastic: the loop with --elastic; restarts.py says when a rank starts again (pure)
 agreement.py            Agreement: when ranks start and when the run ends (pure)
 agreement_messages.py   what launchers send each other
 ticket.py               Ticket: what a launcher was asked to run; differences.py compares tickets

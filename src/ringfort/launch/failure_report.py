@@ -24,6 +24,17 @@ USAGE_ERROR: Final = 2
 """The exit code that argparse, click and most other parsers use for a usage error."""
 _USAGE: Final = re.compile(r"\s*usage:", re.IGNORECASE)
 
+_WRONG_ARGUMENT: Final = re.compile(
+    r"(ringfort\.errors\.)?("
+    + "|".join(
+        name
+        for name, item in vars(errors).items()
+        if isinstance(item, type) and issubclass(item, errors.InvalidArgumentError)
+    )
+    + "): "
+)
+"""The last line of a program that passed an invalid argument or setting to Ringfort."""
+
 _OURS: Final = "|".join(
     name
     for name, item in vars(errors).items()
@@ -62,7 +73,8 @@ class Failure(msgspec.Struct, frozen=True):
             rank,
             tail=lines,
             is_victim=exit_code > 0 and any(_LOST_ANOTHER.search(line) for line in lines),
-            is_final=exit_code == USAGE_ERROR and any(_USAGE.match(line) for line in lines),
+            is_final=(exit_code == USAGE_ERROR and any(_USAGE.match(line) for line in lines))
+            or (exit_code == 1 and bool(lines) and _WRONG_ARGUMENT.match(lines[-1]) is not None),
         )
 
     @property

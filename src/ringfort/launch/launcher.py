@@ -118,7 +118,7 @@ class _Launcher:
 
     def _prepare(self) -> None:
         """Get ready for the first attempt, or for another one."""
-        self._ranks = MachineRanks(self._host, self.options, self.step_file.path)
+        self._ranks = MachineRanks(self._host, self.options)
         self._is_done = False
         self.step_file.clear()
         self._deadline = time.monotonic() + self.options.timeout
@@ -303,7 +303,8 @@ class _Launcher:
                 f"this machine, {self._host}, has {ranks}{restart}"
             )
         listener = self._listener if assignment.first_rank == 0 else None
-        self._ranks.start(assignment, interface_towards(assignment.place.host), listener)
+        interface = interface_towards(assignment.place.host)
+        self._ranks.start(assignment, self.options, interface, listener, self.step_file.path)
         self._close_listener()
 
     def _too_late(self) -> RendezvousTimeoutError:

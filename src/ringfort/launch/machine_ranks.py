@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import IO, Final
@@ -17,7 +18,7 @@ from ringfort.launch.drawing import Drawing
 from ringfort.launch.failure_report import Failure
 from ringfort.launch.printer import Shown
 from ringfort.launch.processes import Child, Children
-from ringfort.launch.run_options import RunOptions
+from ringfort.launch.run_options import Program, RunOptions
 
 STOP_SECONDS: Final = 10.0
 """How long ranks may take to end after a signal before they are killed: enough to finish a step and write a checkpoint,
@@ -55,13 +56,18 @@ def rank_variables(
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         STEP_FILE: step_file or "",
     }
+    defaults = default_variables(assignment.local_world_size, interface)
+    return {name: str(value) for name, value in variables.items()} | defaults
+
+
+def default_variables(local_world_size: int, interface: str = "") -> dict[str, str]:
+    """The variables of each rank that the user has not set."""
     defaults = {"PYTHONUNBUFFERED": "1"}  # without it, lines wait in the rank until there are kilobytes of them
-    if assignment.local_world_size > 1:
+    if local_world_size > 1:
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks that each take all cores slow each other down
     if interface:
         defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
-    defaults = {name: value for name, value in defaults.items() if not is_set(name)}
-    return {name: str(value) for name, value in variables.items()} | defaults
+    return {name: value for name, value in defaults.items() if not is_set(name)}
 
 
 @dataclass
@@ -69,8 +75,7 @@ class MachineRanks:
     """The ranks of this machine, once they are started."""
 
     host: str
-    options: RunOptions
-    step_file: str | None = None
+    options: Program
     children: Children = field(default_factory=Children)
     stopped: int | None = None
     """How many ran when a signal was sent to them; their exit codes mean nothing any more. None before that."""
@@ -78,20 +83,47 @@ class MachineRanks:
     _kill_at: float = inf
     _is_alone: bool = True
 
-    def start(self, assignment: Assignment, interface: str, listener: socket.socket | None) -> None:
-        """Start all ranks. The first one gets `listener`, if there is one, and the launcher's standard input."""
+    def start(
+        self,
+        assignment: Assignment,
+        options: RunOptions,
+        interface: str = "",
+        listener: socket.socket | None = None,
+        step_file: str | None = None,
+    ) -> None:
+        """Start all ranks. The first one gets `listener`, if there is one."""
         self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
             passed = [listener.fileno()] if listener is not None and local_rank == 0 else []
-            variables = rank_variables(assignment, local_rank, self.options, interface, self.step_file)
+            variables = rank_variables(assignment, local_rank, options, interface, step_file)
             variables["RINGFORT_LISTEN_FD"] = "".join(map(str, passed))
-            self.children.start(
-                assignment.first_rank + local_rank,
-                [sys.executable, *_marks(assignment, local_rank), *self.options.command],
-                variables,
-                stdin=_standard_input() if local_rank == 0 else subprocess.DEVNULL,
-                pass_fds=passed,
-            )
+            number = assignment.first_rank + local_rank
+            marks = _marks(assignment, local_rank)
+            self.start_rank(number, variables, is_first=local_rank == 0, marks=marks, pass_fds=passed)
+
+    def start_rank(
+        self,
+        number: int,
+        variables: Mapping[str, str],
+        *,
+        is_first: bool,
+        marks: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start one rank. The first one of the machine gets the launcher's standard input."""
+        return self.children.start(
+            number,
+            [sys.executable, *marks, *self.options.command],
+            variables,
+            stdin=_standard_input() if is_first else subprocess.DEVNULL,
+            pass_fds=pass_fds,
+        )
+
+    def forget(self, child: Child) -> None:
+        """Drop a rank that is over, before it is started again."""
+        for is_error in (False, True):
+            self._drawings.pop((child, is_error), None)
+        self.children.forget(child)
 
     def poll(self) -> list[Shown]:
         """Wait a moment for output of the ranks, and return what changed."""
@@ -106,8 +138,8 @@ class MachineRanks:
             data = written.get((child, is_error))
             rows = drawing.feed(now, data) if data else []
             rows += drawing.finished(now)
-            # A process that left its group may hold the stream open after all ranks have ended.
-            if data == b"" or self.children.is_over:
+            # A process that left its group may hold the stream open after the rank has ended.
+            if data == b"" or child.is_over:
                 rows += drawing.end()
             child.keep([row.text for row in rows])
             if rows or data is not None:
@@ -120,10 +152,10 @@ class MachineRanks:
             return None
         return self.children.first_failure(self.host, is_alone=self._is_alone)
 
-    def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Send `signum` to all ranks; those that still run a while later are killed."""
+    def stop(self, signum: int = signal.SIGTERM, grace: float = STOP_SECONDS) -> None:
+        """Send `signum` to all ranks; those that still run `grace` seconds later are killed."""
         self.stopped = sum(child.exit_code is None for child in self.children.children)
-        self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
+        self._kill_at = min(self._kill_at, time.monotonic() + grace)
         self.children.signal(signum)
 
 

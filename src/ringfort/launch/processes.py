@@ -132,6 +132,16 @@ class Children:
             self._selector.register(stream, selectors.EVENT_READ, child)
         return child
 
+    def forget(self, child: Child) -> None:
+        """Drop a child that is over, before another process takes its number."""
+        for stream in child.streams:
+            if not stream.closed:  # a process that left the group holds it open
+                self._selector.unregister(stream)
+        with child.process:  # closes its pipes
+            self.children.remove(child)
+        if child in self.failed:
+            self.failed.remove(child)
+
     @property
     def is_over(self) -> bool:
         """Whether all children have ended and all their output was read."""

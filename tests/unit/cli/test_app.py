@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ringfort.cli import app
 from ringfort.cli.outcome import Commands
 from ringfort.errors import PeerLostError
-from ringfort.launch.run_options import RunOptions
+from ringfort.launch.run_options import ElasticOptions, RunOptions
 
 COMMANDS = {
     "bench": {
@@ -40,7 +40,7 @@ COMMANDS = {
     "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
     "run": {
         *("-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout"),
-        *("--restart-without", "--name", "--patience", "--max-restarts"),
+        *("--restart-without", "--name", "--patience", "--max-restarts", "--elastic"),
     },
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
@@ -119,6 +119,11 @@ def test_every_verb_has_help_and_a_sentence_for_each_option(verb: str) -> None:
         (["run", "--nodes", "3:2", __file__], "nodes='3:2'"),
         (["run", "--nodes", "two", __file__], "nodes='two'"),
         (["run", "--timeout", "0", __file__], "timeout=0.0"),
+        (["run", "--elastic", "--timeout", "9", __file__], "timeout=9.0: invalid with --elastic"),
+        (["run", "--elastic", "--nodes", "3:2", __file__], "nodes='3:2'"),
+        (["run", "--elastic", "-n", "3", "--nodes", "1:2", __file__], "each rank is a member"),
+        (["run", "--elastic", "--peer", "a b", __file__], "peer='a b'"),
+        (["run", "--elastic", "--interface", "eth99", __file__], "interfaces='eth99'"),
         (["run", "--nodes", "2", "--peer", "a b", __file__], "peer='a b'"),
         (["run", "--nodes", "2", "--interface", "eth99", __file__], "interfaces='eth99'"),
     ],
@@ -151,6 +156,18 @@ def test_a_run_passes_on_which_machines_are_gone(tmp_path: Path, monkeypatch: py
     script = str(tmp_path / "train.py")
     assert invoke("run", "--restart-without", "shed", "--restart-without", "a.b", script, "--restart-without")[0] == 0
     assert (asked[0].restart_without, asked[0].arguments) == (("shed", "a.b"), ("--restart-without",))
+
+
+def test_an_elastic_run_has_its_own_launcher_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ElasticOptions] = []
+    monkeypatch.setattr("ringfort.launch.elastic_launcher.run_elastic", lambda options: asked.append(options) or 3)
+    assert invoke("run", "--elastic", "--nodes", "2:8", "-n", "2", __file__, "--elastic")[0] == 3
+    assert invoke("run", "--elastic", "--max-restarts", "0", "--name", "mine", __file__)[0] == 3
+    assert asked == [
+        ElasticOptions(script=__file__, arguments=("--elastic",), nodes="2:8", local=2, max_restarts=3,
+                       peers=(), interfaces=(), restart_without=()),
+        ElasticOptions(script=__file__, name="mine", max_restarts=0),
+    ]  # fmt: skip
 
 
 def test_a_run_of_nothing_is_exit_code_2() -> None:

@@ -32,6 +32,24 @@ def test_a_rank_that_was_killed_is_no_victim_whatever_it_said() -> None:
     assert not Failure.of_rank(0, "a", -9, [VICTIMS[0]]).is_victim
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "tail", "is_final"),
+    [
+        (2, ["usage: train.py [-h]", "train.py: error: unrecognized arguments: --lrr"], True),
+        (1, ["usage: train.py [-h]"], False),
+        (1, ["Traceback", "ringfort.errors.ConfigError: nodes='2': contradicts RINGFORT_ELASTIC_NODES=3"], True),
+        (1, ["ringfort.errors.ConfigError: nodes='2': invalid", "During handling", "ValueError: other"], False),
+        (1, ["ringfort.errors.PeerLostError: Lost rank 1: its process died"], False),
+        (1, [], False),
+        (-9, ["ringfort.errors.ConfigError: nodes='2': invalid"], False),
+    ],
+)
+def test_a_restart_would_not_help_after_a_wrong_command_or_argument(
+    exit_code: int, tail: list[str], is_final: bool
+) -> None:
+    assert Failure.of_rank(0, "a", exit_code, tail).is_final is is_final
+
+
 def test_the_first_is_no_victim_and_of_the_lowest_rank() -> None:
     victim = Failure("a", 1, rank=0, is_victim=True)
     late, early = Failure("b", 3, rank=5), Failure("c", 4, rank=2)

@@ -98,7 +98,7 @@ class Pretended(Children):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.ranks = MachineRanks("here", OPTIONS, children=self)
         place = Place("10.0.0.1", 1234, 1235)
-        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), "", None)
+        self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), OPTIONS)
 
     def start(self, number: int, command: Any, *_: object, **__: object) -> Child:
         process: Any = SimpleNamespace(returncode=None, stdout="", stderr="")

@@ -153,6 +153,17 @@ def test_a_killed_reaper_disturbs_nobody() -> None:
         assert not children.failed
 
 
+def test_one_that_is_over_can_be_forgotten_and_its_number_taken_by_another() -> None:
+    with closing(Children()) as children:
+        first = children.start(0, python("import sys; sys.exit(3)"), {})
+        collect(children)
+        children.forget(first)
+        assert (children.children, children.failed, children.is_over) == ([], [], True)
+        assert children.poll(0.0) == []
+        children.start(0, python("print('second')"), {})
+        assert collect(children) == [(0, False, b"second")]
+
+
 def test_closing_twice_is_closing() -> None:
     children = Children()
     children.start(0, python("input()"), {})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfort.errors import InvalidArgumentError
-from ringfort.launch.run_options import RunOptions
+from ringfort.launch.run_options import ElasticOptions, RunOptions
 
 SCRIPT = __file__
 
@@ -72,3 +72,36 @@ def test_patience_is_what_was_given_else_the_variable_else_ten_seconds(monkeypat
     monkeypatch.setenv("RINGFORT_PATIENCE", "4")
     assert RunOptions(script=SCRIPT).patience_seconds == 4.0
     assert RunOptions(script=SCRIPT, patience=3.0).patience_seconds == 3.0
+
+
+# --- with --elastic ---------------------------------------------------------------------------------------------------
+
+
+def test_an_elastic_run_leaves_to_the_program_what_was_not_typed() -> None:
+    found = ElasticOptions(script=SCRIPT)
+    assert (found.nodes, found.name, found.patience, found.max_restarts) == (None, None, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"nodes": "3:2"}, "nodes='3:2'"),
+        ({"nodes": "0:2"}, "nodes='0:2'"),
+        ({"nodes": "many"}, "nodes='many'"),
+        ({"local": 3, "nodes": "1:2"}, "local=3: each rank is a member, and --nodes 1:2 allows 2"),
+        ({"local": 2, "nodes": "1"}, "--nodes 1 allows 1"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
+        ({"name": 56 * "x"}, "1 to 55"),
+        ({"restart_without": ["a,b"]}, "restart_without='a,b': must not contain a comma"),
+        ({"script": "no_such.py"}, "file not found"),
+    ],
+    ids=str,
+)
+def test_what_an_elastic_run_cannot_be_is_refused_by_name(wrong: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        ElasticOptions(**{"script": SCRIPT, **wrong})
+    assert complaint in str(caught.value)
+
+
+def test_an_elastic_run_may_have_no_upper_limit() -> None:
+    assert ElasticOptions(script=SCRIPT, nodes="2:", local=9).nodes == "2:"

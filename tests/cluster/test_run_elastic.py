@@ -1,0 +1,47 @@
+"""`ringfort run --elastic` with real processes of this machine."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from tests.cluster.test_run import Launcher, launched
+
+WORKER = str(Path(__file__).parents[1] / "workers" / "run_elastic.py")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    launcher = Launcher("--elastic", *arguments)
+    with launched(launcher):
+        return launcher.end()
+
+
+def test_a_rank_that_kills_itself_is_started_again_joins_the_run_and_no_sample_is_lost_or_counted_twice() -> None:
+    code, out, err = run("-n", "2", "--nodes", "2", "--patience", "3", WORKER, "train")
+    assert code == 0, err
+    found = sorted(re.findall(r"\[(\d)\] sum (\d+) expected (\d+) restarts (\d)", out))
+    assert [(rank, restarts) for rank, _, _, restarts in found] == [("0", "0"), ("1", "1")], out + err
+    assert {(total, expected) for _, total, expected, _ in found} == {(found[0][1], found[0][1])}, out
+    contradiction = "nodes='2:4': contradicts RINGFORT_ELASTIC_NODES=2, which `ringfort run --elastic --nodes` sets"
+    assert contradiction in out
+    assert re.search(r"started rank 0 \(pid \d+\) and rank 1 \(pid \d+\) of run_elastic.py with --nodes 2", err)
+    assert re.search(r"rank 1 was killed by SIGKILL after .* s; starting it again in 0.5 s, restart 1 of 3", err)
+    assert re.search(r"started rank 1 again \(pid \d+\), restart 1 of 3", err)
+    assert re.search(r"\[0\] .* joined, .* left: 2 members from step \d+; .* s without a sealed step", err)
+
+
+def test_a_script_that_never_calls_elastic_just_runs_and_that_is_said_at_the_end() -> None:
+    code, out, err = run("-n", "2", WORKER, "alone")
+    assert (code, sorted(out.splitlines())) == (0, ["[0] alone", "[1] alone"])
+    assert err.splitlines()[-1].endswith("run_elastic.py never called ringfort.elastic(): its 2 ranks ran alone")
+
+
+def test_sigterm_is_passed_on_and_ranks_that_leave_well_end_the_launcher_well() -> None:
+    launcher = Launcher("--elastic", "-n", "2", WORKER, "leave")
+    with launched(launcher):
+        launcher.pids(2)
+        launcher.process.send_signal(signal.SIGTERM)
+        code, out, err = launcher.end()
+    assert (code, sorted(out.splitlines())) == (0, ["[0] left", "[1] left"]), err
+    assert "again" not in err

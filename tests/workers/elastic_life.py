@@ -1,0 +1,86 @@
+"""A program in an elastic run: `python -m tests.workers.elastic_life '{"total": 60}'`. It counts how often each sample
+was applied, and says in JSON lines what it does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import ringfort
+from ringfort.config import AutoDiscoveryConfig
+
+SAMPLES = 96
+
+
+def say(**line: Any) -> None:
+    print(json.dumps({**line, "at": time.monotonic()}), flush=True)
+
+
+class Handler(logging.Handler):
+    """Says what the run logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(log=record.getMessage(), level=record.levelname)
+
+
+def main(
+    total: int = 60,
+    nodes: str = "2:4",
+    batch: int = 32,
+    pause: float = 0.004,
+    nonfinite: str = "error",
+    nan_at: int = 0,
+    leave_at: int = 0,
+    break_at: int = 0,
+    aside_at: int = 0,
+    checkpoint: str | None = None,
+    timeout: float = 30.0,
+) -> None:
+    logging.getLogger("ringfort.elastic").addHandler(Handler())
+    logging.getLogger("ringfort.elastic").setLevel(logging.INFO)
+    state = {"seen": np.zeros(SAMPLES), "skipped": 0}
+    config = AutoDiscoveryConfig(interfaces=["127.0.0.1"], timeout=timeout)
+    computed, applied = 0, 0
+    run = ringfort.elastic(
+        state, nodes=nodes, config=config, patience=2, checkpoint=checkpoint, checkpoint_every=10, nonfinite=nonfinite
+    )
+    with run:
+        say(begun=True)
+        for step in run.steps(total, samples=SAMPLES, batch=batch, microbatch=4, seed=1):
+            for part in step:
+                time.sleep(pause)
+                gradient = np.zeros(SAMPLES)
+                gradient[part] = np.nan if nan_at == step.number and computed else 1 / len(part)
+                step.add({"seen": gradient}, loss=float(len(part)))
+                computed += 1
+            if step.skipped:
+                state["skipped"] += 1
+            else:
+                state["seen"] += np.round(step.mean()["seen"] * batch)
+                assert step.loss == 4.0
+            applied += 1
+            say(step=step.number, members=len(run.members), first=run.is_first)
+            if aside_at == step.number:
+                with run.aside():
+                    time.sleep(0.5)
+            if leave_at == step.number:
+                run.leave()
+            if break_at == step.number:
+                break
+    say(
+        done=run.step, seen=sorted({int(count) for count in state["seen"]}), skipped=state["skipped"],
+        computed=computed, applied=applied, events=run.events, goodput=run.goodput,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        main(**json.loads(sys.argv[1]))
+    except ringfort.DistributedError as exc:
+        say(failed=type(exc).__name__, why=str(exc))
+        sys.exit(3)
