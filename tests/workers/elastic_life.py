@@ -37,7 +37,7 @@ def main(
     nan_at: int = 0,
     leave_at: int = 0,
     break_at: int = 0,
-    aside_at: int = 0,
+    learner_at: int = 0,
     checkpoint: str | None = None,
     timeout: float = 30.0,
 ) -> None:
@@ -65,9 +65,10 @@ def main(
                 assert step.loss == 4.0
             applied += 1
             say(step=step.number, members=len(run.members), first=run.is_first)
-            if aside_at == step.number:
-                with run.aside():
-                    time.sleep(0.5)
+            if learner_at == step.number:
+                with run.aside():  # until a learner is connected
+                    while not run._participant.donor.learners:
+                        time.sleep(0.01)
             if leave_at == step.number:
                 run.leave()
             if break_at == step.number:
