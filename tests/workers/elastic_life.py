@@ -29,6 +29,7 @@ class Handler(logging.Handler):
 
 
 def main(
+    name: str = "elastic",
     total: int = 60,
     nodes: str = "2:4",
     batch: int = 32,
@@ -47,7 +48,14 @@ def main(
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"], timeout=timeout)
     computed, applied = 0, 0
     run = ringfort.elastic(
-        state, nodes=nodes, config=config, patience=2, checkpoint=checkpoint, checkpoint_every=10, nonfinite=nonfinite
+        state,
+        name=name,
+        nodes=nodes,
+        config=config,
+        patience=2,
+        checkpoint=checkpoint,
+        checkpoint_every=10,
+        nonfinite=nonfinite,
     )
     with run:
         say(begun=True)

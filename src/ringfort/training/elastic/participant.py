@@ -117,7 +117,7 @@ class Participant:
         """Return what the program has to do next; None after the last step, or when it leaves."""
         if os.getpid() != self._pid:
             raise ChannelClosedError(
-                "this process was forked from the one that is in the run; only that one may use it"
+                "This process was forked from the one that is in the run; only that one may use it"
             )
         if self._error is not None:
             raise self._error
@@ -127,7 +127,7 @@ class Participant:
             self._error = exc
             raise
         except BaseException:  # Ctrl-C, anywhere
-            self._error = ChannelClosedError("this program was interrupted, so it has left the run")
+            self._error = ChannelClosedError("This program was interrupted, so it has left the run")
             raise
         self.is_in_step = isinstance(found, Turn)
         return found
@@ -194,7 +194,7 @@ class Participant:
         if os.getpid() != self._pid:
             return
         if self._error is None:
-            self._error = ChannelClosedError("this run is closed")
+            self._error = ChannelClosedError("This run is closed")
         with suppress(ValueError):  # another thread is in it; its wait ends with the node
             self._script.close()
         try:
