@@ -29,6 +29,7 @@ class Handler(logging.Handler):
 
 
 def main(
+    name: str = "elastic",
     total: int = 60,
     nodes: str = "2:4",
     batch: int = 32,
@@ -37,7 +38,7 @@ def main(
     nan_at: int = 0,
     leave_at: int = 0,
     break_at: int = 0,
-    aside_at: int = 0,
+    learner_at: int = 0,
     checkpoint: str | None = None,
     timeout: float = 30.0,
 ) -> None:
@@ -47,7 +48,14 @@ def main(
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"], timeout=timeout)
     computed, applied = 0, 0
     run = ringfort.elastic(
-        state, nodes=nodes, config=config, patience=2, checkpoint=checkpoint, checkpoint_every=10, nonfinite=nonfinite
+        state,
+        name=name,
+        nodes=nodes,
+        config=config,
+        patience=2,
+        checkpoint=checkpoint,
+        checkpoint_every=10,
+        nonfinite=nonfinite,
     )
     with run:
         say(begun=True)
@@ -65,9 +73,10 @@ def main(
                 assert step.loss == 4.0
             applied += 1
             say(step=step.number, members=len(run.members), first=run.is_first)
-            if aside_at == step.number:
-                with run.aside():
-                    time.sleep(0.5)
+            if learner_at == step.number:
+                with run.aside():  # until a learner is connected
+                    while not run._participant.donor.learners:
+                        time.sleep(0.01)
             if leave_at == step.number:
                 run.leave()
             if break_at == step.number:

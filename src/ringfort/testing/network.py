@@ -369,6 +369,8 @@ class SimulatedNetwork:
                 case Notify(event=event):
                     if self.traced:
                         self.log(f"{peer.id}: {event}")
+                case _:  # Fence: the observer stands for the program
+                    pass
             if self.observer is not None:
                 self.observer(peer, instruction)
         for votes in written:

@@ -93,6 +93,7 @@ class LocalSum:
         """The sums by element type."""
         self.count = 0.0
         """The number of samples in them."""
+        self._overwrites = False
 
     def prepare(self, layout: Layout) -> None:
         """Use the layout of the run, with zeros: a member that was dealt nothing takes part in the reduction too.
@@ -105,9 +106,14 @@ class LocalSum:
         self.layout = layout
         self.buffers = {kind: np.zeros(size, kind) for kind, size in layout.sizes.items()}
 
+    def begin(self) -> None:
+        """Begin another step, of which something will be added: that overwrites the sums. (Zeros would have to be
+        written and read first.)"""
+        self.count, self._overwrites = 0.0, True
+
     def clear(self) -> None:
-        """Begin another step."""
-        self.count = 0.0
+        """Begin another step, with zeros."""
+        self.count, self._overwrites = 0.0, False
         for buffer in self.buffers.values():
             buffer.fill(0)
 
@@ -128,9 +134,13 @@ class LocalSum:
             layout.check(self.layout)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities are found after the reduction
             for sums, values in zip(self._parts(self.buffers), arrays, strict=True):
+                if self._overwrites:
+                    np.multiply(values, count, out=sums, dtype=sums.dtype)
+                    continue
                 scaled = values if count == 1 else np.multiply(values, count, dtype=sums.dtype)
                 np.add(sums, scaled, out=sums)
         self.count += count
+        self._overwrites = False
 
     def mean(self, sums: dict[str, Array], count: float) -> Any:
         """Return `sums / count` as the tree that was added, of NumPy arrays; tuples have become lists, and bfloat16

@@ -144,7 +144,7 @@ class Participant:
         _, samples, start = self._timing
         weight = float(samples) if count is None else count
         if not self.replica.covered:
-            self.local.clear()
+            self.local.begin()
             self._exchange.loss = 0.0
         self.local.add(gradients, weight)
         self._exchange.loss += weight * loss

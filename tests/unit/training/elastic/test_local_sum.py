@@ -286,3 +286,17 @@ def test_swapped_blocks_change_the_digest() -> None:
     before = digest_share(sums, 0, 1)
     sums["float32"] = np.roll(sums["float32"], 65536)
     assert digest_share(sums, 0, 1) != before
+
+
+def test_the_first_micro_batch_after_begin_overwrites_the_sums() -> None:
+    local = LocalSum()
+    local.add({"w": np.full(3, 5.0, np.float32)}, 2)
+    local.begin()
+    local.add({"w": np.full(3, np.float32(1.5))}, 4)
+    local.add({"w": np.ones(3, np.float32)}, 1)
+    assert local.count == 5
+    np.testing.assert_array_equal(local.buffers["float32"], np.full(3, 7.0))
+    local.begin()
+    local.clear()
+    local.add({"w": np.ones(3, np.float32)}, 1)
+    np.testing.assert_array_equal(local.buffers["float32"], np.ones(3))

@@ -1,0 +1,97 @@
+"""A step, as the program uses and misuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfort.errors import InvalidArgumentError
+from ringfort.training.elastic.protocol import Compute, Mark, Result
+from ringfort.training.elastic.step import Done, Step, Turn
+
+MARK = Mark("b@1", 6)
+DONE = Done(Result("b@1", 7, 14), 4.0, 10.0)
+
+
+class Run:
+    """Deals two micro-batches."""
+
+    def __init__(self, *script: Turn | Done) -> None:
+        self.script = list(script)
+        self.added: list[int] = []
+
+    def advance(self) -> Turn | Done | None:
+        return self.script.pop(0) if self.script else None
+
+    def samples_of(self, turn: Turn) -> Any:
+        return np.array([turn.compute.part])
+
+    def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
+        if gradients is None:
+            raise ValueError
+        self.added.append(turn.compute.part)
+
+    def mean_of(self, done: Done) -> Any:
+        return done.weight
+
+
+def step_of(*script: Turn | Done) -> tuple[Step, Run]:
+    run = Run(*script[1:])
+    return Step(run, script[0]), run
+
+
+PARTS = (Turn(Compute(7, 0), MARK), Turn(Compute(7, 1), MARK))
+
+
+def test_a_step_yields_its_parts_and_then_has_a_mean() -> None:
+    step, run = step_of(*PARTS, DONE)
+    assert step.number == 7
+    for part in step:
+        step.add(part)
+    assert (run.added, step.mean(), step.loss, step.skipped) == ([0, 1], 4.0, 2.5, False)
+    step.end()
+    assert (step.number, step.loss) == (7, 2.5)
+    with pytest.raises(InvalidArgumentError, match="is over"):
+        step.mean()
+
+
+def test_a_part_that_was_not_added_comes_again() -> None:
+    step, run = step_of(*PARTS, DONE)
+    with pytest.raises(InvalidArgumentError, match="once for each"):
+        list(step)
+    with pytest.raises(InvalidArgumentError, match="every micro-batch"):
+        step.mean()
+    for part in step:
+        with pytest.raises(ValueError):  # noqa: PT011
+            step.add(None)
+        step.add(part)
+    assert run.added == [0, 1]
+
+
+def test_breaking_out_of_a_step_loses_nothing() -> None:
+    step, run = step_of(*PARTS, DONE)
+    for _ in step:
+        break
+    with pytest.raises(InvalidArgumentError, match="every micro-batch"):
+        step.end()
+    for part in step:
+        step.add(part)
+        with pytest.raises(InvalidArgumentError, match="once"):
+            step.add(part)
+    assert run.added == [0, 1]
+
+
+def test_a_skipped_step_has_no_mean() -> None:
+    step, _ = step_of(DONE._replace(is_finite=False))
+    assert step.skipped
+    with pytest.raises(InvalidArgumentError, match="skipped"):
+        step.mean()
+
+
+def test_a_member_that_was_away_continues_with_a_later_step() -> None:
+    step, _ = step_of(PARTS[0], Done(Result("b@1", 12, 24), 4.0, 10.0))
+    for part in step:
+        step.add(part)
+    assert step.number == 12
