@@ -68,6 +68,7 @@ from .errors import (
     NamespaceMismatchError as NamespaceMismatchError,
     NoConnectionError as NoConnectionError,
     NonFiniteError as NonFiniteError,
+    NonFiniteStepError as NonFiniteStepError,
     NotEstablishedError as NotEstablishedError,
     ObjectTooLargeError as ObjectTooLargeError,
     OperationTimeoutError as OperationTimeoutError,
@@ -99,4 +100,5 @@ from .rpc.agent import RpcAgent as RpcAgent
 from .rpc.references import RRef as RRef
 from .startup import init as init, join as join
 from .telemetry.metrics import DistributedMetrics as DistributedMetrics, MetricsSnapshot as MetricsSnapshot
-from .training.elastic.run import ElasticRun as ElasticRun, Step as Step, elastic as elastic
+from .training.elastic.run import ElasticRun as ElasticRun, elastic as elastic
+from .training.elastic.step import Step as Step

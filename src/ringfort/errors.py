@@ -420,6 +420,27 @@ class NonFiniteError(DistributedError, ValueError):
         self.found = found
 
 
+class NonFiniteStepError(NonFiniteError):
+    """The gradients of a step of an elastic run contain infinities or NaNs. Every member raises this error.
+
+    `machines` are those whose own gradients do; none if only their sum does, or if the machine has left since.
+    """
+
+    is_recoverable = False
+
+    def __init__(self, step: int, machines: Iterable[str]) -> None:
+        self.step = step
+        self.machines = tuple(machines)
+        who = ", ".join(self.machines) or "the sum over all machines, or a machine that has left"
+        DistributedError.__init__(
+            self,
+            f"The gradients of step {step} contain infinite or NaN elements ({who}); lower the learning rate, look at "
+            'that machine, or pass nonfinite="skip" to leave such steps out',
+        )
+        self.name = ""
+        self.found: dict[int, int] = {}
+
+
 class CheckpointError(DistributedError, OSError):
     """A checkpoint cannot be read or written. `path` is its file or folder, and `why` the reason."""
 

@@ -15,14 +15,17 @@ from ringfort.cluster.core.events import ClusterEvent, EpochEnded
 from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
-from ringfort.errors import DistributedError
+from ringfort.errors import DistributedError, RendezvousTimeoutError
 from ringfort.training.elastic.protocol import Standstill
 from ringfort.training.elastic.transfer_link import PURPOSE
+from ringfort.transport.locks import Condition
 
 _log = logging.getLogger(__name__)
 
 _CONNECT: Final = 5.0
 """Seconds to open a stream to a donor."""
+_LOOK: Final = 0.2
+"""Seconds between two looks at whether an epoch has ended."""
 
 
 def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
@@ -44,15 +47,16 @@ class Membership:
         on_event: Callable[[ClusterEvent], None],
     ) -> None:
         """`fence` is called before an epoch is accepted, `on_learner` with the stream of a learner."""
+        self._changed = Condition()
+        self._ended: tuple[tuple[int, str], ...] = ()
+        self._tell = on_event
+        self._on_learner = on_learner
         self.backend = AutoDiscoveryBackend(config, group=group)
         self.node = self.backend.node
         self.context = DistributedContext(self.backend)
         self.node.fence_with(lambda epoch, ended: run_state(fence(epoch, ended)))
-        self._on_learner = on_learner
         self.node.on_stream(self._take_stream)
         self.node.subscribe(self._on_event)
-        self._tell = on_event
-        self._ended: set[tuple[int, str]] = set()
 
     @property
     def epoch(self) -> Epoch | None:
@@ -70,19 +74,35 @@ class Membership:
         assert epoch is not None
         return epoch
 
+    def wait_for_epoch(self, seconds: float) -> bool:
+        """Wait for an epoch that this peer is in, for so many seconds. Return whether there is one. Raise
+        `ControlLostError` if this peer's control process has died."""
+        with suppress(RendezvousTimeoutError):
+            self.node.wait_for_epoch(0, seconds)
+        return self.epoch is not None
+
     def wait_for_end(self, epoch: Epoch, seconds: float) -> bool:
         """Wait until `epoch` has ended, for so many seconds. Return whether it has."""
         deadline = time.monotonic() + seconds
-        while not self.has_ended(epoch) and time.monotonic() < deadline:
-            with suppress(DistributedError):
-                self.node.wait_for_epoch(epoch.number, max(0.01, deadline - time.monotonic()))
+        with self._changed:
+            while not self.has_ended(epoch) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, _LOOK))
         return self.has_ended(epoch)
 
-    def donors(self) -> dict[str, Connection]:
-        """Return streams to the members of the run that others are in."""
+    def has_newcomers(self) -> bool:
+        """Return whether a peer of this run is there that is in no epoch."""
+        return any(
+            view.run == self.node.config.run and not view.is_self and not view.is_member and view.slots
+            for view in self.node.snapshot()
+        )
+
+    def donors(self, left: Epoch | None = None) -> dict[str, Connection]:
+        """Return streams to the members of the run that others are in: of another epoch than `left`."""
         found: dict[str, Connection] = {}
+        own = () if left is None else left.peers
         for view in self.node.snapshot():
-            if not view.is_self and view.is_member and view.run == self.node.config.run:
+            is_other = not view.is_self and view.peer not in own
+            if is_other and view.is_member and view.run == self.node.config.run:
                 try:
                     found[view.peer] = self.node.open_stream(view.peer, PURPOSE, _CONNECT)
                 except DistributedError as exc:
@@ -93,14 +113,17 @@ class Membership:
         """Tell the other peers where this program is."""
         self.node.set_run_state(run_state(stands, is_ready=is_ready))
 
-    def learned(self, epoch: Epoch, stands: Standstill) -> None:
-        """This program has copied the state of a member of `epoch`, and all that came since."""
-        self.node.learned(epoch, run_state(stands, is_ready=True))
+    def learned(self, epoch: Epoch, stands: Standstill, *, is_ready: bool) -> None:
+        """This program has copied the state of a member of `epoch`; it `is_ready` if it has all that came since. Call
+        it right after the copy: until then the law takes this program for one with its earlier state."""
+        self.node.learned(epoch, run_state(stands, is_ready=is_ready))
 
     def close(self, why: str = "") -> None:
-        """Leave the cluster."""
-        self.node.leave(why)
-        self.backend.close()
+        """Leave the cluster, and tell the others why. Idempotent."""
+        try:
+            self.node.leave(why)
+        finally:
+            self.backend.close()
 
     def _take_stream(self, peer: str, purpose: str, connection: Connection) -> None:
         if purpose == PURPOSE:
@@ -110,5 +133,7 @@ class Membership:
 
     def _on_event(self, event: ClusterEvent) -> None:
         if isinstance(event, EpochEnded):
-            self._ended.add(event.epoch.key)
+            self._ended = (*self._ended[-15:], event.epoch.key)  # an epoch never comes back, but this may run for weeks
+        with self._changed:
+            self._changed.notify_all()
         self._tell(event)

@@ -143,6 +143,7 @@ class Token:
     wants_image: bool = False
     """A learner waits for an image of the state, which all members make at the same step."""
     is_finite: bool = True
+    """Whether this member's share of the result has no infinity and no NaN."""
     sums: tuple[float, ...] = ()
     """Sums of the program, such as the loss."""
 
@@ -181,6 +182,23 @@ class Apply:
 
     result: Result
     tokens: tuple[Token, ...]
+    before: Mark = Mark()
+    """The mark that it was sealed at."""
+
+    @property
+    def digest(self) -> int:
+        """The digest of the whole result."""
+        return sum(token.digest for token in self.tokens) % DIGESTS
+
+    @property
+    def after(self) -> Mark:
+        """The mark of a member that has applied it."""
+        return self.before.after(self.result, self.digest)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no member has found an infinity or a NaN in its share of the result."""
+        return all(token.is_finite for token in self.tokens)
 
 
 @dataclass(frozen=True)
@@ -314,9 +332,14 @@ class Replica:
         epoch, step = (0, FOUNDING) if self.held is None else (self.held.epoch, self.held.result.step)
         return Report(self.mark, epoch, step, self.covered, self.speed, self.saved)
 
-    def add(self, part: int) -> None:
-        """Note that the local sum now includes micro-batch `part`."""
-        self.covered |= {part}
+    def add(self, part: int, mark: Mark | None = None) -> bool:
+        """Note that the local sum now includes micro-batch `part` of the step after `mark`. Return False if this member
+        is elsewhere by now: `fence` may end a run while the program computes."""
+        with self._lock:
+            if mark is not None and mark != self.mark:
+                return False
+            self.covered |= {part}
+            return True
 
     def epoch(
         self, number: int, me: int, size: int, lineage: str, fewest: int = 1
@@ -356,15 +379,17 @@ class Replica:
         if not is_sealed_here:
             self._hold(number, result)
         about = (result.branch, number, result.step, result.cursor)
-        tokens: Sequence[Token] = yield Gather(Token(about, self._digest(result, me, size)))
+        digest = self._digest(result, me, size)  # which also finds whether it is finite
+        tokens: Sequence[Token] = yield Gather(Token(about, digest, is_finite=self.is_finite))
         digest = _agreed(tokens)
         if is_sealed_here:
             before, _ = self.history[-1]
             if before.after(result, digest) != self.mark:
                 raise StepError(f"Step {result.step} has two results")
         else:
+            before = self.mark
             self._seal(number, result, digest)
-            yield Apply(result, tuple(tokens))
+            yield Apply(result, tuple(tokens), before)
 
     def _step(
         self, number: int, me: int, kept: Sequence[frozenset[int]], speeds: Sequence[int]
@@ -388,7 +413,7 @@ class Replica:
         if sorted(covered) != list(range(parts)):  # rule 5
             raise StepError(f"Step {result.step} does not cover each micro-batch exactly once")
         self._seal(number, result, digest)
-        yield Apply(result, tuple(tokens))
+        yield Apply(result, tuple(tokens), mark)
         if any(token.wants_pause for token in tokens):
             yield Pause()
         return [token.speed for token in tokens]

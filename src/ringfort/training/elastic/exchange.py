@@ -1,0 +1,165 @@
+"""`Exchange`: what the members of an epoch send each other for a step, over the group of the epoch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+import numpy as np
+
+from ringfort.context import DistributedContext
+from ringfort.errors import ProtocolError
+from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_share
+from ringfort.training.elastic.protocol import Report, Result, Token
+from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.state_tree import Image, Manifest
+from ringfort.training.elastic.token_codec import TokenCodec
+
+_BLOCK: Final = 1 << 16
+"""Elements that are looked at at once: they stay in the L2 cache."""
+SUMS: Final = "sums"
+"""The part of a result with the weight of its samples and the weighted sum of their losses. They are reduced like the
+gradients: a result that is settled later, or replayed, must be divided by the same number."""
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+
+
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A result on its way to members that lack it; its arrays follow."""
+
+    branch: str
+    step: int
+    cursor: int
+    arrays: tuple[tuple[str, _Size], ...]
+    manifest: Manifest | None = None
+    """What the array of a state contains; None for gradients."""
+
+
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_layouts: msgspec.msgpack.Decoder[Layout | None] = msgspec.msgpack.Decoder(Layout | None)
+_wires: msgspec.msgpack.Decoder[_Wire] = msgspec.msgpack.Decoder(_Wire)
+
+
+def digest_of(result: Result, me: int, size: int) -> int:
+    """Return the digest of one member's share of a result."""
+    payload = {"state": cast("Image", result.payload).data} if result.is_state else result.payload
+    return digest_share(payload, me, size)
+
+
+def is_share_finite(result: Result, me: int, size: int) -> bool:
+    """Return whether one member's share of reduced gradients has no infinity and no NaN. A state may have some."""
+    if result.is_state:
+        return True
+    for buffer in cast("dict[str, Array]", result.payload).values():
+        first, last = buffer.size * me // size, buffer.size * (me + 1) // size
+        for begin in range(first, last, _BLOCK):
+            if not np.isfinite(buffer[begin : min(begin + _BLOCK, last)]).all():
+                return False
+    return True
+
+
+class Exchange:
+    """The exchanges of this member. Every call is a collective: all members of the epoch make the same ones."""
+
+    def __init__(self, local: LocalSum, codec: TokenCodec) -> None:
+        self._local = local
+        self._codec = codec
+        self._spare: list[dict[str, Array]] = []
+        """Memory for results. A result is used until the one after it is sealed, so there are two."""
+        self._is_agreed = False
+        self.loss = 0.0
+        """The weighted sum of the losses of this member's micro-batches."""
+
+    def begin(self) -> None:
+        """The group of an epoch was formed."""
+        self._is_agreed = False
+
+    def reports(self, context: DistributedContext, mine: Report) -> list[Report]:
+        """Exchange what members tell when an epoch begins."""
+        found = context.all_gather_object(msgspec.msgpack.encode(mine))
+        return [_decoded(_reports, data, rank) for rank, data in enumerate(found)]
+
+    def tokens(self, context: DistributedContext, mine: Token) -> list[Token]:
+        """Exchange tokens."""
+        return [self._codec.unpack(row) for row in context.all_gather(self._codec.pack(mine))]
+
+    def flags(self, context: DistributedContext, mine: bool) -> list[bool]:
+        """Exchange one bit."""
+        return [bool(row[0]) for row in context.all_gather(np.array([mine], np.uint8))]
+
+    def agree(self, context: DistributedContext) -> None:
+        """Exchange the layout of the gradients, once per epoch: a member that was dealt nothing takes part too. Raise
+        `GradientLayoutError` if that of another member differs."""
+        if not self._is_agreed:
+            found = context.all_gather_object(msgspec.msgpack.encode(self._local.layout))
+            for rank, data in enumerate(found):
+                layout = _decoded(_layouts, data, rank)
+                if layout is not None:
+                    self._local.prepare(layout)
+            self._is_agreed = True
+
+    def reduce(self, context: DistributedContext, in_use: list[Any]) -> dict[str, Array]:
+        """Add up the local sums of all members, out of place and not into memory that is `in_use`: a result that is
+        held or in the history may have to be sent to others yet."""
+        local = {**self._local.buffers, SUMS: np.array([self._local.count, self.loss])}
+        free = [
+            one
+            for one in self._spare
+            if not any(one is used for used in in_use)
+            and {kind: array.shape for kind, array in one.items()} == {kind: a.shape for kind, a in local.items()}
+        ]
+        total = free[0] if free else {kind: np.empty_like(buffer) for kind, buffer in local.items()}
+        if not free:
+            self._spare = [one for one in self._spare if any(one is used for used in in_use)] + [total]
+        for kind, buffer in local.items():
+            np.copyto(total[kind], buffer)
+            if buffer.size:
+                context.all_reduce(total[kind])
+        return total
+
+    def share(self, context: DistributedContext, root: int, mine: Result | None, own: Manifest) -> Result:
+        """Send the result of the member of rank `root`, which passes it as `mine`, to all. `own` is the manifest of
+        this program's state: a state that differs, and gradients that do, are refused before memory is taken."""
+        wire, arrays = b"", dict[str, Array]()
+        if mine is not None:
+            wire, arrays = _packed(mine)
+        head = _decoded(_wires, context.broadcast_object(wire, root), root)
+        if mine is None:
+            self._check(head, own, root)
+            kinds = {name: "uint8" if head.manifest is not None else name for name, _ in head.arrays}
+            kinds[SUMS] = "float64"
+            arrays = {name: np.empty(size, kinds[name]) for name, size in head.arrays}
+        for name, _ in head.arrays:
+            if arrays[name].size:
+                context.broadcast(arrays[name], root)
+        if mine is not None:
+            return mine
+        if head.manifest is not None:
+            image = Image(head.manifest, arrays["state"])
+            return Result(head.branch, head.step, head.cursor, image, is_state=True)
+        return Result(head.branch, head.step, head.cursor, arrays)
+
+    def _check(self, head: _Wire, own: Manifest, root: int) -> None:
+        if head.manifest is not None:
+            why = own.differences(head.manifest)
+            if why:
+                raise ProtocolError(f"Rank {root} sent another state: {why}", peer=root)
+            expected = {"state": own.nbytes}
+        else:
+            expected = {SUMS: 2} if self._local.layout is None else {**self._local.layout.sizes, SUMS: 2}
+        if dict(head.arrays) != expected:
+            raise ProtocolError(f"Rank {root} sent {dict(head.arrays)} elements instead of {expected}", peer=root)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: Any, rank: int) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as exc:
+        raise ProtocolError(f"Rank {rank} sent a malformed message: {exc}", peer=rank) from exc
+
+
+def _packed(result: Result) -> tuple[bytes, dict[str, Array]]:
+    image = cast("Image", result.payload) if result.is_state else None
+    arrays = cast("dict[str, Array]", result.payload) if image is None else {"state": image.data}
+    sizes = tuple((name, array.size) for name, array in arrays.items())
+    manifest = None if image is None else image.manifest
+    return msgspec.msgpack.encode(_Wire(result.branch, result.step, result.cursor, sizes, manifest)), arrays

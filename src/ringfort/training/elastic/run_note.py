@@ -1,0 +1,91 @@
+"""`RunNote`: what the programs of a cluster tell each other about their runs, and what two of them differ in. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Annotated, Final
+
+import msgspec
+
+from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
+from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.protocol import Mark
+from ringfort.training.elastic.state_tree import Manifest
+
+TOPIC: Final = "elastic run"
+_ROOM: Final = MAX_NOTE_BYTES - 2048
+"""Bytes of a note for the shapes of the state. Of a larger state the first ones are told."""
+_Text = Annotated[str, msgspec.Meta(max_length=512)]
+_Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**62)]
+
+
+class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program's run and where in it the program is."""
+
+    name: _Text
+    run: _Text
+    """The name with a digest of the data and of the shapes of the state: only programs with the same train together."""
+    data: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=16)]
+    leaves: _Number
+    """The number of arrays and values in the state."""
+    shapes: dict[_Text, _Text]
+    branch: _Text = ""
+    step: _Number = -1
+    is_answer: bool = False
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Of two runs of one name, the one that is higher here stays."""
+        return self.step, self.branch or self.run
+
+
+_decoder: msgspec.msgpack.Decoder[RunNote] = msgspec.msgpack.Decoder(RunNote)
+
+
+def note_of(name: str, data: Data, manifest: Manifest) -> RunNote:
+    """Return the note of a program that is in no branch yet."""
+    shapes = {entry.path: str(entry) for entry in manifest.entries}
+    digest = blake2b(f"{asdict(data)} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
+    told, room = dict[str, str](), _ROOM
+    for path in sorted(shapes):
+        room -= len(path.encode()) + len(shapes[path].encode()) + 8
+        if room < 0 or max(len(path), len(shapes[path])) > 512:
+            break
+        told[path] = shapes[path]
+    words = {key: str(value)[:512] for key, value in asdict(data).items()}  # a seed may be a large number
+    return RunNote(name, f"{name}/{digest}", words, len(shapes), told)
+
+
+def at(note: RunNote, mark: Mark, *, is_answer: bool) -> bytes:
+    """Return the note of a program that is at `mark`, as bytes."""
+    step = max(mark.step, -1)
+    return msgspec.msgpack.encode(msgspec.structs.replace(note, branch=mark.branch, step=step, is_answer=is_answer))
+
+
+def read(body: bytes) -> RunNote | None:
+    """Return the note in `body`; None if it is malformed, for example of another version."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def differences(mine: RunNote, theirs: RunNote) -> str:
+    """Return in words what two runs of one name differ in; empty if they are one run."""
+    if mine.run == theirs.run:
+        return ""
+    found = [
+        f"{name} is {mine.data.get(name, 'missing')} here and {theirs.data.get(name, 'missing')} there"
+        for name in mine.data | theirs.data
+        if mine.data.get(name) != theirs.data.get(name)
+    ]
+    if mine.leaves != theirs.leaves:
+        found.append(f"the state has {mine.leaves} arrays and values here and {theirs.leaves} there")
+    limit = min((max(note.shapes, default="") for note in (mine, theirs) if len(note.shapes) < note.leaves), default="")
+    for path in sorted(mine.shapes | theirs.shapes):
+        if mine.shapes.get(path) != theirs.shapes.get(path) and (not limit or path <= limit):
+            here, there = mine.shapes.get(path, "missing"), theirs.shapes.get(path, "missing")
+            found.append(f"{path} is {here} here and {there} there")
+            break
+    return "; ".join(found) or "the state has other shapes"

@@ -1,0 +1,146 @@
+"""`Step`: one step of a run, as the program sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from ringfort.errors import InvalidArgumentError
+from ringfort.training.elastic.protocol import Compute, Mark, Result
+from ringfort.training.elastic.sample_order import Array
+
+
+class Turn(NamedTuple):
+    """A micro-batch that this member computes."""
+
+    compute: Compute
+    mark: Mark
+    """The mark before the step."""
+
+
+class Done(NamedTuple):
+    """A step that the program is to apply."""
+
+    result: Result
+    weight: float
+    """The weight of its samples."""
+    loss: float
+    """The weighted sum of their losses."""
+    is_finite: bool = True
+    is_overtaken: bool = False
+    """The run has finished while this member was away. The state is final already, and is written again after the
+    program has applied this step, whose gradients are zeros."""
+
+
+class Source(Protocol):
+    """What a step is made of: a `Participant`."""
+
+    def advance(self) -> Turn | Done | None:
+        """Return what the program has to do next; None after the last step."""
+        ...
+
+    def samples_of(self, turn: Turn) -> Array:
+        """Return the samples of a micro-batch, and begin to measure the time that it takes."""
+        ...
+
+    def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
+        """Add the gradients of a micro-batch to the local sum. Its weight is `count`, or the number of its samples."""
+        ...
+
+    def mean_of(self, done: Done) -> Any:
+        """Return the mean gradients of a sealed step."""
+        ...
+
+
+class Step:
+    """One step of a run. Iterate over it to get the micro-batches that this machine computes; it ends when the step is
+    sealed. Then apply `mean()`.
+
+    A machine that was away while it computed continues with a later step: read `number` after the micro-batches.
+    """
+
+    def __init__(self, source: Source, first: Turn | Done) -> None:
+        self._source = source
+        self._next: Turn | Done | None = first
+        """What `advance` has returned and nobody has done yet."""
+        self._turn = first if isinstance(first, Turn) else None
+        self._is_added = True
+        self._done: Done | None = None
+        self._is_over = False
+
+    @property
+    def number(self) -> int:
+        """The number of this step, from 1."""
+        if self._done is not None:
+            return self._done.result.step
+        if isinstance(self._next, Done):
+            return self._next.result.step
+        assert self._turn is not None
+        return self._turn.compute.step
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the gradients have infinities or NaNs, so that no machine applies the step: with `nonfinite="skip"`.
+        The samples count as used. Known after the micro-batches."""
+        return not self._result().is_finite
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples of the step, from `add(loss=)`. Known after the micro-batches."""
+        done = self._result()
+        return done.loss / done.weight if done.weight else 0.0
+
+    def __iter__(self) -> Iterator[Array]:
+        """Yield the samples of each micro-batch, as indices. Call `add` for each before the next."""
+        while self._done is None:
+            self._check_open()
+            if self._next is None:
+                self._next = self._source.advance()
+            if isinstance(self._next, Done):
+                self._done, self._next = self._next, None
+                return
+            assert self._next is not None  # a run does not end inside a step
+            self._turn, self._is_added = self._next, False
+            yield self._source.samples_of(self._turn)
+            if not self._is_added:  # it stays the next one: without it the step could never be sealed
+                raise self._misuse("call step.add(...) once for each micro-batch")
+
+    def add(self, gradients: Any, *, count: float | None = None, loss: float = 0.0) -> None:
+        """Add the gradients of the current micro-batch: their means over its samples, in dicts and lists of arrays.
+        `count` is their weight, by default the number of samples; `loss` is their mean loss.
+
+        Raises `GradientLayoutError` if they differ from those before in names, order, shapes or element types.
+        """
+        if self._turn is None or self._is_added:
+            raise self._misuse("step.add(...) belongs into `for part in step`, once")
+        self._source.add(self._turn, gradients, count, loss)
+        self._is_added, self._next = True, None
+
+    def mean(self) -> Any:
+        """Return the mean of the gradients over all samples of the step: the same bits at every member.
+
+        Raises `InvalidArgumentError` for a step that is `skipped`, is not iterated over yet, or is over.
+        """
+        self._check_open()
+        done = self._result()
+        if not done.is_finite:
+            raise self._misuse("its gradients are not finite; look at step.skipped before mean()")
+        return self._source.mean_of(done)
+
+    def end(self) -> None:
+        """The program has applied the step. The memory of its result is used again."""
+        self._result()
+        self._is_over = True
+
+    def _result(self) -> Done:
+        for _ in self:
+            raise self._misuse("iterate over every micro-batch of each step")
+        assert self._done is not None
+        return self._done
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise self._misuse("it is over; use it before the next step")
+
+    def _misuse(self, why: str) -> InvalidArgumentError:
+        return InvalidArgumentError("step", self.number, why)
