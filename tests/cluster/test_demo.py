@@ -25,7 +25,7 @@ def ringfort(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("framework", "ranks", "steps"),
-    [("numpy", 1, 8), ("numpy", 2, 8), pytest.param("numpy", 3, 60, id="kill"), ("torch", 3, 8)],
+    [("numpy", 1, 8), pytest.param("numpy", 3, 60, id="kill"), ("torch", 3, 8)],
 )
 def test_the_demo_proves_itself_and_prints_one_json_document(framework: str, ranks: int, steps: int) -> None:
     if framework == "torch" and find_spec("torch") is None:
@@ -46,16 +46,6 @@ def test_the_demo_proves_itself_and_prints_one_json_document(framework: str, ran
     assert len(faults) == (steps == 60)
     for fault in faults:
         assert 20 <= fault["step"] < fault["back_at"] <= 60
-
-
-def test_the_seed_decides_the_run() -> None:
-    first, again, other = (
-        json.loads(ringfort("demo", *NUMPY, "--ranks", "1", "--steps", "2", "--json", "--seed", seed).stdout)
-        for seed in "001"
-    )
-    # The sums of a run depend on who computes what, so only a single process repeats them bit for bit.
-    assert first["reference"]["digests"] == again["reference"]["digests"]
-    assert first["reference"]["digests"] != other["reference"]["digests"]
 
 
 def test_without_a_terminal_the_demo_prints_plain_lines() -> None:

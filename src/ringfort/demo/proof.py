@@ -126,7 +126,7 @@ class Outcome:
         claims.append(Claim(self.weights_identical, what, f"SHA-256 {shown}"))
         difference = f"largest relative difference {self.largest_difference:.1e}, allowed {TOLERANCE:.0e}"
         curves = "loss as in one process without a fault"
-        claims.append(Claim(self.curves_equal, curves, f"{difference} (order of float additions)"))
+        claims.append(Claim(self.curves_equal, curves, f"{difference}: rounding"))
         return claims
 
     def to_dict(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class Show:
                 row = (f"{ours[step]:.7f}", f"{theirs[step]:.7f}", f"{differences[step]:.1e}")
                 table.add_row(str(step + 1), *row)
         self._console.print(table)
-        self._print("")
+        self._print("Floats are added in the order of who computed what, so the last digits differ.\n")
         for claim in outcome.claims():
             self._claim(*claim)
 

@@ -68,3 +68,10 @@ def test_a_pass_is_a_permutation_and_the_next_one_is_another(state: TrainingStat
     first, second = (np.concatenate([state.order(base + step) for step in range(1, steps + 1)]) for base in (0, steps))
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(SETTINGS.samples))
     assert first.tolist() != second.tolist()
+
+
+def test_the_seed_decides_the_order() -> None:
+    learner = NumpyLearner(load_corpus(), SETTINGS)
+    first, again, other = (TrainingState(learner, Settings(steps=6, seed=seed)).order(1).tolist() for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
