@@ -103,7 +103,7 @@ class Story:
                 yield f"step {step}: peer {number} is back with a copy of the state, after {since:.1f} s"
             elif number != fault.peer and fault.resumed_after is None and members < self._size and since > 0:
                 self.faults[index] = replace(fault, resumed_after=since)
-                yield f"step {step}: the others continue, {since:.1f} s after the kill"
+                yield f"step {step}: the others continue, {since:.1f} s after the kill (slowed down)"
         if members != self._members and not self.faults and self._size > 1:
             yield f"step {step}: {members} of {self._size} peers train"
         self._members = members

@@ -40,7 +40,7 @@ def test_a_peer_that_is_killed_and_comes_back() -> None:
     assert told == [
         "step 1: 3 of 3 peers train",
         "peer 1 was killed (SIGKILL) after step 40",
-        "step 41: the others continue, 0.5 s after the kill",
+        "step 41: the others continue, 0.5 s after the kill (slowed down)",
         "peer 1 has started again and looks for the others",
         "step 52: peer 1 is back with a copy of the state, after 3.0 s",
     ]
