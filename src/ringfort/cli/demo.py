@@ -13,7 +13,7 @@ from ringfort.errors import BackendUnavailableError
 
 
 def demo(
-    ranks: Annotated[int, Option(help="Processes to train with.")] = RANKS,
+    ranks: Annotated[int, Option(help="Processes to train with. From 3 on, one is killed and comes back.")] = RANKS,
     steps: Annotated[
         int | None, Option(help=f"Training steps: {STEPS['torch']} with torch, {STEPS['numpy']} without.")
     ] = None,
@@ -24,7 +24,7 @@ def demo(
     live: Annotated[bool, Option("--live/--no-live", help="Draw a live table in a terminal.")] = True,
     json_: Annotated[bool, Option("--json", help="Print one JSON document; progress goes to standard error.")] = False,
 ) -> None:
-    """Train a small language model with several processes of this machine."""
+    """Train a small language model with several processes of this machine, kill one of them, and let it come back."""
     has_torch = find_spec("torch") is not None
     chosen: Any = framework or ("torch" if has_torch else "numpy")
     settings = Settings(ranks, STEPS.get(chosen, 1) if steps is None else steps, seed, chosen)

@@ -1,4 +1,4 @@
-"""`Learner`: the model of one rank of the demo, with NumPy or with torch, and its share of every batch."""
+"""`Learner`: the demo's model, with NumPy or with torch, and what is needed to train it."""
 
 from __future__ import annotations
 
@@ -10,47 +10,52 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringfort.context import DistributedContext
 from ringfort.demo.settings import Settings
-from ringfort.demo.text import Codes, Corpus, global_batch, share, windows
+from ringfort.demo.text import Codes, Corpus, windows
+
+Floats = NDArray[np.float32]
+Weights = dict[str, Floats]
 
 PROMPT = "If the object is a function, "
 """The beginning of the text that the model writes: longer than the context of the NumPy model."""
 
 
 class Learner(ABC):
-    """One rank's model, and its share of every batch."""
+    """A model, its data, and its learning rate."""
 
     context: ClassVar[int]
     """Characters that the model sees."""
     validation_samples: ClassVar[int]
 
-    def __init__(self, ctx: DistributedContext, corpus: Corpus, settings: Settings) -> None:
-        self.ctx, self.corpus, self.settings = ctx, corpus, settings
+    def __init__(self, corpus: Corpus, settings: Settings) -> None:
+        self.corpus, self.settings = corpus, settings
+        self._starts = spread(len(corpus.train) - self.context, settings.samples)
 
-    def batch(self, step: int) -> tuple[Codes, Codes]:
-        """This rank's share of the batch of `step`: contexts, and the character that follows each."""
-        codes, settings = self.corpus.train, self.settings
-        starts = global_batch(codes, self.context, settings.batch, seed=settings.seed, step=step)
-        return windows(codes, self.context, share(starts, self.ctx.rank, self.ctx.world_size))
+    def samples(self, indices: Codes) -> tuple[Codes, Codes]:
+        """Samples of the data set: contexts, and the character that follows each."""
+        return windows(self.corpus.train, self.context, self._starts[indices])
 
-    def validation_batch(self) -> tuple[Codes, Codes]:
-        """This rank's share of a fixed sample of the text that is never trained on."""
-        codes = self.corpus.validation
-        starts = np.linspace(0, len(codes) - self.context - 1, self.validation_samples).astype(np.int64)
-        return windows(codes, self.context, share(starts, self.ctx.rank, self.ctx.world_size))
-
-    @abstractmethod
-    def step(self, step: int) -> float:
-        """Make one step of data-parallel training. Returns the loss over the whole batch, the same on every rank."""
-
-    @abstractmethod
     def validate(self) -> float:
-        """The mean loss over the validation samples of all ranks."""
+        """The mean loss over a fixed sample of the text that is never trained on."""
+        codes = self.corpus.validation
+        starts = spread(len(codes) - self.context, self.validation_samples)
+        return self.loss(*windows(codes, self.context, starts))
 
     @abstractmethod
-    def weights(self) -> Mapping[str, NDArray[Any]]:
-        """All weights by name."""
+    def weights(self) -> Weights:
+        """All weights by name, to be changed in place."""
+
+    @abstractmethod
+    def gradients(self, context: Codes, target: Codes) -> tuple[float, Weights]:
+        """The mean loss over some samples, and its derivative by each weight."""
+
+    @abstractmethod
+    def loss(self, context: Codes, target: Codes) -> float:
+        """The mean loss over some samples."""
+
+    @abstractmethod
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 1."""
 
     @abstractmethod
     def probabilities(self, codes: Codes) -> NDArray[Any]:
@@ -63,12 +68,17 @@ class Learner(ABC):
         return self.corpus.decode(written)
 
 
-def digest(weights: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 of every bit of every weight."""
+def spread(length: int, count: int) -> Codes:
+    """`count` places below `length`, evenly spaced."""
+    return np.arange(count, dtype=np.int64) * length // count
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of every bit of every array."""
     total = hashlib.sha256()
-    for name in sorted(weights):
+    for name in sorted(arrays):
         total.update(name.encode())
-        total.update(np.ascontiguousarray(weights[name]).tobytes())
+        total.update(np.ascontiguousarray(arrays[name]).tobytes())
     return total.hexdigest()
 
 

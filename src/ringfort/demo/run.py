@@ -1,32 +1,34 @@
-"""The demo: a group of local ranks trains, one process repeats the training, and the two are compared."""
+"""The demo: peers train and lose one of them, one process repeats the training, and the two are compared."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import closing
 
-import msgspec
 from rich.console import Console
 
+from ringfort.demo.peers import train
 from ringfort.demo.proof import Outcome, Training
 from ringfort.demo.screen import Show, group_name
 from ringfort.demo.settings import Framework, Settings
+from ringfort.demo.story import Story
+from ringfort.demo.worker import Role
 from ringfort.errors import DistributedError
-from ringfort.identity.namespace import NetworkNamespace
-from ringfort.launch.local_ranks import LocalRanks
 
-WORKER = "ringfort.demo.worker"
-MODELS: dict[Framework, str] = {"numpy": "a small model in NumPy", "torch": "a transformer under torch's DDP"}
+MODELS: dict[Framework, str] = {"numpy": "a small model in NumPy", "torch": "a transformer in torch"}
 
 
 def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
-    """Train twice and compare. Raises `RankFailedError` if a rank fails. Leaves no process behind."""
+    """Train twice and compare. Raises `RankFailedError` if a peer fails. Leaves no process behind."""
     show = Show(console, settings, live=live)
-    peers = group_name(settings.ranks)
     batch = f"{settings.batch} samples per step"
-    title = f"{peers} on this machine find each other and train\n{MODELS[settings.framework]}, {batch}"
-    group = _train(settings, settings.ranks, show, title)
+    title = (
+        f"{group_name(settings.ranks)} on this machine find each other and train\n{MODELS[settings.framework]}, {batch}"
+    )
+    if settings.kill_at is not None:
+        title += "; one is killed on the way"
+    group = _train(settings, "peer", show, title)
     show.after_training(group)
-    reference = _train(settings, 1, show, f"The same with one process, {batch}")
+    reference = _train(settings, "alone", show, f"The same with one process and a plain loop, {batch}")
     outcome = Outcome(settings, group, reference)
     show.proof(outcome)
     if outcome.passed:
@@ -34,26 +36,12 @@ def run_demo(settings: Settings, console: Console, *, live: bool) -> Outcome:
     return outcome
 
 
-def _train(settings: Settings, ranks: int, show: Show, title: str) -> Training:
-    result: dict[str, Any] | None = None
-    # A new cluster, so that two demos at the same time do not find each other; on loopback, so that nobody else does.
-    cluster = NetworkNamespace.generate("demo")
-    told = {
-        "RINGFORT_KEY": cluster.join_code(),
-        "RINGFORT_INTERFACES": "127.0.0.1",
-        # The demo shows encrypted connections, as between machines, though its processes could share memory.
-        "RINGFORT_SHM": "off",
-        # The processes agree on their ranks themselves.
-        "RANK": "",
-        "WORLD_SIZE": "",
-    }
-    arguments = [msgspec.json.encode(settings).decode(), str(ranks)]
-    with show.phase(title), LocalRanks(WORKER, ranks, arguments, variables=told) as group:
-        for _, message in group.messages():
-            if message.pop("kind") == "progress":
-                show.progress(message.pop("rank"), message)
-            else:
-                result = message
-    if result is None:
-        raise DistributedError("the ranks of the demo ended without a result")
-    return Training(**result)
+def _train(settings: Settings, role: Role, show: Show, title: str) -> Training:
+    count = 1 if role == "alone" else settings.ranks
+    story = Story(count)
+    with show.phase(title, story), closing(train(settings, role)) as messages:
+        for number, message in messages:
+            show.happened(story.add(number, message))
+    if len(story.results) != count:
+        raise DistributedError("the peers of the demo ended without a result")
+    return Training.of(story)

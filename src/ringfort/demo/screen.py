@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
-from rich import filesize
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
@@ -16,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ringfort.demo.proof import Outcome, Training, relative_differences
-from ringfort.demo.settings import TOLERANCE, Settings
+from ringfort.demo.settings import Settings
+from ringfort.demo.story import Story
 
 LINE_SECONDS = 2.0
 """Between two lines of progress without a terminal: few enough for a log."""
@@ -28,6 +27,17 @@ WIDTH = 72
 """Characters of tables and curves."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 """Eighths of the height of a character."""
+EVENTS = 4
+"""Lines of what happened, below the table."""
+STYLES = {
+    "starting": "dim",
+    "joining": "yellow",
+    "training": "green",
+    "killed": "bold red",
+    "copying": "yellow",
+    "done": "",
+}
+"""The states of a peer, and how each looks."""
 NEXT = (
     ("ringfort key show", "on this machine: print a join code"),
     ("ringfort key join", "on the other machine: enter the code"),
@@ -45,10 +55,10 @@ class Show:
         self._draws = live
         self._live: Live | None = None
 
-    def phase(self, title: str) -> AbstractContextManager[object]:
-        """The context in which `progress` shows the training of one group."""
-        self._latest: dict[int, dict[str, Any]] = {}
-        self._points: list[tuple[int, float]] = []
+    def phase(self, title: str, story: Story) -> AbstractContextManager[object]:
+        """The context in which `happened` shows the training of a run."""
+        self._story = story
+        self._events: list[str] = []
         self._title = title
         self._next_line = time.monotonic() + LINE_SECONDS
         if not self._draws:
@@ -57,26 +67,33 @@ class Show:
         self._live = Live(self._picture(), console=self._console, refresh_per_second=8)
         return self._live
 
-    def progress(self, rank: int, message: dict[str, Any]) -> None:
-        """Show a report of a rank."""
-        self._latest[rank] = message
-        if rank == 0:
-            self._points.append((message["step"], message["loss"]))
+    def happened(self, events: Sequence[str]) -> None:
+        """Show what the story has become."""
+        self._events += events
         if self._live is not None:
             self._live.update(self._picture())
-        elif time.monotonic() >= self._next_line:
+            return
+        for event in events:
+            self._print(f"  {event}")
+        if self._story.is_training and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             self._print(self._line())
 
     def _line(self) -> str:
-        rate = sum(message["samples_per_second"] for message in self._latest.values())
-        moved = filesize.decimal(sum(message["bytes_sent"] for message in self._latest.values()))
-        step, loss = min((message["step"], message["loss"]) for message in self._latest.values())
+        peers = self._story.peers.values()
+        rate = sum(peer.samples_per_second for peer in peers)
+        training = sum(peer.state == "training" for peer in peers)
+        step, loss = self._story.points[-1]
         total = self._settings.steps
-        return f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {moved} moved"
+        return (
+            f"  step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  {rate:,.0f} samples/s  {group_name(training)}"
+        )
 
     def _picture(self) -> Group:
-        return Group(Text(self._title, style="bold"), self._table(), Text("\n".join(self._curve(self._points))))
+        events = [*self._events[-EVENTS:], *[""] * (EVENTS - len(self._events))]
+        lines = events if len(self._story.peers) > 1 else []
+        curve = self._curve(self._story.points)
+        return Group(Text(self._title, style="bold"), self._table(), Text("\n".join([*lines, *curve])))
 
     def _curve(self, points: Sequence[tuple[int, float]]) -> list[str]:
         """The curve of the loss, as wide as the table."""
@@ -86,18 +103,15 @@ class Show:
 
     def _table(self) -> Table:
         table = Table(min_width=min(WIDTH, self._console.width))
-        for name in ("rank", "process", "step", "loss", "samples/s", "sent", "received"):
+        for name in ("peer", "process", "step", "loss", "samples/s"):
             table.add_column(name, justify="right")
-        for rank, message in sorted(self._latest.items()):
-            table.add_row(
-                str(rank),
-                str(message["pid"]),
-                f"{message['step']}/{self._settings.steps}",
-                f"{message['loss']:.3f}",
-                f"{message['samples_per_second']:,.0f}",
-                filesize.decimal(message["bytes_sent"]),
-                filesize.decimal(message["bytes_received"]),
+        table.add_column("state", min_width=max(map(len, STYLES)))
+        for number, peer in sorted(self._story.peers.items()):
+            known = (
+                (str(peer.pid), f"{peer.step}/{self._settings.steps}", f"{peer.loss:.3f}") if peer.pid else ("",) * 3
             )
+            rate = f"{peer.samples_per_second:,.0f}"
+            table.add_row(str(number), *known, rate, Text(peer.state, style=STYLES.get(peer.state, "")))
         return table
 
     def after_training(self, training: Training) -> None:
@@ -125,15 +139,9 @@ class Show:
                 row = (f"{ours[step]:.7f}", f"{theirs[step]:.7f}", f"{differences[step]:.1e}")
                 table.add_row(str(step + 1), *row)
         self._console.print(table)
-        self._print("")
-        digests = outcome.group.digests
-        shown = f"{digests[0][:16]}..." if outcome.weights_identical else ", ".join(digests)
-        self._claim(outcome.weights_identical, "weights bit-identical on all ranks", f"SHA-256 {shown}")
-        self._claim(
-            outcome.curves_equal,
-            "loss curve equal to one process with the same total batch",
-            f"largest relative difference {outcome.largest_difference:.1e}, allowed {TOLERANCE:.0e}",
-        )
+        self._print("Floats are added in the order of who computed what, so the last digits differ.\n")
+        for claim in outcome.claims():
+            self._claim(*claim)
 
     def next_steps(self) -> None:
         """Print what to do next."""
@@ -152,7 +160,7 @@ class Show:
 
 def group_name(ranks: int) -> str:
     """Such as `3 peers` or `1 peer`."""
-    return f"{ranks} peer{'s' if ranks > 1 else ''}"
+    return f"{ranks} peer{'' if ranks == 1 else 's'}"
 
 
 def curve_steps(steps: int) -> list[int]:

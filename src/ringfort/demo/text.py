@@ -43,13 +43,3 @@ def load_corpus() -> Corpus:
 def windows(codes: Codes, context: int, starts: Codes) -> tuple[Codes, Codes]:
     """Per start: `context` characters, and the one that follows them."""
     return codes[starts[:, None] + np.arange(context)], codes[starts + context]
-
-
-def global_batch(codes: Codes, context: int, batch: int, *, seed: int, step: int) -> Codes:
-    """Where the samples of one step start: the same on every rank, because it depends on (seed, step) only."""
-    return np.random.default_rng([seed, step]).integers(0, len(codes) - context, batch)
-
-
-def share(items: Codes, rank: int, world_size: int) -> Codes:
-    """The part of `rank`. All parts together are `items`; their lengths differ by at most one."""
-    return items[rank * len(items) // world_size : (rank + 1) * len(items) // world_size]

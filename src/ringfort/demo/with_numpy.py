@@ -1,27 +1,21 @@
-"""The demo without torch: `join`, a share of each batch, `average_gradients`.
+"""The demo's model without torch: a small character-level language model, derivatives by hand.
 
-A data-parallel program in any framework looks like this. The model is a small character-level language model:
-embedding, two hidden layers, softmax, Adam; derivatives by hand.
+Embedding, two hidden layers, softmax.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-import ringfort
-from ringfort.context import DistributedContext
-from ringfort.demo.learner import Learner
+from ringfort.demo.learner import Floats, Learner, Weights
 from ringfort.demo.settings import Settings
 from ringfort.demo.text import Codes, Corpus
-from ringfort.training import average_gradients
 
-Floats = NDArray[np.float32]
-Weights = dict[str, Floats]
-
+RATE = 3e-3
+"""The learning rate of the first step; it falls linearly to a tenth."""
 CONTEXT = 24
 """Characters that the model sees: four or five words."""
 EMBEDDING = 16
@@ -70,9 +64,9 @@ def forward(weights: Weights, context: Codes) -> Activations:
     return Activations(embedded, hidden1, hidden2, probabilities)
 
 
-def mean_loss(seen: Activations, target: Codes) -> Floats:
-    """The mean cross-entropy in nats, as a zero-dimensional array."""
-    return np.asarray(-np.log(seen.probabilities[np.arange(len(target)), target]).mean(), dtype=np.float32)
+def mean_loss(seen: Activations, target: Codes) -> float:
+    """The mean cross-entropy in nats."""
+    return float(-np.log(seen.probabilities[np.arange(len(target)), target]).mean())
 
 
 def gradients(weights: Weights, context: Codes, target: Codes, seen: Activations) -> Weights:
@@ -96,61 +90,28 @@ def gradients(weights: Weights, context: Codes, target: Codes, seen: Activations
     }
 
 
-@dataclass
-class Adam:
-    """Kingma and Ba (2015), with the usual constants and a rate that falls linearly to a tenth."""
-
-    steps: int
-    rate: float = 3e-3
-    _first: Weights = field(default_factory=dict[str, Floats])
-    _second: Weights = field(default_factory=dict[str, Floats])
-    _step: int = 0
-
-    def update(self, weights: Weights, slopes: Weights) -> None:
-        """Move `weights` in place."""
-        rate = self.rate * (1 - 0.9 * self._step / self.steps)
-        self._step += 1
-        scale = np.float32(rate * (1 - 0.999**self._step) ** 0.5 / (1 - 0.9**self._step))
-        for name, slope in slopes.items():
-            first = self._first.setdefault(name, np.zeros_like(slope))
-            second = self._second.setdefault(name, np.zeros_like(slope))
-            first += np.float32(0.1) * (slope - first)
-            second += np.float32(0.001) * (slope * slope - second)
-            weights[name] -= scale * first / (np.sqrt(second) + np.float32(1e-8))
-
-
-def meet(peers: int) -> DistributedContext:
-    """The group of `peers` processes that find each other."""
-    return ringfort.join(peers - 1) if peers > 1 else ringfort.init(world_size=1, rank=0)
-
-
 class NumpyLearner(Learner):
     """See `Learner`."""
 
     context: ClassVar[int] = CONTEXT
     validation_samples: ClassVar[int] = 4096
 
-    def __init__(self, ctx: DistributedContext, corpus: Corpus, settings: Settings) -> None:
-        super().__init__(ctx, corpus, settings)
+    def __init__(self, corpus: Corpus, settings: Settings) -> None:
+        super().__init__(corpus, settings)
         self._weights = new_weights(len(corpus.vocabulary), settings.seed)
-        self._adam = Adam(settings.steps)
-
-    def step(self, step: int) -> float:
-        context, target = self.batch(step)
-        seen = forward(self._weights, context)
-        slopes = gradients(self._weights, context, target, seen)
-        # The loss is averaged with the gradients: it is a mean over the samples just as they are.
-        loss, slopes = average_gradients(self.ctx, (mean_loss(seen, target), slopes), weight=len(target))
-        self._adam.update(self._weights, slopes)
-        return float(loss)
-
-    def validate(self) -> float:
-        context, target = self.validation_batch()
-        loss = mean_loss(forward(self._weights, context), target)
-        return float(average_gradients(self.ctx, [loss], weight=len(target))[0])
 
     def weights(self) -> Weights:
         return self._weights
+
+    def gradients(self, context: Codes, target: Codes) -> tuple[float, Weights]:
+        seen = forward(self._weights, context)
+        return mean_loss(seen, target), gradients(self._weights, context, target, seen)
+
+    def loss(self, context: Codes, target: Codes) -> float:
+        return mean_loss(forward(self._weights, context), target)
+
+    def rate(self, step: int) -> float:
+        return RATE * (1 - 0.9 * (step - 1) / self.settings.steps)
 
     def probabilities(self, codes: Codes) -> Floats:
         return forward(self._weights, codes[None]).probabilities[0]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ringfort.demo.learner import digest, generate
-from ringfort.demo.with_numpy import CONTEXT, Adam, forward, gradients, mean_loss, new_weights
+from ringfort.demo.training_state import adam
+from ringfort.demo.with_numpy import CONTEXT, forward, gradients, mean_loss, new_weights
 
 VOCABULARY = 11
 
@@ -17,7 +18,7 @@ def batch(samples: int = 8) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_of(weights: dict[str, np.ndarray], context: np.ndarray, target: np.ndarray) -> float:
-    return float(mean_loss(forward(weights, context), target))
+    return mean_loss(forward(weights, context), target)
 
 
 @pytest.mark.parametrize("name", sorted(new_weights(VOCABULARY, 0)))
@@ -51,10 +52,12 @@ def test_the_first_loss_is_that_of_a_blind_guess() -> None:
 
 
 def test_adam_learns_a_small_batch_by_heart() -> None:
-    weights, adam = new_weights(VOCABULARY, 0), Adam(60)
+    weights = new_weights(VOCABULARY, 0)
+    first, second = ({name: np.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
     context, target = batch(8)
-    for _ in range(60):
-        adam.update(weights, gradients(weights, context, target, forward(weights, context)))
+    for step in range(1, 61):
+        slopes = gradients(weights, context, target, forward(weights, context))
+        adam(weights, first, second, slopes, step=step, rate=3e-3 * (1 - 0.9 * (step - 1) / 60))
     assert loss_of(weights, context, target) < 0.1
 
 

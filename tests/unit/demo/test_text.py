@@ -1,12 +1,12 @@
-"""The demo's corpus and how it is shared out."""
+"""The demo's corpus and its samples."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ringfort.demo.learner import PROMPT
-from ringfort.demo.text import global_batch, load_corpus, share, windows
+from ringfort.demo.learner import PROMPT, spread
+from ringfort.demo.text import load_corpus, windows
 
 
 def test_the_corpus_is_english_and_decodes_to_what_was_encoded() -> None:
@@ -28,24 +28,10 @@ def test_a_window_is_the_context_and_the_character_after_it() -> None:
     assert target.tolist() == [4, 99]
 
 
-def test_no_window_reaches_beyond_the_text() -> None:
-    codes = np.arange(30)
-    starts = np.concatenate([global_batch(codes, 24, 64, seed=0, step=step) for step in range(20)])
-    _, target = windows(codes, 24, starts)
-    assert target.max() == 29
-
-
-def test_a_batch_depends_on_seed_and_step_alone() -> None:
-    codes = np.arange(10_000)
-    first = global_batch(codes, 24, 64, seed=1, step=7).tolist()
-    assert first == global_batch(codes, 24, 64, seed=1, step=7).tolist()
-    assert first != global_batch(codes, 24, 64, seed=1, step=8).tolist()
-    assert first != global_batch(codes, 24, 64, seed=2, step=7).tolist()
-
-
-@pytest.mark.parametrize(("items", "ranks"), [(256, 3), (256, 1), (7, 4), (256, 256)])
-def test_shares_make_up_the_whole_and_differ_by_at_most_one(items: int, ranks: int) -> None:
-    whole = np.arange(items)
-    shares = [share(whole, rank, ranks) for rank in range(ranks)]
-    assert np.concatenate(shares).tolist() == whole.tolist()
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+@pytest.mark.parametrize(("length", "count"), [(30, 7), (7, 30), (5, 5), (1, 1)])
+def test_places_are_spread_evenly_and_end_before_the_length(length: int, count: int) -> None:
+    places = spread(length, count)
+    assert len(places) == count
+    assert places[0] == 0
+    assert places[-1] == length * (count - 1) // count < length
+    assert set(np.diff(places)) <= {length // count, length // count + 1}
