@@ -2,8 +2,8 @@
 
 Any message may be late or lost, any peer may die, be cut off, restart or join between any two events: each instruction
 of a replica, each vote and each commit is an event of its own. Gradients are whole numbers, so the state after any
-number of samples is known; each reduction leaves a trace in its result, as rounding does, so that a step that was reduced
-twice is found out. `History(seed).run()` returns what went wrong, or None.
+number of samples is known; each reduction leaves a trace in its result, as rounding does, so that a step with two
+results is found out. `History(seed).run()` returns what went wrong, or None.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def expected(cursor: int, cache: dict[int, int] = {0: 0}) -> int:  # noqa: B006 
     return cache[cursor]
 
 
-def digest(result: Result, me: int, size: int) -> int:  # noqa: ARG001  # the signature of a `Digest`
+def digest(result: Result, me: int, size: int) -> int:
     """Return the digest of the first member's share, which is everything."""
     return crc32(repr(result.payload).encode()) if me == 0 else 0
 
@@ -153,6 +153,9 @@ class History:
         """How likely an event is a fault."""
         self.kinds = self.random.choice([KINDS, ["elders", "start", "start", "start", "save"]])
         """What faults there are."""
+        self.cruelty = self.random.choice([0.0, 0.5])
+        """How likely the members from before a growing epoch are to hear and to be heard late, and to lose power as it
+        is committed."""
         self.staleness = self.random.choice([0.0, 0.5, 1.0])
         """How likely a leader is to know only what others said when they last were in no epoch."""
 
@@ -166,7 +169,7 @@ class History:
             for _ in range(self.events):
                 self.event()
             self.cuts.clear()
-            self.delivery, self.patience, self.staleness = 0.65, 0.03, 0.0
+            self.delivery, self.patience, self.staleness, self.cruelty = 0.65, 0.03, 0.0, 0.0
             for host in range(self.hosts):
                 if not any(p.alive and p.host == host for p in self.peers.values()):
                     self.start(host)
@@ -263,6 +266,11 @@ class History:
             if mark.branch:
                 self.disks[peer.host] = Saved(mark.step, mark.cursor, peer.settled_state, mark.branch)
 
+    def is_held_back(self, peer: Peer, key: tuple[int, str]) -> bool:
+        """Return whether a message to or from a member about an epoch that seats others comes late."""
+        newcomers = self.newcomers[key]
+        return bool(newcomers) and peer.id not in newcomers and self.random.random() < 1.9 * self.cruelty
+
     def end_elders(self, peer: Peer) -> None:
         """Those who were members before the newest epoch that `peer` has accepted lose power; the others are left."""
         records = peer.voter.votes.records
@@ -310,6 +318,8 @@ class History:
         if not living:
             return
         leader = self.random.choice(living)
+        if self.proposals and self.random.random() < 1.8 * self.cruelty:
+            return  # what was proposed takes long
         seen = [p for p in living if p is leader or self.reaches(leader, p)]
         group = [p for p in seen if all(p is q or self.reaches(p, q) for q in seen)]
         if leader not in group:
@@ -547,6 +557,10 @@ class History:
                 self.messages.append(message)
             return
         match kind:
+            case "propose" if self.is_held_back(target, message[3].epoch.key):
+                self.messages.append(message)
+            case "accept" if self.is_held_back(source, (message[3], target.id)):
+                self.messages.append(message)
             case "propose":
                 self.vote(target, source, message[3])
             case "accept":
@@ -557,6 +571,11 @@ class History:
                         del self.proposals[target.id]
                         for member in pending[0].epoch.peers:
                             self.messages.append(("commit", target.id, member, pending[0].epoch))
+                        if self.newcomers[pending[0].epoch.key] and self.random.random() < self.cruelty:
+                            self.messages[-len(pending[0].epoch.peers) :] = []
+                            for member in pending[0].epoch.peers:
+                                self.commit(self.peers[member], pending[0].epoch)
+                            self.end_elders(target)
             case "commit":
                 self.commit(target, message[3])
             case _:

@@ -1,7 +1,7 @@
 """Random histories of an elastic run on simulated hosts: the control plane and the replicas are those of production.
 
-The network delays, cuts and resets; processes die with and without a word, freeze, lose power and start again; disks are
-slow. The programs' own messages take the same network. `History(seed).run()` returns what went wrong, or None.
+The network delays, cuts and resets; processes die with and without a word, freeze, lose power and start again; disks
+are slow. The programs' own messages take the same network. `History(seed).run()` returns what went wrong, or None.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from ringfort.cluster.core import membership, proposer
 from ringfort.cluster.core.membership import Voter
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
-from ringfort.cluster.core.proposer import Proposer
 from ringfort.training.elastic import protocol
 from ringfort.training.elastic.protocol import Adopt, Gather, Replica, Result, Standstill, Token
 from tests.helpers import elastic_model, elastic_network
@@ -71,7 +70,7 @@ def _applies_without_a_seal(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _goes_on_behind_the_fence(_: Callable[..., Any]) -> Callable[..., Any]:
-    def fence(self: Replica, epoch: int) -> Standstill:  # noqa: ARG001
+    def fence(self: Replica, epoch: int) -> Standstill:
         lineage = self.mark.lineage or ("" if self.held is None else protocol.lineage_of(self.held.result.branch))
         return Standstill(self.mark, self.held is not None, lineage)
 
@@ -112,7 +111,7 @@ def _continues_the_branch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _continues_lineages_that_ended(_: Callable[..., Any]) -> Callable[..., Any]:
-    def heritage(formed: Iterable[Epoch], group: Any, dead: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
+    def heritage(formed: Iterable[Epoch], group: Any, dead: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(dict.fromkeys(lineage for epoch in formed for lineage in epoch.lineages))[-8:], ()
 
     return heritage

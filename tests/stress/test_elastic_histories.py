@@ -16,9 +16,9 @@ THOUSANDS = int(os.environ.get("ELASTIC_THOUSANDS", "3"))
 ON_THE_NETWORK = {"every closed link is a death"}
 """The model has no links."""
 IMPLIED = {"takes the oldest of several held results"}
-"""Another rule keeps two results for one step from ever meeting: who did not take part in an epoch is not a member of
-those that only shrink it, and is seated by the others only when nobody holds anything. So all that is held by the members
-of one epoch is one result. tests/unit/training/elastic/test_protocol.py has the rule by itself."""
+"""Another rule keeps two results for one step from ever meeting: a peer that did not take part in an epoch is no member
+of those that only shrink it, and is seated only when nobody holds anything. So the members of one epoch never hold two
+results. tests/unit/training/elastic/test_protocol.py has the rule by itself."""
 
 
 @pytest.mark.parametrize("thousand", range(THOUSANDS))
