@@ -156,6 +156,8 @@ class History:
         self.cruelty = self.random.choice([0.0, 0.5])
         """How likely the members from before a growing epoch are to hear and to be heard late, and to lose power as it
         is committed."""
+        self.late = self.random.choice(["propose", "accept"])
+        """What comes late then."""
         self.staleness = self.random.choice([0.0, 0.5, 1.0])
         """How likely a leader is to know only what others said when they last were in no epoch."""
 
@@ -164,8 +166,7 @@ class History:
     def run(self) -> str | None:
         """Live the history. Return what went wrong."""
         try:
-            for host in range(self.hosts):
-                self.start(host)
+            self.begin()
             for _ in range(self.events):
                 self.event()
             self.cuts.clear()
@@ -181,6 +182,11 @@ class History:
             return f"seed {self.seed}: no progress after healing from {before}"
         except Wrong as exc:
             return f"seed {self.seed}: {exc}"
+
+    def begin(self) -> None:
+        """Start a process on each host."""
+        for host in range(self.hosts):
+            self.start(host)
 
     def best(self) -> int:
         """Return the highest step of a living peer."""
@@ -291,9 +297,10 @@ class History:
         if living:
             peer = self.random.choice(living)
             assert peer.epoch is not None
-            is_well = peer.voter.current == peer.epoch and all(
-                self.reaches(peer, self.peers[m]) for m in peer.epoch.peers
-            )
+            others = [self.peers[member] for member in peer.epoch.peers]
+            is_well = peer.voter.current == peer.epoch and all(self.reaches(peer, other) for other in others)
+            formed = [other.voter.votes.formed for other in others]
+            is_well = is_well and not any(last is not None and last.number > peer.epoch.number for last in formed)
             if not is_well or self.random.random() < 0.1:
                 self.leave(peer)
 
@@ -557,9 +564,9 @@ class History:
                 self.messages.append(message)
             return
         match kind:
-            case "propose" if self.is_held_back(target, message[3].epoch.key):
+            case "propose" if self.late == kind and self.is_held_back(target, message[3].epoch.key):
                 self.messages.append(message)
-            case "accept" if self.is_held_back(source, (message[3], target.id)):
+            case "accept" if self.late == kind and self.is_held_back(source, (message[3], target.id)):
                 self.messages.append(message)
             case "propose":
                 self.vote(target, source, message[3])
@@ -587,3 +594,19 @@ class History:
                         target.early[turn, rank] = value
                 elif target.voter.votes.highest <= key[0] and target.epoch is None:
                     self.messages.append(message)  # it has not heard of the commit yet
+
+
+class Seating(History):
+    """A member alone seats two learners, who are the majority then, and loses power: where it matters most that nobody
+    is seated while a step is pending."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, events=400)
+        self.hosts = 3
+        self.votes_on_disk = {host: [] for host in range(self.hosts)}
+        self.mishaps, self.staleness, self.cruelty = 0.02, 1.0, 0.5
+        self.kinds = ["start"]
+
+    def begin(self) -> None:
+        """Only one is there."""
+        self.start(0)

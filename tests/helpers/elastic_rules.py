@@ -24,10 +24,14 @@ from tests.helpers import elastic_model, elastic_network
 from tests.helpers.elastic_model import Saved, Total
 from tests.helpers.histories import dies_with_its_link
 
-Kind = Literal["model", "network"]
-"""The random histories of elastic_model.py, or those of elastic_network.py."""
+Kind = Literal["model", "seating", "network"]
+"""The random histories of elastic_model.py, all or those that are about seating, or those of elastic_network.py."""
 
-MAKE: Final[dict[Kind, Callable[[int], Any]]] = {"model": elastic_model.History, "network": elastic_network.History}
+MAKE: Final[dict[Kind, Callable[[int], Any]]] = {
+    "model": elastic_model.History,
+    "seating": elastic_model.Seating,
+    "network": elastic_network.History,
+}
 
 
 def violations(kind: Kind, seeds: Iterable[int]) -> list[str]:

@@ -393,6 +393,6 @@ def test_marks_are_equal_only_after_equal_results() -> None:
 # --- random histories -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("model", range(60)), ("network", range(5))])
+@pytest.mark.parametrize(("kind", "seeds"), [("model", range(40)), ("seating", range(40)), ("network", range(4))])
 def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
     assert [found for seed in seeds if (found := violation_of(kind, seed)) is not None] == []
