@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -304,6 +305,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=2.0, help="seconds [%(default)s]")
     parser.add_argument("--loopback", action="store_true", help="processes on loopback, without namespaces")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and namespaces are removed
     if given.member:
         member_main(given)
         return
