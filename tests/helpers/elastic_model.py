@@ -2,7 +2,8 @@
 
 Any message may be late or lost, any peer may die, be cut off, restart or join between any two events: each instruction
 of a replica, each vote and each commit is an event of its own. Gradients are whole numbers, so the state after any
-number of samples is known. `History(seed).run()` returns what went wrong, or None.
+number of samples is known; each reduction leaves a trace in its result, as rounding does, so that a step with two
+results is found out. `History(seed).run()` returns what went wrong, or None.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 from ringfort.cluster.core.membership import Voter, heritage, largest_lawful
-from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, Term, Votes
+from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, RunState, Term, Votes
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.protocol import (
     Apply,
@@ -31,6 +33,26 @@ from ringfort.training.elastic.protocol import (
 )
 
 DATA = Data(samples=50, batch=12, microbatch=3, seed=7)
+
+
+KINDS = ["kill", "kill", "start", "start", "start", "cut", "heal", "save", "power", "elders"]
+
+
+class Total(NamedTuple):
+    """A reduced gradient, or a state."""
+
+    value: int
+    made: str
+    """In which epoch it was reduced."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint."""
+
+    step: int = -1
+    cursor: int = 0
+    state: int = 0
+    branch: str = ""
 
 
 class Wrong(AssertionError):  # noqa: N818  # a verdict
@@ -51,6 +73,18 @@ def expected(cursor: int, cache: dict[int, int] = {0: 0}) -> int:  # noqa: B006 
         cache[top + span.samples] = cache[top] + total
         top += span.samples
     return cache[cursor]
+
+
+def digest(result: Result, me: int, size: int) -> int:
+    """Return the digest of the first member's share, which is everything."""
+    return crc32(repr(result.payload).encode()) if me == 0 else 0
+
+
+def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
+    """Return what the law of membership is told."""
+    mark = stands.mark
+    text = crc32(repr(mark).encode()).to_bytes(16, "big") if mark.branch else b""
+    return RunState(text, stands.lineage, mark.step, stands.is_pending, is_ready)
 
 
 @dataclass(eq=False)
@@ -74,7 +108,18 @@ class Peer:
     """What has arrived for the current exchange, by rank."""
     early: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
     """What came for later exchanges of this epoch: (round, rank)."""
-    accepted_at: Standstill | None = None
+    told: Standstill = field(default_factory=Standstill)
+    """What it last said of itself."""
+
+    @property
+    def settled_state(self) -> int:
+        """The state at the mark: a result that was sealed may still have to be applied."""
+        return applied(self.state, self.doing.result) if isinstance(self.doing, Apply) else self.state
+
+
+def applied(state: int, result: Result) -> int:
+    """Return the state after `result`."""
+    return result.payload.value + (0 if result.is_state else state)
 
 
 class History:
@@ -87,28 +132,45 @@ class History:
         self.trace: list[str] = []
         self.peers: dict[str, Peer] = {}
         self.hosts = self.random.randint(2, 5)
-        self.disks: dict[int, tuple[int, int, str]] = {}
-        """The latest checkpoint of each host: step, cursor, branch."""
+        self.disks: dict[int, Saved] = {}
+        """The latest checkpoint of each host."""
         self.departed: dict[str, Votes] = {}
         self.votes_on_disk: dict[int, list[tuple[str, Votes]]] = {host: [] for host in range(self.hosts)}
         self.cuts: set[frozenset[int]] = set()
         self.messages: list[tuple[Any, ...]] = []
-        self.proposals: dict[str, tuple[Propose, Standstill | None, set[str]]] = {}
-        self.results: dict[tuple[str, int], int] = {}
+        self.proposals: dict[str, tuple[Propose, set[str]]] = {}
+        self.results: dict[tuple[str, int], Total] = {}
         self.sealed: dict[tuple[str, int], Mark] = {}
         self.instances = 0
-        self.founded: set[str] = set()
+        self.newcomers: dict[tuple[int, str], set[str]] = {}
+        """Those that each proposed epoch adds to its leader's last one."""
+        # Each history has its own habits: what is rare in one is common in another.
+        self.delivery = self.random.choice([0.15, 0.4, 0.65])
+        """How often a message arrives, against other events."""
+        self.patience = self.random.choice([0.03, 0.03, 0.3])
+        """How likely a pause is to end without a new member, at each event."""
+        self.mishaps = self.random.choice([0.004, 0.012, 0.03])
+        """How likely an event is a fault."""
+        self.kinds = self.random.choice([KINDS, ["elders", "start", "start", "start", "save"]])
+        """What faults there are."""
+        self.cruelty = self.random.choice([0.0, 0.5])
+        """How likely the members from before a growing epoch are to hear and to be heard late, and to lose power as it
+        is committed."""
+        self.late = self.random.choice(["propose", "accept"])
+        """What comes late then."""
+        self.staleness = self.random.choice([0.0, 0.5, 1.0])
+        """How likely a leader is to know only what others said when they last were in no epoch."""
 
     # --- running --------------------------------------------------------------------------------------------------
 
     def run(self) -> str | None:
         """Live the history. Return what went wrong."""
         try:
-            for host in range(self.hosts):
-                self.start(host)
+            self.begin()
             for _ in range(self.events):
                 self.event()
             self.cuts.clear()
+            self.delivery, self.patience, self.staleness, self.cruelty = 0.65, 0.03, 0.0, 0.0
             for host in range(self.hosts):
                 if not any(p.alive and p.host == host for p in self.peers.values()):
                     self.start(host)
@@ -120,6 +182,11 @@ class History:
             return f"seed {self.seed}: no progress after healing from {before}"
         except Wrong as exc:
             return f"seed {self.seed}: {exc}"
+
+    def begin(self) -> None:
+        """Start a process on each host."""
+        for host in range(self.hosts):
+            self.start(host)
 
     def best(self) -> int:
         """Return the highest step of a living peer."""
@@ -142,7 +209,7 @@ class History:
     def event(self, *, faults: bool = True) -> None:
         """Let one thing happen."""
         roll = self.random.random()
-        if faults and roll < 0.012:
+        if faults and self.random.random() < self.mishaps:
             self.fault()
         elif roll < 0.05:
             self.propose()
@@ -150,7 +217,7 @@ class History:
             self.learn()
         elif roll < 0.10:
             self.notice()
-        elif self.messages and roll < 0.75:
+        elif self.messages and roll < 0.10 + self.delivery:
             self.deliver(self.messages.pop(self.random.randrange(len(self.messages))))
         else:
             living = self.living()
@@ -163,10 +230,8 @@ class History:
         """Start a process; it vouches for those that ended here."""
         self.instances += 1
         peer = Peer(f"n{host}.{self.instances}", host)
-        peer.replica = Replica(
-            DATA, lambda branch: self.found(peer, branch), lambda result, me, _: result.payload if me == 0 else 0
-        )
-        peer.replica.saved = self.disks.get(host, (-1, 0, ""))[0]
+        peer.replica = Replica(DATA, lambda branch: self.found(peer, branch), digest)
+        peer.replica.saved = self.disks.get(host, Saved()).step
         peer.voter = Voter(peer.id)
         for old, votes in self.votes_on_disk[host]:
             self.departed[old] = votes
@@ -177,14 +242,16 @@ class History:
 
     def found(self, peer: Peer, branch: str) -> Result:
         """The first state of a branch: from the disk, or none."""
-        step, cursor, _ = self.disks.get(peer.host, (0, 0, ""))
-        return Result(branch, step, cursor, expected(cursor), is_state=True)
+        saved = self.disks.get(peer.host, Saved(step=0))
+        return Result(branch, saved.step, saved.cursor, Total(saved.state, branch), is_state=True)
 
     def fault(self) -> None:
         """Do something bad."""
-        kind = self.random.choice(["kill", "kill", "start", "start", "cut", "heal", "save", "power"])
+        kind = self.random.choice(self.kinds)
         living = self.living()
-        if kind in ("kill", "power") and living:
+        if kind == "elders" and living:
+            self.end_elders(self.random.choice(living))
+        elif kind in ("kill", "power") and living:
             for peer in living if kind == "power" and self.random.random() < 0.1 else [self.random.choice(living)]:
                 self.say(f"{peer.id} dies ({kind})")
                 peer.alive = False
@@ -202,8 +269,23 @@ class History:
         elif kind == "save" and living:
             peer = self.random.choice(living)
             mark = peer.replica.mark
-            if mark.branch and not isinstance(peer.doing, Apply):
-                self.disks[peer.host] = (mark.step, mark.cursor, mark.branch)
+            if mark.branch:
+                self.disks[peer.host] = Saved(mark.step, mark.cursor, peer.settled_state, mark.branch)
+
+    def is_held_back(self, peer: Peer, key: tuple[int, str]) -> bool:
+        """Return whether a message to or from a member about an epoch that seats others comes late."""
+        newcomers = self.newcomers[key]
+        return bool(newcomers) and peer.id not in newcomers and self.random.random() < 1.9 * self.cruelty
+
+    def end_elders(self, peer: Peer) -> None:
+        """Those who were members before the newest epoch that `peer` has accepted lose power; the others are left."""
+        records = peer.voter.votes.records
+        newest = max(records, key=lambda epoch: epoch.number, default=None)
+        for member in () if newest is None else newest.peers:
+            if self.peers[member].alive and member not in self.newcomers.get(newest.key, ()):
+                self.say(f"{member} dies (elder)")
+                self.peers[member].alive = False
+                self.peers[member].script = None
 
     def reaches(self, one: Peer, other: Peer) -> bool:
         """Return whether two living peers are connected."""
@@ -215,17 +297,25 @@ class History:
         if living:
             peer = self.random.choice(living)
             assert peer.epoch is not None
-            if all(self.reaches(peer, self.peers[m]) for m in peer.epoch.peers) and self.random.random() < 0.9:
-                return
-            self.leave(peer)
+            others = [self.peers[member] for member in peer.epoch.peers]
+            is_well = peer.voter.current == peer.epoch and all(self.reaches(peer, other) for other in others)
+            formed = [other.voter.votes.formed for other in others]
+            is_well = is_well and not any(last is not None and last.number > peer.epoch.number for last in formed)
+            if not is_well or self.random.random() < 0.1:
+                self.leave(peer)
 
     def leave(self, peer: Peer) -> None:
-        """End the peer's part in its epoch. A sealed result is applied all the same."""
+        """End the peer's part in its epoch."""
+        self.stop(peer)
+        peer.voter.leave()
+
+    def stop(self, peer: Peer) -> None:
+        """End the program's part in its epoch. A sealed result is applied all the same."""
         if isinstance(peer.doing, Apply):
             self.apply(peer, peer.doing.result)
         peer.epoch, peer.script, peer.doing = None, None, None
         peer.got, peer.early = {}, {}
-        peer.voter.leave()
+        peer.told = peer.replica.fence(0)
 
     # --- membership -----------------------------------------------------------------------------------------------
 
@@ -235,6 +325,8 @@ class History:
         if not living:
             return
         leader = self.random.choice(living)
+        if self.proposals and self.random.random() < 1.8 * self.cruelty:
+            return  # what was proposed takes long
         seen = [p for p in living if p is leader or self.reaches(leader, p)]
         group = [p for p in seen if all(p is q or self.reaches(p, q) for q in seen)]
         if leader not in group:
@@ -248,8 +340,9 @@ class History:
             return
         formed = leader.voter.votes.formed
         grown = formed is None or not set(ids) <= set(formed.peers)
-        is_same = not grown and leader.voter.current is not None and set(ids) == set(leader.voter.current.peers)
-        if is_same and all(self.peers[m].epoch is not None for m in ids) and self.random.random() < 0.95:
+        current = leader.voter.current
+        is_same = not grown and current is not None and set(ids) == set(current.peers)
+        if is_same and all(self.peers[m].voter.current == current for m in ids) and self.random.random() < 0.95:
             return
         number = max([basis.highest, leader.voter.votes.highest, *(v.highest for v in votes.values())]) + 1
         lineages, ended = heritage(basis.formed, ids, self.departed)
@@ -257,44 +350,43 @@ class History:
             lineages = (f"{leader.id}#{number}",)
         epoch = Epoch(number, leader.id, tuple(Member(m) for m in sorted(ids)), (), lineages, ended)
         proposal = Propose(
-            Term(1, leader.id), epoch, basis.formed, basis.doubts, tuple(sorted(self.departed.keys())), ()
+            Term(1, leader.id), epoch, basis.formed, basis.doubts, tuple(sorted(self.departed.keys())), (), at
         )
-        self.proposals[leader.id] = (proposal, at, set())
+        self.proposals[leader.id] = (proposal, set())
+        self.newcomers[epoch.key] = set(ids) - set(() if formed is None else formed.peers)
         self.say(f"{leader.id} proposes {number} {ids} at {at}")
         for member in ids:
-            self.messages.append(("propose", leader.id, member, proposal, at))
+            self.messages.append(("propose", leader.id, member, proposal))
 
-    def choose(self, leader: Peer, group: list[Peer]) -> tuple[list[Peer], Standstill | None]:
+    def choose(self, leader: Peer, group: list[Peer]) -> tuple[list[Peer], RunState | None]:
         """Return who may be in the next epoch of `leader`, and where all of them must be if it grows."""
         mine = leader.replica
         votes = {p.id: p.voter.votes for p in group}
         _, basis = largest_lawful(list(votes), votes, self.departed, (), "majority")
         lineages, ended = heritage(basis.formed, list(votes), self.departed)
         if not lineages:
-            return [p for p in group if p.replica.mark.lineage in ("", *ended)], Standstill()
+            return [p for p in group if p.replica.mark.lineage in ("", *ended)], RunState()
         formed = leader.voter.votes.formed
-        old = [p for p in group if formed is not None and p.id in formed.peers]
-        same = [p for p in group if p.replica.mark == mine.mark and p.replica.held is None]
+        seated = [p for p in group if not p.voter.is_learner]
+        seats = [e for p in seated if (e := p.voter.votes.formed) and mine.fence(0).lineage in ("", *e.lineages)]
+        if seats and leader.id not in max(seats, key=lambda e: e.number).peers:
+            return [], None  # the run went on without it
+        old = [p for p in seated if formed is not None and p.id in formed.peers]
+        is_stale = self.random.random() < self.staleness
+        stands = {p.id: p.told if is_stale and p is not leader else p.replica.fence(0) for p in group}
+        same = [p for p in group if stands[p.id].mark == mine.mark and not stands[p.id].is_pending]
         if set(old) <= set(same):
-            return same, Standstill(mine.mark)
+            return same, run_state(Standstill(mine.mark, lineage=mine.mark.lineage))
         return old, None
 
-    def vote(self, peer: Peer, leader: Peer, proposal: Propose, at: Standstill | None) -> None:
-        """Accept a proposal, if the law and the state allow it."""
+    def vote(self, peer: Peer, leader: Peer, proposal: Propose) -> None:
+        """Accept a proposal, if the law and the state allow it. The program goes on until it runs into the fence, or
+        hears that its epoch has ended."""
         if peer.voter.objection(proposal) is not None:
             return
-        formed = peer.voter.votes.formed
-        if at is None and (formed is None or not set(proposal.epoch.peers) <= set(formed.peers)):
-            return  # it grows, and does not say from where
-        epoch = proposal.epoch
-        stands = peer.replica.fence(epoch.number)
-        self.leave(peer)
-        if stands.lineage not in ("", *epoch.lineages, *epoch.ended):
-            return  # its run may be going on elsewhere
-        if stands.lineage in epoch.ended:
-            self.fork(peer)
-            stands = Standstill()
-        if peer.voter.is_learner if at is None else (stands.mark != at.mark or stands.is_pending):
+        stands = self.fence(peer, proposal.epoch)
+        peer.voter.leave()
+        if peer.voter.state_objection(proposal, run_state(stands)) is not None:
             return
         if leader.id != peer.id and peer.id in self.proposals:
             del self.proposals[peer.id]
@@ -302,13 +394,21 @@ class History:
         self.write_votes(peer)
         self.messages.append(("accept", peer.id, leader.id, proposal.epoch.number))
 
+    def fence(self, peer: Peer, epoch: Epoch) -> Standstill:
+        """Fence the program for a proposed epoch."""
+        stands = peer.replica.fence(epoch.number)
+        if stands.lineage and stands.lineage in epoch.ended:
+            self.fork(peer)
+            stands = peer.replica.fence(epoch.number)
+        return stands
+
     def fork(self, peer: Peer) -> None:
         """The run of the peer has ended: its state is as good as a checkpoint now."""
         mark = peer.replica.mark
-        if mark.step > self.disks.get(peer.host, (-1, 0, ""))[0]:
-            self.disks[peer.host] = (mark.step, mark.cursor, mark.branch)
+        if mark.step > self.disks.get(peer.host, Saved()).step:
+            self.disks[peer.host] = Saved(mark.step, mark.cursor, peer.settled_state, mark.branch)
         peer.replica.learn(Mark(), ())
-        peer.replica.saved = self.disks.get(peer.host, (-1, 0, ""))[0]
+        peer.replica.saved = self.disks.get(peer.host, Saved()).step
 
     def write_votes(self, peer: Peer) -> None:
         """Keep the votes on the disk."""
@@ -322,6 +422,7 @@ class History:
         self.write_votes(peer)
         if started is not None:
             self.say(f"{peer.id} is in {started.number} {started.peers}")
+            self.stop(peer)
             peer.epoch = started
             peer.round, peer.got, peer.early = 0, {}, {}
             me = started.peers.index(peer.id)
@@ -340,8 +441,8 @@ class History:
             and self.reaches(p, peer)
             and p.replica.mark.branch
             and p.epoch is not None
+            and p.voter.current == p.epoch
             and peer.id not in p.epoch.peers
-            and not isinstance(p.doing, Apply)
         ]
         if peer is None or not donors:
             return
@@ -356,12 +457,16 @@ class History:
                 return
             self.leave(peer)
             self.fork(peer)
-        elif peer.epoch is not None or mine.step > theirs.step:
+        elif peer.epoch is not None or mine.step >= theirs.step:
             return
+        formed = peer.voter.votes.formed
+        if formed is not None and mine.lineage in donor.epoch.lineages and donor.epoch.number < formed.number:
+            return  # the donor is behind
         peer.voter.learn(donor.epoch)
         self.write_votes(peer)
         peer.replica.learn(theirs, donor.replica.history)
-        peer.state = donor.state
+        peer.state = donor.settled_state
+        peer.told = peer.replica.fence(0)
 
     # --- the program ----------------------------------------------------------------------------------------------
 
@@ -387,12 +492,16 @@ class History:
                 span = DATA.span(peer.replica.mark.cursor)
                 peer.local += sum(gradient(int(i)) for i in DATA.part(span, part))
                 peer.replica.add(part)
+                peer.replica.speed = self.random.choice([0, 1, 2, 5])
                 self.resume(peer, None)
             case Apply(result=result):
+                peer.doing = None
                 self.apply(peer, result)
+                peer.replica.speed = self.random.choice([0, 1, 2, 5])
                 self.resume(peer, None)
             case Pause():
-                if self.random.random() < 0.03:
+                peer.told = peer.replica.fence(0)
+                if self.random.random() < self.patience:
                     self.resume(peer, None)
             case _:
                 raise Wrong(f"unknown instruction {peer.doing}")
@@ -415,7 +524,7 @@ class History:
             values = [peer.got[rank] for rank in needed]
             peer.round, peer.got = peer.round + 1, {}
             if isinstance(peer.doing, Reduce):
-                self.resume(peer, sum(values))
+                self.resume(peer, Total(sum(values), str(peer.epoch.key)))
             else:
                 self.resume(peer, values if root is None else values[0])
 
@@ -437,10 +546,7 @@ class History:
 
     def apply(self, peer: Peer, result: Result) -> None:
         """Change the state."""
-        if result.is_state:
-            peer.state = result.payload
-        else:
-            peer.state += result.payload
+        peer.state = applied(peer.state, result)
         key = (result.branch, result.step)
         if self.results.setdefault(key, result.payload) != result.payload:
             raise Wrong(f"two results for step {key}")
@@ -458,16 +564,25 @@ class History:
                 self.messages.append(message)
             return
         match kind:
+            case "propose" if self.late == kind and self.is_held_back(target, message[3].epoch.key):
+                self.messages.append(message)
+            case "accept" if self.late == kind and self.is_held_back(source, (message[3], target.id)):
+                self.messages.append(message)
             case "propose":
-                self.vote(target, source, message[3], message[4])
+                self.vote(target, source, message[3])
             case "accept":
                 pending = self.proposals.get(target.id)
                 if pending is not None and pending[0].epoch.number == message[3]:
-                    pending[2].add(source.id)
-                    if pending[2] >= set(pending[0].epoch.peers):
+                    pending[1].add(source.id)
+                    if pending[1] >= set(pending[0].epoch.peers):
                         del self.proposals[target.id]
                         for member in pending[0].epoch.peers:
                             self.messages.append(("commit", target.id, member, pending[0].epoch))
+                        if self.newcomers[pending[0].epoch.key] and self.random.random() < self.cruelty:
+                            self.messages[-len(pending[0].epoch.peers) :] = []
+                            for member in pending[0].epoch.peers:
+                                self.commit(self.peers[member], pending[0].epoch)
+                            self.end_elders(target)
             case "commit":
                 self.commit(target, message[3])
             case _:
@@ -479,3 +594,19 @@ class History:
                         target.early[turn, rank] = value
                 elif target.voter.votes.highest <= key[0] and target.epoch is None:
                     self.messages.append(message)  # it has not heard of the commit yet
+
+
+class Seating(History):
+    """A member alone seats two learners, who are the majority then, and loses power: where it matters most that nobody
+    is seated while a step is pending."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, events=400)
+        self.hosts = 3
+        self.votes_on_disk = {host: [] for host in range(self.hosts)}
+        self.mishaps, self.staleness, self.cruelty = 0.02, 1.0, 0.5
+        self.kinds = ["start"]
+
+    def begin(self) -> None:
+        """Only one is there."""
+        self.start(0)

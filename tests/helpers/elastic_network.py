@@ -27,10 +27,9 @@ from ringfort.training.elastic.protocol import (
     Replica,
     Result,
     Share,
-    Standstill,
     StepError,
 )
-from tests.helpers.elastic_model import DATA, Wrong, expected, gradient
+from tests.helpers.elastic_model import DATA, Saved, Total, Wrong, applied, digest, expected, gradient, run_state
 
 HEALING = 15.0
 """Virtual seconds after the last fault within which all peers train together again."""
@@ -55,14 +54,14 @@ class Program:
     hears_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.replica = Replica(DATA, self.found, lambda result, me, _: result.payload if me == 0 else 0)
-        self.replica.saved = self.disk[0]
+        self.replica = Replica(DATA, self.found, digest)
+        self.replica.saved = self.disk.step
         self.alone_since = self.world.network.now
 
     @property
-    def disk(self) -> tuple[int, int]:
-        """Step and cursor of the newest checkpoint on this host."""
-        return self.world.disks.get(self.peer.host, (-1, 0))
+    def disk(self) -> Saved:
+        """The newest checkpoint on this host."""
+        return self.world.disks.get(self.peer.host, Saved())
 
     @property
     def voter(self) -> Voter:
@@ -71,33 +70,35 @@ class Program:
 
     def found(self, branch: str) -> Result:
         """Return the first state of a branch."""
-        step, cursor = max(self.disk, (0, 0))
-        return Result(branch, step, cursor, expected(cursor), is_state=True)
+        saved = max(self.disk, Saved(step=0))
+        return Result(branch, saved.step, saved.cursor, Total(saved.state, branch), is_state=True)
 
-    def run_state(self, *, is_ready: bool = False, stands: Standstill | None = None) -> RunState:
+    @property
+    def settled_state(self) -> int:
+        """The state at the mark: a result that was sealed may still have to be applied."""
+        return applied(self.state, self.doing.result) if isinstance(self.doing, Apply) else self.state
+
+    def run_state(self, *, is_ready: bool = False) -> RunState:
         """Return what the control plane is told."""
-        stands = stands or self.replica.fence(0)
-        mark = repr(stands.mark).encode() if stands.mark.branch else b""
-        return RunState(_digest(mark), stands.lineage, stands.mark.step, stands.is_pending, is_ready)
+        return run_state(self.replica.fence(0), is_ready=is_ready)
 
     # --- epochs -----------------------------------------------------------------------------------------------------
 
     def fence(self, number: int, ended: tuple[str, ...]) -> None:
-        """Stop what belongs to earlier epochs."""
+        """Stop what belongs to earlier epochs: the program runs into the fence, or hears that its epoch has ended."""
         stands = self.replica.fence(number)
-        self.end()
         if stands.lineage and stands.lineage in ended:
             self.fork()
             stands = self.replica.fence(number)
-        self.world.call(self.peer, "fenced", number, self.run_state(stands=stands))
+        self.world.call(self.peer, "fenced", number, run_state(stands))
 
     def fork(self) -> None:
         """The run is over: its state is as good as a checkpoint now."""
         mark = self.replica.mark
-        if mark.step > self.disk[0]:
-            self.world.disks[self.peer.host] = (mark.step, mark.cursor)
+        if mark.step > self.disk.step:
+            self.world.disks[self.peer.host] = Saved(mark.step, mark.cursor, self.settled_state, mark.branch)
         self.replica.learn(Mark(), ())
-        self.replica.saved = self.disk[0]
+        self.replica.saved = self.disk.step
 
     def begin(self, epoch: Epoch) -> None:
         """Take part in an epoch."""
@@ -133,7 +134,7 @@ class Program:
                     values = self.exchange(me, self.local)
                     if values is None:
                         return
-                    self.resume(sum(values))
+                    self.resume(Total(sum(values), str(self.epoch.key)))
                 case Share(root=root, result=result):
                     values = self.exchange(me, result, root)
                     if values is None:
@@ -162,6 +163,7 @@ class Program:
         else:
             self.doing = None
             self.apply(doing.result)
+        self.replica.speed = self.world.random.choice([0, 1, 2, 5])
         self.resume(None)
         self.advance()
 
@@ -214,10 +216,10 @@ class Program:
 
     def apply(self, result: Result) -> None:
         """Change the state."""
-        self.state = result.payload if result.is_state else self.state + result.payload
+        self.state = applied(self.state, result)
         self.world.check_result(self, result)
         if self.world.random.random() < 0.1:
-            self.world.disks[self.peer.host] = (result.step, result.cursor)
+            self.world.disks[self.peer.host] = Saved(result.step, result.cursor, self.state, result.branch)
 
     # --- learning ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +227,7 @@ class Program:
         """Now and then: copy the state of a run that goes on without this peer."""
         self.world.later(self, 0.03, 0.08, self.look)
         donors = [p for p in self.world.living() if p is not self and self.world.reaches(self, p)]
-        donors = [p for p in donors if p.replica.mark.branch and not isinstance(p.doing, Apply)]
+        donors = [p for p in donors if p.replica.mark.branch]
         donors = [p for p in donors if not p.voter.is_learner and p.voter.votes.formed is not None]
         is_copy = self.voter.is_learner
         donors = [p for p in donors if is_copy or self.peer.id not in p.voter.votes.formed.peers]
@@ -245,14 +247,8 @@ class Program:
             return
         epoch = donor.voter.votes.formed
         self.replica.learn(theirs, donor.replica.history)
-        self.state = donor.state
+        self.state = donor.settled_state
         self.world.call(self.peer, "learned", epoch, self.run_state(is_ready=True))
-
-
-def _digest(mark: bytes) -> bytes:
-    from hashlib import blake2b
-
-    return blake2b(mark, digest_size=16).digest() if mark else b""
 
 
 class World:
@@ -260,9 +256,9 @@ class World:
 
     def __init__(self, seed: int, hosts: int, *, traced: bool = False) -> None:
         self.random = Random(seed ^ 0x5EED)
-        self.disks: dict[int, tuple[int, int]] = {}
+        self.disks: dict[int, Saved] = {}
         self.programs: dict[str, Program] = {}
-        self.results: dict[tuple[str, int], int] = {}
+        self.results: dict[tuple[str, int], Total] = {}
         self.marks: dict[tuple[str, int], Mark] = {}
         config = AutoDiscoveryConfig(min_peers=0)
         self.network = SimulatedNetwork(seed, hosts, config, observer=self.observe, traced=traced)

@@ -84,7 +84,7 @@ def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
     return is_lawful
 
 
-def _dies_with_its_link(original: Callable[..., Any]) -> Callable[..., Any]:
+def dies_with_its_link(original: Callable[..., Any]) -> Callable[..., Any]:
     def lose(self: Links, contact: Any, why: str) -> None:
         if contact.report is not None and not contact.hung_up:
             self._state.departed[contact.peer] = contact.report.votes
@@ -111,7 +111,7 @@ BROKEN_LAWS: dict[str, list[tuple[Any, str, Any]]] = {
         (Voter, "_is_known", lambda _: lambda *_: True),
     ],
     "stays in its epoch": [(Voter, "accept", _keeps_its_epoch)],
-    "every closed link is a death": [(Links, "lose", _dies_with_its_link)],
+    "every closed link is a death": [(Links, "lose", dies_with_its_link)],
     "forgets its earlier processes": [(Voter, "recall", lambda _: lambda *_: None)],
     "votes twice": [(ElectionManager, "_answer", _votes_again)],
 }

@@ -144,13 +144,24 @@ class Epochs:
             self.check_current()  # a member may have been lost since it was accepted
 
     def check_current(self) -> None:
-        """End the current epoch if this peer has lost a member, or may not continue."""
+        """End the current epoch if this peer has lost a member, if members went on without it, or if it may not
+        continue."""
         state = self._state
         known = {state.me.peer, *state.reports}
         missing = set(state.voter.current.peers) - known if state.voter.current else set[str]()
         state.is_stuck = not state.voter.votes.companions <= known and bool(self._unlawful(known))
         if missing or state.is_stuck:
             state.end_epoch(state.voter.leave(), f"contact with {_listed(missing)} is lost")
+        gone = self._gone_on()
+        if gone:
+            state.end_epoch(state.voter.leave(), f"{_listed(gone)} went on without this peer")
+
+    def _gone_on(self) -> set[str]:
+        """Return the members of the current epoch that are in a later one: they do not come back."""
+        state, current = self._state, self._state.voter.current
+        members = () if current is None else (peer for peer in current.peers if peer in state.reports)
+        formed = {peer: state.reports[peer].votes.formed for peer in members}
+        return {peer for peer, last in formed.items() if last and current and last.number > current.number}
 
     def _unlawful(self, known: set[str]) -> list[Epoch]:
         """Return the epochs of which this peer needs a majority and does not have one."""

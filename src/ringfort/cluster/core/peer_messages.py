@@ -132,6 +132,8 @@ class RunState(Part, frozen=True):
     """It holds the result of a step that others may have applied: nobody new is seated before that is settled."""
     is_ready: bool = False
     """It waits at the end of a step for new members, or is one that has the state."""
+    is_learner: bool = False
+    """Its state is a copy with which no epoch has seated it yet, whatever epoch it was in before."""
 
 
 class Hello(Message, frozen=True, tag="hello"):

@@ -151,14 +151,15 @@ class Proposer:
         if not lineages:
             return [peer for peer in clique if states[peer].lineage in ("", *ended)], RunState()
         mine, formed = states[self.me], state.voter.votes.formed
-        seats = [(states[p], e) for p in clique if (e := votes[p].formed) and states[p].lineage in e.lineages]
+        seated = [p for p in clique if not states[p].is_learner]
+        seats = [(states[p], e) for p in seated if (e := votes[p].formed) and states[p].lineage in e.lineages]
         best, _ = max(seats, key=lambda seat: (seat[0].step, seat[0].lineage), default=(mine, formed))
         latest = max((e for _, e in seats if mine.lineage in e.lineages), key=lambda e: e.number, default=formed)
         # Two runs have met, and the one with more steps stays; or the run went on without this peer.
         if best.lineage != mine.lineage or (latest is not None and self.me not in latest.peers):
             return [], None
-        # A member that has given its state up is a learner like others.
-        old = [p for p in clique if formed and p in formed.peers and states[p].lineage == mine.lineage]
+        # A member that has given its state up is a learner like others: it would accept no epoch that only shrinks.
+        old = [p for p in seated if formed and p in formed.peers and states[p].lineage == mine.lineage]
         same = [peer for peer in clique if states[peer].mark == mine.mark and not states[peer].is_pending]
         is_idle = state.voter.current is None or all(states[peer].is_ready for peer in same)
         if is_idle and self.me in same and set(old) <= set(same):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from ringfort.cluster.core.contacts import Contact, Contacts, node_of
 from ringfort.cluster.core.election import Claim, ElectionManager
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Instruction, Notify, Send
@@ -133,6 +135,9 @@ class PeerState:
         """Return this peer's report."""
         votes, current = self.voter.votes, self.voter.current
         number = 0 if current is None else current.number
+        run_state = self.run_state
+        if run_state is not None:
+            run_state = msgspec.structs.replace(run_state, is_learner=self.voter.is_learner)
         return Report(
             votes,
             number,
@@ -142,7 +147,7 @@ class PeerState:
             self.holds,
             self.is_stuck,
             self.yields,
-            self.run_state,
+            run_state,
         )
 
     def own_claim(self) -> Claim:
@@ -190,7 +195,8 @@ def ambiguous_names(members: Iterable[Member]) -> set[str]:
 
 def _claim(peer: str, report: Report) -> Claim:
     formed, is_last = report.votes.formed, report.stuck or report.yields
-    if formed is None:
+    # A learner's last epoch is of a run that it has left: its number says nothing about the run that it joins.
+    if formed is None or (report.state is not None and report.state.is_learner):
         return Claim(is_last, 0, MAX_NUMBER, -report.work, peer)
     joined = next(member.joined for member in formed.members if member.peer == peer)
     return Claim(is_last, -formed.number, joined, -report.work, peer)

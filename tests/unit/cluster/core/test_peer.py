@@ -456,6 +456,15 @@ def test_a_commit_that_the_leader_could_not_send_is_learned_from_another_member(
     assert bench.core.epoch == proposal.epoch
 
 
+def test_an_epoch_ends_when_a_member_is_in_a_later_one(bench: Bench) -> None:
+    """The others took this peer for lost, and went on; it has contact with them again, and would wait for them in the
+    old epoch."""
+    bench.in_epoch()
+    later = Epoch(4, "n0.a", (Member("n0.a"), Member("n2.c")), (), LINE)
+    bench.say(2, Report(Votes(4, later), 4, ("n0.a", "n1.b")))
+    assert bench.core.epoch is None
+
+
 def test_a_member_holds_only_while_nobody_has_left_the_epoch_for_a_later_one(bench: Bench) -> None:
     """n2.c accepts epoch 4, which lets a newcomer in, before it hears that n1.b holds. It is in no epoch then, and
     would wait for one for as long as n1.b holds."""

@@ -1,0 +1,38 @@
+"""Thousands of random histories of elastic runs, and a proof that each rule of the protocol is needed.
+
+ELASTIC_THOUSANDS says how many thousands of each kind. On two cores a thousand of the model take half a minute, and a
+thousand on simulated hosts three minutes.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.helpers.elastic_rules import RULES, Kind, first_violation, violations, without_rule
+
+THOUSANDS = int(os.environ.get("ELASTIC_THOUSANDS", "3"))
+FOUND_BY: dict[str, Kind] = {
+    "every closed link is a death": "network",
+    "seats newcomers while a step is pending": "seating",
+    "trusts the joiner's step": "seating",
+    "tells without the fence": "seating",
+}
+"""The histories that find out what is missing, if not those of the model."""
+IMPLIED = {"takes the oldest of several held results"}
+"""Another rule keeps two results for one step from ever meeting: a peer that did not take part in an epoch is no member
+of those that only shrink it, and is seated only when nobody holds anything. So the members of one epoch never hold two
+results. tests/unit/training/elastic/test_protocol.py has the rule by itself."""
+
+
+@pytest.mark.parametrize("thousand", range(THOUSANDS))
+@pytest.mark.parametrize("kind", ["model", "seating", "network"])
+def test_no_history_breaks_a_promise(kind: Kind, thousand: int) -> None:
+    assert violations(kind, range(1000 * thousand, 1000 * (thousand + 1))) == []
+
+
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - IMPLIED))
+def test_a_run_without_one_of_its_rules_is_found_out(rule: str) -> None:
+    with without_rule(rule):
+        assert first_violation(FOUND_BY.get(rule, "model"), range(1000)) is not None

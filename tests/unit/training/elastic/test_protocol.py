@@ -1,0 +1,398 @@
+"""The step protocol of elastic runs: given these events, expect these instructions; and short random histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.protocol import (
+    Adopt,
+    Apply,
+    Compute,
+    Continue,
+    Fenced,
+    Found,
+    Gather,
+    Mark,
+    Pause,
+    Reduce,
+    Replica,
+    Report,
+    Result,
+    Share,
+    StepError,
+    Token,
+    branch_name,
+    lineage_of,
+    settle,
+)
+from tests.helpers.elastic_rules import Kind, violation_of
+
+DATA = Data(samples=20, batch=8, microbatch=2, seed=1)
+LINEAGE = "a.1#1"
+HERE = Mark(branch_name(LINEAGE, 1), 4, b"chain", 8)
+NONE = frozenset[int]()
+
+
+def found(branch: str) -> Result:
+    return Result(branch, 0, 0, "the first state", is_state=True)
+
+
+def digest(result: Result, me: int, size: int) -> int:
+    return len(str(result.payload)) if me == 0 else 0
+
+
+def replica(mark: Mark | None = HERE) -> Replica:
+    return Replica(DATA, found, digest, mark=mark)
+
+
+def parts(*which: int) -> frozenset[int]:
+    return frozenset(which)
+
+
+# --- what the reports mean --------------------------------------------------------------------------------------------
+
+
+def test_members_at_one_mark_that_hold_nothing_continue_with_what_each_has_computed() -> None:
+    reports = [Report(HERE, covered=parts(0, 1)), Report(HERE), Report(HERE, covered=parts(3))]
+    assert settle(reports) == Continue((parts(0, 1), NONE, parts(3)))
+
+
+def test_of_two_sums_that_overlap_the_later_is_dropped_whole() -> None:
+    reports = [Report(HERE, covered=parts(0, 1)), Report(HERE, covered=parts(1, 2)), Report(HERE, covered=parts(3))]
+    assert settle(reports) == Continue((parts(0, 1), NONE, parts(3)))
+
+
+def test_a_held_result_comes_before_anything_is_computed() -> None:
+    reports = [Report(HERE, covered=parts(0)), Report(HERE, held=3, held_step=5)]
+    assert settle(reports) == Adopt(1, is_sealed=False)
+
+
+def test_of_several_held_results_that_of_the_highest_epoch_counts() -> None:
+    reports = [Report(HERE, held=3, held_step=5), Report(HERE, held=7, held_step=5), Report(HERE, held=7, held_step=5)]
+    assert settle(reports) == Adopt(1, is_sealed=False)
+
+
+def test_what_somebody_has_sealed_counts_more_than_what_others_hold() -> None:
+    sealed = replace(HERE, step=5, chain=b"next")
+    reports = [Report(HERE, held=9, held_step=5), Report(sealed), Report(HERE)]
+    assert settle(reports) == Adopt(1, is_sealed=True)
+
+
+def test_members_without_a_state_begin_with_the_newest_checkpoint() -> None:
+    assert settle([Report(Mark()), Report(Mark(), saved=30), Report(Mark(), saved=30)]) == Found(1)
+    assert settle([Report(Mark()), Report(Mark())]) == Found(0)
+
+
+def test_a_founding_that_was_shared_is_sealed_and_not_repeated() -> None:
+    assert settle([Report(Mark()), Report(Mark(), held=2, held_step=0)]) == Adopt(1, is_sealed=False)
+
+
+def test_two_branches_never_meet() -> None:
+    with pytest.raises(StepError, match="two branches"):
+        settle([Report(HERE), Report(replace(HERE, branch="b.2#1@4"))])
+
+
+# --- one member, alone and with others --------------------------------------------------------------------------------
+
+
+class Members:
+    """Members of one epoch, whose instructions are carried out together."""
+
+    def __init__(self, replicas: Sequence[Replica], number: int = 2, fewest: int = 1) -> None:
+        self.replicas = replicas
+        size = len(replicas)
+        self.scripts = [r.epoch(number, me, size, LINEAGE, fewest) for me, r in enumerate(replicas)]
+        self.doing = [next(script) for script in self.scripts]
+
+    def send(self, values: Sequence[Any]) -> list[Any]:
+        """Resume all members with one value each. Return their next instructions."""
+        self.doing = [script.send(value) for script, value in zip(self.scripts, values, strict=True)]
+        return self.doing
+
+    def exchange(self) -> list[Any]:
+        """Carry out a `Gather` or a `Share`."""
+        first = self.doing[0]
+        if isinstance(first, Share):
+            return self.send([self.doing[first.root].result] * len(self.doing))
+        return self.send([[one.value for one in self.doing]] * len(self.doing))
+
+    def compute(self) -> list[Any]:
+        """Have each member compute what it was dealt."""
+        for me, script in enumerate(self.scripts):
+            while isinstance(self.doing[me], Compute):
+                self.replicas[me].add(self.doing[me].part)
+                self.doing[me] = script.send(None)
+        return self.doing
+
+    def step(self, payload: str = "sum") -> list[Any]:
+        """Carry out a step from the deal to the seal."""
+        self.compute()
+        assert all(isinstance(one, Reduce) for one in self.doing)
+        self.send([payload] * len(self.doing))
+        return self.exchange()
+
+
+def test_one_step_in_order() -> None:
+    one = replica()
+    script = one.epoch(2, 0, 1, LINEAGE)
+    report = next(script)
+    assert report == Gather(Report(HERE))
+    doing = script.send([report.value])
+    for part in range(4):
+        assert doing == Compute(5, part)
+        one.add(part)
+        doing = script.send(None)
+    assert doing == Reduce()
+    doing = script.send("sum")
+    about = (HERE.branch, 2, 5, 16, HERE.chain)
+    assert doing == Gather(Token(about, 3, parts(0, 1, 2, 3)))
+    assert one.held is not None
+    assert one.mark == HERE
+    tokens = (doing.value,)
+    doing = script.send(tokens)
+    assert doing == Apply(Result(HERE.branch, 5, 16), tokens)
+    assert one.held is None
+    assert one.mark == HERE.after(doing.result, 3)
+    assert script.send(None) == Compute(6, 0)
+
+
+def test_a_founding_seals_the_state_itself() -> None:
+    group = Members([replica(None), replica(None)])
+    branch = branch_name(LINEAGE, 2)
+    assert group.exchange() == [Share(0, found(branch)), Share(0, None)]
+    group.exchange()
+    doing = group.exchange()
+    assert [one.result.payload for one in doing] == ["the first state"] * 2
+    assert {one.mark.branch for one in group.replicas} == {branch}
+    assert lineage_of(branch) == LINEAGE
+    group.send([None, None])
+    assert isinstance(group.exchange()[0], Compute)
+
+
+def test_the_micro_batches_of_a_lost_member_alone_are_dealt_again() -> None:
+    here = [replica(), replica()]
+    here[0].covered, here[1].covered = parts(0, 2), parts(3)
+    group = Members(here)
+    group.exchange()
+    assert group.doing == [Compute(5, 1), Reduce()]
+    assert all(isinstance(one, Apply) for one in group.step())
+
+
+def test_a_member_whose_sum_was_dropped_begins_it_anew() -> None:
+    here = [replica(), replica()]
+    here[0].covered, here[1].covered = parts(0, 1), parts(1)
+    group = Members(here)
+    group.exchange()
+    assert here[1].covered == NONE
+    assert group.doing == [Compute(5, 2), Compute(5, 3)]
+
+
+def test_a_step_that_does_not_cover_each_micro_batch_once_is_not_sealed() -> None:
+    group = Members([replica(), replica()])
+    group.exchange()
+    group.compute()
+    group.replicas[0].add(3)
+    group.send(["sum", "sum"])
+    with pytest.raises(StepError, match="exactly once"):
+        group.exchange()
+    assert group.replicas[0].mark == HERE
+
+
+def test_members_that_hold_different_results_seal_nothing() -> None:
+    group = Members([replica(), replica()])
+    group.exchange()
+    group.compute()
+    tokens = [one.value for one in group.send(["sum", "sum"])]
+    tokens[1] = replace(tokens[1], about=(*tokens[1].about[:-1], b"another chain"))
+    with pytest.raises(StepError, match="different results"):
+        group.scripts[0].send(tokens)
+    assert group.replicas[0].mark == HERE
+
+
+def test_a_result_that_is_held_is_sealed_by_the_next_epoch_and_not_computed_again() -> None:
+    here = [replica(), replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    group.doing[1] = group.scripts[1].send("sum")  # the others are cut off before they have it
+    rest = Members(here[1:], 3)
+    rest.exchange()
+    assert [one.root for one in rest.doing] == [0, 0]
+    rest.exchange()
+    doing = rest.exchange()
+    assert [one.result.payload for one in doing] == ["sum", "sum"]
+    assert here[1].mark == here[2].mark
+    assert here[1].mark.step == 5
+
+
+def test_a_result_that_one_member_has_sealed_is_sealed_by_the_others_too() -> None:
+    here = [replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    group.send(["sum", "sum"])
+    group.scripts[0].send([one.value for one in group.doing])
+    assert [one.mark.step for one in here] == [5, 4]
+    rest = Members(here, 3)
+    rest.exchange()
+    rest.exchange()
+    assert [type(one) for one in rest.exchange()[1:]] == [Apply]
+    assert isinstance(rest.doing[0], Gather)  # it has applied it
+    assert here[0].mark == here[1].mark
+
+
+def test_a_member_that_sealed_something_else_is_found_out() -> None:
+    here = [replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    group.send(["sum", "sum"])
+    group.scripts[0].send([one.value for one in group.doing])
+    here[0].history[-1] = (HERE, replace(here[0].history[-1][1], payload="something else"))
+    rest = Members(here, 3)
+    rest.exchange()
+    rest.exchange()
+    with pytest.raises(StepError, match="two results"):
+        rest.exchange()
+
+
+def test_below_the_minimum_what_is_pending_is_settled_and_no_step_begins() -> None:
+    one = replica()
+    alone = Members([one])
+    alone.exchange()
+    alone.compute()
+    alone.send(["sum"])
+    below = Members([one], 3, fewest=2)
+    below.exchange()
+    below.exchange()
+    below.exchange()
+    assert one.mark.step == 5
+    below.send([None])
+    assert below.exchange() == [Pause()]
+    assert below.send([None]) == [Pause()]
+
+
+def test_all_members_pause_if_one_has_a_new_member_to_seat() -> None:
+    group = Members([replica(), replica()])
+    group.replicas[1].wants_pause = True
+    group.exchange()
+    group.step()
+    assert group.send([None, None]) == [Pause(), Pause()]
+    group.replicas[1].wants_pause = False
+    group.send([None, None])
+    group.step()
+    assert isinstance(group.send([None, None])[0], Compute)
+
+
+def test_the_deal_follows_the_speeds_in_the_tokens_of_all() -> None:
+    group = Members([replica(), replica()])
+    group.replicas[0].speed = 30
+    group.exchange()
+    group.replicas[1].speed = 10
+    group.step()
+    group.send([None, None])
+    group.replicas[0].speed = 1  # what it measures now is for the deal after this one
+    group.compute()
+    assert [sorted(one.covered) for one in group.replicas] == [[0, 1], []]  # the last step of the pass is short
+    assert group.replicas[0].mark.cursor == 16
+
+
+# --- the fence --------------------------------------------------------------------------------------------------------
+
+
+def test_a_fenced_member_computes_and_reduces_but_holds_nothing_of_an_older_epoch() -> None:
+    one = replica()
+    group = Members([one])
+    group.exchange()
+    stands = one.fence(3)
+    assert (stands.mark, stands.is_pending, stands.lineage) == (HERE, False, LINEAGE)
+    group.compute()
+    with pytest.raises(Fenced):
+        group.send(["sum"])
+    assert one.fence(3) == stands
+
+
+def test_a_fenced_member_that_holds_a_result_seals_it_only_in_the_next_epoch() -> None:
+    one = replica()
+    group = Members([one])
+    group.exchange()
+    group.compute()
+    group.send(["sum"])
+    stands = one.fence(3)
+    assert (stands.mark, stands.is_pending) == (HERE, True)
+    with pytest.raises(Fenced):
+        group.exchange()
+    assert one.fence(3) == stands
+
+
+def test_a_member_fenced_between_seal_and_application_says_that_it_has_sealed() -> None:
+    group = Members([replica()])
+    group.exchange()
+    group.step()
+    stands = group.replicas[0].fence(3)
+    assert (stands.mark.step, stands.is_pending) == (5, False)
+
+
+def test_a_fenced_member_takes_no_shared_result() -> None:
+    group = Members([replica(None), replica(None)])
+    group.exchange()
+    group.replicas[1].fence(3)
+    with pytest.raises(Fenced):
+        group.scripts[1].send(group.doing[0].result)
+    assert group.replicas[1].held is None
+
+
+def test_a_fence_never_goes_back() -> None:
+    one = replica()
+    one.fence(9)
+    one.fence(0)
+    group = Members([one], 8)
+    group.exchange()
+    group.compute()
+    with pytest.raises(Fenced):
+        group.send(["sum"])
+
+
+def test_a_founding_that_is_held_belongs_to_its_lineage() -> None:
+    group = Members([replica(None)])
+    group.exchange()
+    group.exchange()
+    stands = group.replicas[0].fence(3)
+    assert (stands.mark, stands.is_pending, stands.lineage) == (Mark(), True, LINEAGE)
+
+
+def test_a_learner_forgets_what_it_held_and_summed() -> None:
+    one = replica()
+    group = Members([one])
+    group.exchange()
+    group.compute()
+    group.send(["sum"])
+    there = replace(HERE, step=9)
+    one.learn(there, ())
+    assert one.report() == Report(there)
+    assert not one.fence(0).is_pending
+
+
+# --- marks ------------------------------------------------------------------------------------------------------------
+
+
+def test_marks_are_equal_only_after_equal_results() -> None:
+    result = Result(HERE.branch, 5, 16)
+    assert HERE.after(result, 1) == HERE.after(result, 1)
+    assert HERE.after(result, 1) != HERE.after(result, 2)
+    assert HERE.after(result, 1) != replace(HERE, chain=b"other").after(result, 1)
+    assert Mark().lineage == ""
+    assert HERE.lineage == LINEAGE
+
+
+# --- random histories -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [("model", range(40)), ("seating", range(40)), ("network", range(4))])
+def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
+    assert [found for seed in seeds if (found := violation_of(kind, seed)) is not None] == []
