@@ -82,7 +82,7 @@ class Membership:
         """Return streams to the members of the run that others are in."""
         found: dict[str, Connection] = {}
         for view in self.node.snapshot():
-            if not view.is_self and view.is_member and view.run == self.node.config.run:
+            if not view.is_self and view.is_member and view.slots and view.run == self.node.config.run:
                 try:
                     found[view.peer] = self.node.open_stream(view.peer, PURPOSE, _CONNECT)
                 except DistributedError as exc:

@@ -207,7 +207,7 @@ class ElasticRun:
     def members(self) -> tuple[str, ...]:
         """The names of the machines in the current epoch."""
         epoch = None if self._members is None else self._members.epoch
-        return () if epoch is None else tuple(member.name or member.peer for member in epoch.members)
+        return () if epoch is None else tuple(m.name or m.peer for m in epoch.members if m.slots)
 
     @property
     def is_first(self) -> bool:
@@ -305,7 +305,7 @@ class ElasticRun:
             try:
                 epoch = self._members.form(_FORM)
                 me = epoch.peers.index(self._members.node.peer_id)
-                size = len(epoch.peers)
+                size = len(epoch.holders)
                 script = self._replica.epoch(epoch.number, me, size, epoch.lineages[0], self._nodes[0])
                 self._is_agreed = False
                 yield from self._follow(script, epoch)
@@ -495,7 +495,7 @@ class ElasticRun:
         mark, writer = self._replica.mark, self._writer
         assert self._members is not None
         me = epoch.peers.index(self._members.node.peer_id)
-        if writer is not None and mark.step and is_due(mark.step, me, len(epoch.peers), self._every):
+        if writer is not None and mark.step and is_due(mark.step, me, len(epoch.holders), self._every):
             stamp = Stamp(self._name, mark.branch, epoch.number, mark.step, mark.cursor, mark.chain, self._settings)
             writer.submit(stamp, self.state.image())
 
