@@ -41,6 +41,7 @@ from ringfort.identity.credentials import Credentials
 from ringfort.telemetry.steps import own_steps
 from ringfort.transport import tcp
 from ringfort.transport.finalisers import Finaliser, weakly, when_gone
+from ringfort.transport.forks import keep_from_children
 from ringfort.transport.hello import Ready
 from ringfort.transport.locks import Condition
 from ringfort.transport.machine import Machine
@@ -286,7 +287,9 @@ class ClusterNode:
         check_timeout(timeout)
         if not 0 < len(purpose) <= MAX_STREAM_PURPOSE:
             raise InvalidArgumentError("purpose", purpose, f"must have 1 to {MAX_STREAM_PURPOSE} characters")
-        return self._check().connect(ipc.OpenStream(peer, purpose, timeout), timeout + _ANSWER)[0]
+        connection = self._check().connect(ipc.OpenStream(peer, purpose, timeout), timeout + _ANSWER)[0]
+        keep_from_children(connection.sock)
+        return connection
 
     def on_stream(self, callback: StreamCallback) -> Callable[[], None]:
         """Call `callback(peer, purpose, connection)` with every stream that another peer opens to this one, in the

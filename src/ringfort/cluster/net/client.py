@@ -146,7 +146,7 @@ class ControlClient:
             case ipc.Failed(number=number):
                 self._pending.get(number, _Pending()).answer.set_exception(ipc.error_of(message))
             case ipc.Connected(number=number, rank=rank, session=session):
-                connection = Connection.resume(keep_from_children(self._connection.take_socket()), session)
+                connection = Connection.resume(self._connection.take_socket(), session)
                 pending = self._pending.get(number)
                 if pending is None:
                     connection.close()

@@ -69,6 +69,9 @@ _LAST_WRITE: Final = 60.0
 """Seconds that the last checkpoint may take when the run is closed."""
 PATIENCE: Final = 10.0
 """Seconds of silence after which a machine is lost, by default."""
+TOTALS: Final = "totals"
+"""The name of the array with the number of samples and the sum of the losses. It is a part of the result: a member that
+gets the result in recovery gets it without the tokens of the epoch before."""
 MAX_STATE: Final = 1 << 40
 """Bytes. What a donor claims to send is compared with this program's own state before memory is taken."""
 
@@ -139,7 +142,7 @@ class Step:
     def loss(self) -> float:
         """The mean loss over all samples of the step, from `add(loss=)`."""
         assert self._done is not None
-        count, loss = _sums(self._done.tokens)
+        count, loss = _totals(self._done.result)
         return loss / count
 
 
@@ -262,7 +265,7 @@ class ElasticRun:
 
     def mean_of(self, done: Done) -> Any:
         """Return the mean gradients of a sealed step."""
-        count, _ = _sums(done.tokens)
+        count, _ = _totals(done.result)
         return self._sum.mean(done.result.payload, count)
 
     # --- the life of the run ----------------------------------------------------------------------------------------
@@ -345,7 +348,7 @@ class ElasticRun:
             self.state.load(result.payload)
             self._fork, self._saved = None, None
         else:
-            self._donor.sealed(before, result, digest, sums=_sums(tokens), is_finite=True)
+            self._donor.sealed(before, result, digest, sums=_totals(result), is_finite=True)
             yield Done(result, tokens, epoch)
         # The program has applied it: the state is that of the mark.
         self._replica.wants_image = self._donor.wants_image
@@ -385,18 +388,19 @@ class ElasticRun:
                 if layout is not None:
                     local.prepare(layout)
             self._is_agreed = True
-        self._replica.sums = (local.count, self._loss)
         self._replica.is_finite = is_finite(local.buffers)
         samples, seconds = self._computed
         self._replica.speed = int(samples / seconds) if seconds > 0 else 0
         held = self._replica.history[-1][1].payload if self._replica.history else None
-        spare = next((one for one in self._spare if one is not held and one.keys() == local.buffers.keys()), None)
+        spare = next((one for one in self._spare if one is not held and one.keys() == {*local.buffers, TOTALS}), None)
         if spare is None:
-            spare = {kind: np.empty_like(buffer) for kind, buffer in local.buffers.items()}
+            spare = {kind: np.empty_like(buffer) for kind, buffer in local.buffers.items()} | {TOTALS: np.empty(2)}
             self._spare = [*self._spare[-1:], spare]
         for kind, buffer in local.buffers.items():
             np.copyto(spare[kind], buffer)
             context.all_reduce(spare[kind])
+        spare[TOTALS][:] = local.count, self._loss
+        context.all_reduce(spare[TOTALS])
         return spare
 
     def _share(self, root: int, result: Result | None) -> Result:
@@ -405,7 +409,7 @@ class ElasticRun:
         wire, arrays = (b"", dict[str, Array]()) if result is None else _packed(result)
         head = msgspec.msgpack.decode(context.broadcast_object(wire, root), type=_Wire)
         for name, size in head.arrays:
-            kind = "uint8" if head.is_state else name
+            kind = "uint8" if head.is_state else "float64" if name == TOTALS else name
             arrays[name] = context.broadcast(arrays[name] if result is not None else np.empty(size, kind), root)
         if result is not None:
             return result
@@ -470,7 +474,7 @@ class ElasticRun:
                     continue
                 mark, is_told = replayed.after, False
                 self._replica.learn(mark, [(replayed.before, replayed.result)])
-                yield Done(replayed.result, (Token((), sums=replayed.sums),), None)
+                yield Done(replayed.result, (), None)
         except DistributedError as exc:
             _log.info("Copying the state of the run failed: %s", exc)
         finally:
@@ -513,9 +517,10 @@ def _digest(result: Result, me: int, size: int) -> int:
     return digest_share(result.payload, me, size)
 
 
-def _sums(tokens: tuple[Token, ...]) -> tuple[float, float]:
-    """Return the weight and the weighted loss of a step, added in the order of the ranks."""
-    return sum(token.sums[0] for token in tokens), sum(token.sums[1] for token in tokens)
+def _totals(result: Result) -> tuple[float, float]:
+    """Return the weight and the weighted loss of a step."""
+    count, loss = result.payload[TOTALS].tolist()
+    return count, loss
 
 
 def _packed(result: Result) -> tuple[bytes, dict[str, Array]]:
