@@ -65,10 +65,13 @@ def until(condition: Callable[[], object], programs: list[Program]) -> None:
 
 
 def test_the_machine_with_the_higher_id_goes_on_with_a_witness(tmp_path: Path) -> None:
-    programs = [Program(tmp_path, str(MEMBER)) for _ in range(2)]
+    programs = [Program(tmp_path, str(MEMBER))]
     witness = Program(tmp_path, "-m", "ringfort.cli", "witness", "--name", "elastic", "--interface", "127.0.0.1")
-    everybody = [*programs, witness]
+    everybody = [witness, *programs]
     try:
+        until(lambda: programs[0].last[0], everybody)
+        programs.append(Program(tmp_path, str(MEMBER)))
+        everybody.append(programs[-1])
         until(lambda: any("votes with" in line and line.count(",") == 1 for line in witness.lines), everybody)
         until(lambda: all(program.last[1] == 2 for program in programs), everybody)
         lower, higher = sorted(programs, key=lambda program: program.lines[-1].split()[0])
