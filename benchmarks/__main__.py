@@ -54,7 +54,7 @@ def measure(sections: Sequence[Section], folder: Path, *, quick: bool) -> None:
         console.print(section.title, style="bold")
         start = time.monotonic()
         watcher = Watcher(console)
-        with watcher.shown():
+        with watcher.bar:
             result = section.run(quick, watcher.step)
         result["seconds"] = round(time.monotonic() - start, 1)
         result.setdefault("machine", describe_machine(["numpy", "ringfort", "torch"]))

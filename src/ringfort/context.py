@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,9 +125,8 @@ class DistributedContext:
         """
         if compression is not None:
             if strategy is not None:
-                raise InvalidArgumentError(
-                    "strategy", strategy, "cannot be combined with compression; pass one of the two"
-                )
+                why = "cannot be combined with compression; pass one of the two"
+                raise InvalidArgumentError("strategy", strategy, why)
             pieces = None if name is None else [(name, tuple(np.shape(x)))]
             return self.all_reduce_compressed(x, op, compression, pieces, timeout=timeout, async_op=async_op)
         if (
@@ -279,19 +277,17 @@ class DistributedContext:
         """Send an array to `dst`, which must `recv` one of the same size."""
         view, group = as_view(x, "x"), self.group
         group.check_peer(dst, "dst")
-        group.tagged(tag, timeout)  # raises for an invalid tag or timeout
-        return self._between(
-            Operation("send", view.nbytes, lambda: group.send(view.flat, dst, group.tagged(tag, timeout))), async_op
-        )
+        envelope = group.tagged(tag, timeout)
+        return self._between(Operation("send", view.nbytes, lambda: group.send(view.flat, dst, envelope)), async_op)
 
     def recv(self, into: Any, src: int, *, tag: int = 0, timeout: float | None = None, async_op: bool = False) -> Any:
         """Receive an array from `src` into `into`, and return `into`."""
         view, group = as_view(into, "into", writable=True), self.group
         group.check_peer(src, "src")
-        group.tagged(tag, timeout)
+        envelope = group.tagged(tag, timeout)
 
         def run() -> Any:
-            group.recv(view.flat, src, group.tagged(tag, timeout))
+            group.recv(view.flat, src, envelope)
             return view.finish()
 
         return self._between(Operation("recv", view.nbytes, run), async_op)
@@ -312,10 +308,10 @@ class DistributedContext:
         group = self.group
         group.check_peer(dst, "dst")
         group.check_peer(src, "src")
-        group.tagged(tag, timeout)
+        envelope = group.tagged(tag, timeout)
 
         def run() -> Any:
-            group.exchange(sent.flat, dst, received.flat, src, group.tagged(tag, timeout))
+            group.exchange(sent.flat, dst, received.flat, src, envelope)
             return received.finish()
 
         return self._between(Operation("sendrecv", sent.nbytes + received.nbytes, run), async_op)
@@ -345,17 +341,10 @@ class DistributedContext:
     def metrics_snapshot(self) -> MetricsSnapshot:
         """Return what this context has done since it was made or since `reset_metrics`: count, failures, bytes and
         duration per operation, and the traffic of the process. Contexts that share `metrics` share the counts."""
-        now = self.backend.traffic()
+        now, before = self.backend.traffic()._asdict(), self._traffic._asdict()
         # Groups that follow each other start from nothing.
-        since = [count - before if count >= before else count for count, before in zip(now, self._traffic, strict=True)]
-        sent, bytes_sent, received, bytes_received = since
-        return replace(
-            self.metrics.snapshot(),
-            messages_sent=sent,
-            bytes_sent=bytes_sent,
-            messages_received=received,
-            bytes_received=bytes_received,
-        )
+        since = {name: count - before[name] if count >= before[name] else count for name, count in now.items()}
+        return replace(self.metrics.snapshot(), **since)
 
     def reset_metrics(self) -> None:
         """Set `metrics`, which other contexts may share, and the traffic to zero."""
@@ -375,9 +364,7 @@ class DistributedContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -56,7 +56,10 @@ def init(
     given = {"timeout": timeout, "patience": patience, "shared_memory": shared_memory}
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
     config = replace(config, encryption=choose_encryption(encryption, config.encryption, told.encryption))
-    backend = _check_backend(told.backend if backend is None else backend)
+    backend = told.backend if backend is None else backend
+    backend = "tcp" if backend is None else backend
+    if backend not in _BACKENDS:
+        raise ConfigError("backend", backend, f"unknown backend; {did_you_mean(backend, _BACKENDS)}")
     if backend == "mpi":
         return DistributedContext(_made("mpi")(config=config))
     if nodes is not None or config.nodes:
@@ -94,14 +97,6 @@ _BACKENDS = {
     "tcp": "tcp:TcpBackend",
 }
 """The backends of `init`. Each is imported on demand, because most need an engine that is not installed everywhere."""
-
-
-def _check_backend(name: str | None) -> str:
-    if name is None:
-        return "tcp"
-    if name not in _BACKENDS:
-        raise ConfigError("backend", name, f"unknown backend; {did_you_mean(name, _BACKENDS)}")
-    return name
 
 
 def _made(name: str) -> Any:

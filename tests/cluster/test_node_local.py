@@ -71,9 +71,10 @@ from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.telemetry.steps import own_steps
 from ringfort.transport.frames import PROTOCOL_VERSION
-from ringfort.transport.handshake import Handshake, sealed
+from ringfort.transport.handshake import sealed
 from ringfort.transport.hello import Control, Join, Meet, Probe, Refused
 from tests.helpers.agents import until
+from tests.helpers.handshakes import handshake_of
 
 PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""
@@ -630,7 +631,7 @@ def test_another_version_is_refused_with_both_versions_and_the_upgrade_command(
 ) -> None:
     node = cluster.start()
     host, _, port = node.addresses[0].rpartition(":")
-    handshake = Handshake(cluster.credentials(), Control(), version=version)
+    handshake = handshake_of(version, cluster.credentials(), Control())
     with socket.create_connection((host, int(port)), PATIENCE) as sock:
         sock.sendall(handshake.outgoing)
         answer = b""

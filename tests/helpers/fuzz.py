@@ -147,9 +147,9 @@ def noise_message(rng: random.Random) -> None:
         sides.append(NoiseHandshake(initiator=False, static=BOB.static, psk=KEY, prologue=b"p"))
         for turn in range(rng.randrange(3)):
             sides[1 - turn % 2].read(sides[turn % 2].write())
-        writer = next(side for side in sides if side._initiator is (side._done % 2 == 0))
+        writer = next(side for side in sides if side.initiator is (len(side.pending) != 2))
         reader = sides[1 - sides.index(writer)]
-        valid = writer.write(rng.randbytes(50) if writer._done == 2 else b"")
+        valid = writer.write(rng.randbytes(50) if len(writer.pending) == 1 else b"")
     else:
         reader = NoiseHandshake(initiator=False, static=BOB.static, psk=KEY, prologue=b"p", ephemeral=BOB.static)
         valid = rng.randbytes(MESSAGE_1_BYTES)

@@ -10,7 +10,7 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.transport.handshake import Handshake
-from ringfort.transport.hello import Join
+from ringfort.transport.hello import Hello, Join
 
 CLUSTER = NetworkNamespace.generate("lab")
 PURPOSE = Join(1, 2, "a-host-name-that-shows", 54321)
@@ -29,6 +29,11 @@ def impostor(namespace: NetworkNamespace = CLUSTER) -> Credentials:
     forged = NetworkNamespace.generate(namespace.name)
     forged.network_id = namespace.network_id
     return member(forged)
+
+
+def handshake_of(version: int, credentials: Credentials | None, purpose: Hello | None = None) -> Handshake:
+    """One side of a handshake that has another version of the protocol."""
+    return type("OtherHandshake", (Handshake,), {"version": version})(credentials, purpose)
 
 
 def as_it_is(data: bytes, _: int) -> bytes:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import secrets
 import sys
-from dataclasses import asdict
 
 from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.mdns import TOKEN_BYTES, MdnsDiscovery
@@ -24,9 +23,9 @@ async def main(network_id: str, port: str, *wanted: str) -> None:
     discovery = MdnsDiscovery(
         bytes.fromhex(network_id),
         secrets.token_hex(TOKEN_BYTES),
-        on_heard=lambda heard: say(heard=asdict(heard)),
+        on_heard=lambda heard: say(heard=heard._asdict()),
         on_gone=lambda token: say(gone=token),
-        on_trouble=lambda trouble: say(trouble=asdict(trouble)),
+        on_trouble=lambda trouble: say(trouble=trouble._asdict()),
         port=int(port),
     )
     loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ def wait_for_any(group: Group, tag: int, timeout: float | None = None) -> int:
         found = sender()
         if found is not None:
             return found
-        there = [link.peer for link in links.values() if link.is_open]
+        there = [link.peer for link in links.values() if link.error is None]
         peer = there[0] if there else next(link.peer for link in links.values())
         try:
             engine.watch(lambda: sender() is not None, peer, envelope)
@@ -32,5 +32,5 @@ def wait_for_any(group: Group, tag: int, timeout: float | None = None) -> int:
             what = f"recv from any source ({len(there)} ranks)"
             raise OperationTimeoutError(what, envelope.timeout, state="nothing was sent; the links are usable") from exc
         except (PeerLostError, ChannelClosedError):
-            if len(there) < 2 or engine.links[peer].is_open:  # else only that one has gone
+            if len(there) < 2 or engine.links[peer].error is None:  # else only that one has gone
                 raise

@@ -32,7 +32,7 @@ _VERDICT = Struct("<??")
 def make_arena(group: Group, envelope: Envelope) -> Arena | None:
     """Return this rank's view of the group's arena, or None if not every rank can have one. Called by all ranks, in the
     collective of `envelope`."""
-    segment = _create(arena_bytes(group.world_size)) if group.rank == 0 else _accept(group, envelope)
+    segment = _segment(group, envelope)
     is_shared = False
     try:
         is_shared, is_one_process = _agree(group, segment, envelope)
@@ -45,10 +45,20 @@ def make_arena(group: Group, envelope: Envelope) -> Arena | None:
     return Arena(segment, group.rank, group.members, group.engine, patience=patience)
 
 
-def _accept(group: Group, envelope: Envelope) -> Segment | None:
-    offer = bytearray(_OFFER.size)
-    group.recv(offer, 0, envelope)
-    return _open(offer, arena_bytes(group.world_size))
+def _segment(group: Group, envelope: Envelope) -> Segment | None:
+    """Return the memory, which rank 0 makes and the others open; None if there is none or this process cannot have
+    it."""
+    size, offer = arena_bytes(group.world_size), bytearray(_OFFER.size)
+    if group.rank:
+        group.recv(offer, 0, envelope)
+    length, said = _OFFER.unpack(offer)
+    try:
+        if group.rank == 0:
+            return Segment.create(size)
+        return Segment.open(msgspec.msgpack.decode(said[:length], type=Offer), size) if length else None
+    except (msgspec.MsgspecError, TransportError) as exc:
+        _log.debug("Shared memory is not used: %s", exc)
+        return None
 
 
 def _agree(group: Group, segment: Segment | None, envelope: Envelope) -> tuple[bool, bool]:
@@ -73,23 +83,3 @@ def _agree(group: Group, segment: Segment | None, envelope: Envelope) -> tuple[b
     for rank in others:
         group.send(_VERDICT.pack(is_shared, is_one_process), rank, envelope)
     return is_shared, is_one_process
-
-
-def _create(size: int) -> Segment | None:
-    try:
-        return Segment.create(size)
-    except TransportError as exc:
-        _log.debug("Shared memory is not used: %s", exc)
-        return None
-
-
-def _open(offer: bytearray, size: int) -> Segment | None:
-    """Return the segment that rank 0 offers, or None if it offers none or this process cannot have it."""
-    length, said = _OFFER.unpack(offer)
-    if not length:
-        return None
-    try:
-        return Segment.open(msgspec.msgpack.decode(said[:length], type=Offer), size)
-    except (msgspec.MsgspecError, TransportError) as exc:
-        _log.debug("Shared memory is not used: %s", exc)
-        return None

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from hashlib import blake2b
 from itertools import count
-from threading import Lock
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ringfort.backends.arena_setup import make_arena
@@ -32,14 +31,13 @@ from ringfort.errors import (
 )
 from ringfort.transport import fast_path
 from ringfort.transport.arena import Arena
-from ringfort.transport.engine import Engine
+from ringfort.transport.engine import Engine, end_all
 from ringfort.transport.forks import WeakGroup
 from ringfort.transport.frames import WINDOW
 from ringfort.transport.links import Link
 from ringfort.transport.locks import Thread
 from ringfort.transport.machine import Machine, hosts_of
 from ringfort.transport.messages import Envelope, Job, Receive, Send
-from ringfort.transport.parallel import end_all
 from ringfort.transport.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -75,48 +73,41 @@ class _Life:
         self.groups: WeakGroup[Group] = WeakGroup()
 
 
+@dataclass(eq=False, repr=False)
 class Group:
-    """One set of ranks over an engine, which has a link to each of them."""
+    """One set of ranks over an engine, which has a link to each of them.
 
-    native: Native | None = None
+    `Group()` makes the outermost group of `engines`: one for each connection that every two ranks have.
+    """
+
+    rank: int
+    config: DistributedConfig
+    engines: InitVar[Sequence[Engine]]
+    machines: Mapping[int, Machine]
+    """Where each rank of the outermost group runs; their number is its length."""
+    _: KW_ONLY
+    ring: tuple[int, ...] = ()
+    """The order in which rings visit the ranks; that of their numbers where it is empty."""
+    bandwidths: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Bytes per second between this rank and others, where they were measured before the group was formed."""
+    routes: Routes | None = None
+    is_measured: bool = False
+    """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
+    next_operation: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
+    """Returns the number of the group's next collective. Atomic, whatever other threads do."""
+    native: Native | None = field(default=None, init=False)
     """The collectives of another engine (NCCL, Gloo, MPI), where the backend has one."""
+    comm_id: int = field(default=0, init=False)
+    """The communicator id: keeps this group's messages apart from those of other groups over the same links."""
 
-    def __init__(
-        self,
-        rank: int,
-        config: DistributedConfig,
-        engines: Sequence[Engine],
-        machines: Mapping[int, Machine],
-        *,
-        ring: tuple[int, ...] = (),
-        bandwidths: Mapping[int, float] = MappingProxyType({}),
-        routes: Routes | None = None,
-        is_measured: bool = False,
-        next_operation: Callable[[], int] | None = None,
-    ) -> None:
-        """The outermost group of `engines`: one for each connection that every two ranks have. `machines` says where
-        each rank runs; the number of ranks is its length."""
-        self.rank = rank
-        self.world_size = len(machines)
-        self.config = config
-        self.comm_id = 0
-        """The communicator id: keeps this group's messages apart from those of other groups over the same links."""
+    def __post_init__(self, engines: Sequence[Engine]) -> None:
+        self.world_size = len(self.machines)
         self.members = tuple(range(self.world_size))
         """The ranks, as the outermost group numbers them."""
-        self.hosts = hosts_of(machines)
+        self.hosts = hosts_of(self.machines)
         """For each rank the lowest rank of this group on the same host."""
-        self.ring = ring
-        """The order in which rings visit the ranks; that of their numbers where it is empty."""
-        self.bandwidths = bandwidths
-        """Bytes per second between this rank and others, where they were measured before the group was formed."""
-        self.routes = routes
-        self.is_measured = is_measured
-        """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
-        self.next_operation = next_operation or count(1).__next__
-        """Returns the number of the group's next collective. Atomic, whatever other threads do."""
-        self.ranks_on_host = self.hosts.count(self.hosts[rank])
+        self.ranks_on_host = self.hosts.count(self.hosts[self.rank])
         """How many ranks this host has, of the outermost group."""
-        self._machines = machines
         self._life = _Life()
         self._begin(engines)
 
@@ -127,11 +118,11 @@ class Group:
         self._links: list[Link] = [self.engine.links.get(member) for member in self.members]  # pyright: ignore[reportAttributeAccessIssue]
         self._member_set = frozenset(self.members)
         self._parts: dict[type[object], object] = {}
-        self._lock = Lock()
-        self._twins: dict[tuple[int, ...], int] = {}
+        self._twins: dict[tuple[int, ...], count[int]] = {}
+        """How many sub-groups of exactly these members there were before, which tells them apart."""
         self._arena: Arena | None = None
         self._is_arena_tried = False
-        machines = [self._machines[member] for member in self.members]
+        machines = [self.machines[member] for member in self.members]
         self.shares_memory = (
             self.world_size > 1
             and len(set(self.hosts)) == 1
@@ -177,7 +168,9 @@ class Group:
         sub.native = None
         sub.is_measured = self.is_measured and not is_brief
         sub.next_operation = count(1).__next__
-        sub.comm_id = _comm_id(self.comm_id, sub.members, self._count_twin(chosen) if label is None else label)
+        # Both functions are atomic, whatever other threads do.
+        twin = next(self._twins.setdefault(chosen, count())) if label is None else label
+        sub.comm_id = _comm_id(self.comm_id, sub.members, twin)
         sub._begin([connection.engine for connection in self.connections])
         sub.shares_memory = sub.shares_memory and not is_brief
         return sub
@@ -196,19 +189,14 @@ class Group:
             raise InvalidRankError(self.rank, len(found), members=found)
         return found
 
-    def _count_twin(self, members: tuple[int, ...]) -> int:
-        """Return how many sub-groups of exactly these members there were before, which tells them apart."""
-        with self._lock:
-            twins = self._twins.get(members, 0)
-            self._twins[members] = twins + 1
-            return twins
-
-    def part(self, kind: type[T]) -> T:
-        """Return the group's one object of `kind`, which is made when it is first asked for."""
+    def part(self, kind: type[T], make: Callable[[], T] | None = None) -> T:
+        """Return the group's one object of `kind`, which is made when it is first asked for: by `make`, if given."""
         found = self._parts.get(kind)
         if found is None:
-            found = self._parts.setdefault(kind, kind())  # of two threads that ask at once, both get the first one's
-        return cast("T", found)
+            found = self._parts.setdefault(
+                kind, (make or kind)()
+            )  # of two threads that ask at once, both get the first one's
+        return found  # pyright: ignore[reportReturnType]
 
     def check(self) -> None:
         """Raise what ended the group, if it has ended."""
@@ -318,8 +306,7 @@ class Group:
             self.meet(envelope)
             return
         with arena:
-            self.engine.check(envelope)
-            arena.sign(envelope)
+            arena.begin(envelope)
             arena.publish()
             arena.wait_signed(envelope)
 
@@ -395,7 +382,8 @@ class Group:
 
     def traffic(self) -> Traffic:
         """Return what this process has sent and received, over all groups that share its links."""
-        return Traffic(*map(sum, zip(*(each.engine.traffic() for each in self.connections), strict=True)))
+        counts = (count for each in self.connections for count in each.engine.traffic())
+        return Traffic(*map(sum, zip(*counts, strict=True)))
 
     # --- shared memory --------------------------------------------------------------------------------------------
 
@@ -419,11 +407,7 @@ class Group:
         if peer == self.rank:
             raise SelfSendError(peer)
 
-    def check_root(self, root: int) -> None:
-        """Raise `InvalidRankError` unless `root` is a rank of this group."""
-        self.check_rank(root, "root")
-
-    def check_rank(self, rank: int, name: str) -> None:
+    def check_rank(self, rank: int, name: str = "rank") -> None:
         """Raise `InvalidRankError` unless `rank` is one of this group's."""
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRankError(rank, self.world_size, name=name)
@@ -461,9 +445,8 @@ def as_bytes(data: Buffer, name: str, *, writable: bool) -> memoryview:
         # An array without elements cannot be cast; it has no bytes either.
         if getattr(data, "size", None) == 0:
             return memoryview(bytearray())
-        raise UnsupportedArrayError(
-            name, type(data).__name__, f"must be contiguous memory with the buffer protocol ({exc})"
-        ) from exc
+        why = f"must be contiguous memory with the buffer protocol ({exc})"
+        raise UnsupportedArrayError(name, type(data).__name__, why) from exc
 
 
 def _comm_id(parent: int, members: tuple[int, ...], twin: int | str) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from ringfort.backends.base import Backend
 from ringfort.backends.group import Group
@@ -51,30 +50,18 @@ class MeshBackend(Backend):
         routes: Routes | None = None,
         *,
         epoch: int = 0,
-        ring: tuple[int, ...] = (),
-        bandwidths: Mapping[int, float] = MappingProxyType({}),
-        is_measured: bool = False,
-        next_operation: Callable[[], int] | None = None,
+        **settings: Any,
     ) -> None:
         """`streams` has one to each other rank, and `poller` sleeps on them. `machines` says where each rank runs;
         without it every rank has a host of its own. `connections` are further streams to the same ranks, in sets of one
-        to each. The others are what `Group` says of them."""
+        to each. `settings` are further ones of `Group`."""
         self.config = config
         engines = [
             Engine(rank, *each, inbox_bytes=config.inbox_bytes, epoch=epoch)
             for each in ((streams, poller), *connections)
         ]
-        self._group = Group(
-            rank,
-            config,
-            engines,
-            machines or dict.fromkeys(range(world_size), Machine()),
-            ring=ring,
-            bandwidths=bandwidths,
-            routes=routes,
-            is_measured=is_measured,
-            next_operation=next_operation,
-        )
+        machines = machines or dict.fromkeys(range(world_size), Machine())
+        self._group = Group(rank, config, engines, machines, routes=routes, **settings)
         if isinstance(poller, SocketPoller):
             for engine in engines:
                 engine.number = next(_numbers)

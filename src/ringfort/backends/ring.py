@@ -22,9 +22,8 @@ class RingBackend(MeshBackend):
     def __init__(self, config: DistributedConfig, *, credentials: Credentials | None = None) -> None:
         """Connect this rank to every other rank. Raises as `TcpBackend` does."""
         if not config.nodes or config.rank is None:
-            raise ConfigError(
-                "nodes", list(config.nodes), 'missing; name every rank, such as nodes=["10.0.0.1:29500", ...], rank=0'
-            )
+            why = 'missing; name every rank, such as nodes=["10.0.0.1:29500", ...], rank=0'
+            raise ConfigError("nodes", list(config.nodes), why)
         nodes = [_addresses(node) for node in config.nodes]
         connections: Connections = {}
         if len(nodes) > 1:

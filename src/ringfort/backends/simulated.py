@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from threading import Lock
 
 from ringfort.backends.mesh import MeshBackend
 from ringfort.bootstrap.links import Routes
@@ -37,9 +35,7 @@ class SimulatedBackend(MeshBackend):
     ) -> None:
         machines = {r: Machine(b"%d" % host) for r, host in enumerate(hosts or range(world_size))}
         links: list[tuple[dict[int, Stream], Poller]] = [(dict(poller.streams), poller) for poller in pollers]
-        places = {peer: (_LOOPBACK, _LOOPBACK) for peer in range(world_size) if peer != rank}
-        routes = Routes(places, None if config.encryption == "off" else _credentials())
-        super().__init__(rank, world_size, config, *links[0], machines, links[1:], routes)
+        super().__init__(rank, world_size, config, *links[0], machines, links[1:])
         self._pollers = pollers
 
     @classmethod
@@ -59,9 +55,14 @@ class SimulatedBackend(MeshBackend):
         config = config or DistributedConfig()
         connections = wanted(config.collective, dict.fromkeys(range(world_size), Machine()))
         meshes = [_mesh(world_size, clock) for _ in range(connections)]
-        return [
-            cls(rank, config, pollers, world_size, places) for rank, pollers in enumerate(zip(*meshes, strict=True))
-        ]
+        ranks = enumerate(zip(*meshes, strict=True))
+        backends: list[SimulatedBackend] = [cls(rank, config, each, world_size, places) for rank, each in ranks]
+        # Nobody else can join, and nothing is written to disk.
+        secret = Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("simulated"))
+        for rank, backend in enumerate(backends):
+            others = {peer: (_LOOPBACK, _LOOPBACK) for peer in range(world_size) if peer != rank}
+            backend.group.routes = Routes(others, None if config.encryption == "off" else secret)
+        return backends
 
     def cut(self, peer: int, *, is_cut: bool = True) -> None:
         """Cut the connection to `peer`, in both directions: nothing arrives, and nobody is told. `is_cut=False`
@@ -70,20 +71,6 @@ class SimulatedBackend(MeshBackend):
         for poller in self._pollers:
             poller.streams[peer].incoming.cut(is_cut=is_cut)
             poller.streams[peer].outgoing.cut(is_cut=is_cut)
-
-
-def _credentials() -> Credentials:
-    """For all groups of this process, which nobody else can join; nothing is written to disk."""
-    with _making:  # ranks are threads that ask at the same time
-        return _made()
-
-
-_making = Lock()
-
-
-@cache
-def _made() -> Credentials:
-    return Credentials(NodeIdentity.ephemeral(), NetworkNamespace.generate("simulated"))
 
 
 def _mesh(world_size: int, clock: Clock) -> list[MemoryPoller]:

@@ -45,8 +45,7 @@ class SubBackend(Backend):
 
     def to_global(self, rank: int) -> int:
         """Return the parent's rank of this group's `rank`. Raises `InvalidRankError`."""
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidRankError(rank, self.world_size)
+        self._group.check_rank(rank)
         return self._in_parent[rank]
 
     def to_local(self, rank: int) -> int:

@@ -36,6 +36,7 @@ class TcpBackend(MeshBackend):
         is not available or the name is unknown; `RendezvousTimeoutError` with the missing ranks; `RefusedError`, by its
         children, if rank 0 refuses this rank; `IdentityError` if the node's key or the cluster's secret cannot be read.
         """
+        self._check_engine()
         config = config or DistributedConfig()
         check_place(rank, world_size)
         needs_address = world_size > 1 and (rank > 0 or listener is None)
@@ -52,3 +53,10 @@ class TcpBackend(MeshBackend):
             listener.close()
         links = links_over(rank, connections, config, credentials)
         super().__init__(rank, world_size, config, *links, is_measured=True)
+        self._start_engine(master)
+
+    def _check_engine(self) -> None:
+        """Raise `BackendUnavailableError` unless this machine has the engine of a subclass: before anything begins."""
+
+    def _start_engine(self, master: str | Sequence[str] | None) -> None:
+        """Give the group the collectives of the engine of a subclass."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringfort.bench.machine import describe_machine
 from ringfort.bench.options import STRATEGIES, Options
@@ -53,8 +53,7 @@ class Explained:
         return {**asdict(self), "best": self.best, "auto_over_best": self.over_best}
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """A whole run."""
 
     options: Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -72,8 +72,7 @@ class Row:
         return {"ranks": self.ranks, "bytes": self.bytes, "engines": engines, "ratios": ratios, "skipped": self.skipped}
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """A whole run."""
 
     options: Options

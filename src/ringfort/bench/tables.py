@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from functools import partial
 
 from rich.box import SIMPLE_HEAD
@@ -21,18 +20,15 @@ class Watcher:
     def __init__(self, console: Console) -> None:
         self._console = console
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("starting", total=None)
-
-    def shown(self) -> AbstractContextManager[object]:
-        """The context in which `step` is shown."""
-        return self._bar
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        """`step` is shown inside this context."""
+        self._task = self.bar.add_task("starting", total=None)
 
     def step(self, step: Step) -> None:
         """Show that the run has got this far."""
-        if not self._bar.disable:
+        if not self.bar.disable:
             what = f"{step.case.op} {size(step.case.nbytes)}, {step.case.world_size} ranks"
-            self._bar.update(self._task, description=what, completed=step.done, total=step.total)
+            self.bar.update(self._task, description=what, completed=step.done, total=step.total)
         elif step.row is not None:
             times = ", ".join(f"{name} {duration(timing.median_us)}" for name, timing in step.row.timings.items())
             line = f"{step.case.op} {size(step.row.bytes)}, {step.row.ranks} ranks: {times}"

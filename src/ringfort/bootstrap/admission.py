@@ -7,7 +7,7 @@ import ipaddress
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 MAX_WAITING: Final = 64
 """Clients that have not proved membership. A new one takes the place of another (see `who_makes_room`); a member that
@@ -19,35 +19,19 @@ ACCEPT_PAUSE: Final = 0.1
 TOO_MANY: Final = "too many unauthenticated connections at once"
 
 
-class Waiting(Protocol):
-    """A client that has not proved membership yet."""
-
-    @property
-    def source(self) -> str:
-        """Where it comes from, as `source_of` returns it."""
-        ...
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has sent a valid first message."""
-        ...
-
-
-W = TypeVar("W", bound=Waiting)
-
-
-def who_makes_room(waiting: Sequence[W], pick: Callable[[Sequence[W]], W] = random.choice) -> W:
-    """Return the client to drop for a new one. `waiting` is in the order of arrival.
+def who_makes_room(waiting: Sequence[tuple[str, bool]], pick: Callable[[list[int]], int] = random.choice) -> int:
+    """Return the place in `waiting` of the client to drop for a new one. `waiting` has for each client, in the order of
+    arrival, where it comes from (`source_of`) and whether it has sent a valid first message.
 
     It belongs to the source that holds the most places, so a flood from one address costs only that address. Among
     its clients, the oldest that has sent no valid first message goes first: a member sends its own with the connection,
     and then needs a round trip. If all have sent one, chance decides: the oldest would always be the one with the
     longest round trip.
     """
-    places = Counter(one.source for one in waiting)
-    most = max(places.values())
-    crowd = [one for one in waiting if places[one.source] == most]
-    silent = [one for one in crowd if not one.has_begun]
+    held = Counter(source for source, _ in waiting)
+    most = max(held.values())
+    crowd = [place for place, (source, _) in enumerate(waiting) if held[source] == most]
+    silent = [place for place in crowd if not waiting[place][1]]
     return silent[0] if silent else pick(crowd)
 
 

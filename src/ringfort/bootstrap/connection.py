@@ -2,7 +2,8 @@
 
 Everything here works on non-blocking sockets and is written once, as generators that yield whenever they have to wait
 (`SocketSteps`). The training process runs them with `run`, which sleeps in poll(2); the control process runs the same
-ones in its event loop (`cluster.net.waiting.run`); the listener resumes each when its selector says so.
+ones in its event loop (`cluster.net.waiting.run`); the listener resumes each when its selector says so. Only `say`
+waits by itself: a new socket has room for a hello.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,8 +42,11 @@ _UNREAD = 4096
 """Bytes: more than a client has sent and we have not read when its handshake fails."""
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hello)
 SocketSteps = Generator[tuple[socket.socket, int], None, T]
 """Yields a socket and the event of poll(2) to wait for. An `OSError` thrown into it says why that did not come."""
+Purpose = Hello | Callable[[socket.socket], Hello]
+"""What a connection is for, or a function that returns it for the connected socket."""
 
 
 def run(steps: SocketSteps[T], deadline: float, beside: socket.socket | None = None) -> T:
@@ -143,7 +147,7 @@ class Connection:
 
     @classmethod
     def initiate(
-        cls, sock: socket.socket, credentials: Credentials | None, purpose: Hello, peer: str | None = None
+        cls, sock: socket.socket, credentials: Credentials | None, purpose: Purpose, peer: str | None = None
     ) -> SocketSteps[Connection]:
         """Perform the initiator's side of a handshake. Errors name the other side `peer`. Closes `sock` if it fails.
 
@@ -151,8 +155,8 @@ class Connection:
         not know the secret, `NoConnectionError` if it goes away.
         """
         sock.setblocking(False)
-        handshake = Handshake(credentials, purpose)
         try:
+            handshake = Handshake(credentials, purpose(sock) if callable(purpose) else purpose)
             yield from shake_hands(sock, handshake, peer)
         except BaseException as exc:
             sock.close()
@@ -166,20 +170,22 @@ class Connection:
 
     def say(self, said: Hello, deadline: float) -> None:
         """Send a hello. Raises `NoConnectionError`."""
-        run(self._saying(said), deadline)
-
-    def _saying(self, said: Hello) -> SocketSteps[None]:
         data = memoryview(sealed(self.sealer, hello.encode(said)))
         try:
             while data:
-                yield self.sock, select.POLLOUT
+                sleep_on(self.sock, select.POLLOUT, deadline)
                 data = data[self.sock.send(data) :]
         except OSError as exc:
             raise NoConnectionError(f"Connection broken during a hello: {exc.strerror or exc}") from exc
 
-    def hear(self, peer: str, deadline: float) -> Hello:
-        """Like `hearing`, in this thread."""
-        return run(self.hearing(peer), deadline)
+    def hear(self, rank: int, kind: type[H], deadline: float) -> H:
+        """Read a hello of this kind from `rank`, in this thread. Raises as `hearing`, and `ProtocolError` for another
+        kind."""
+        said = run(self.hearing(f"rank {rank}"), deadline)
+        if not isinstance(said, kind):
+            why = f"Unexpected message from rank {rank}: {type(said).__name__}, not {kind.__name__}"
+            raise ProtocolError(why, peer=rank)
+        return said
 
     def hearing(self, peer: str | None = None) -> SocketSteps[Hello]:
         """Read one hello, and not a byte more. Raises the error that a refusal stands for, `ProtocolError`,
@@ -218,12 +224,12 @@ class Connection:
 
 
 @contextmanager
-def closed_on_error(*groups: Mapping[Any, Connection]) -> Generator[None, None, None]:
-    """Close all connections that are in `groups` by then if the block fails."""
+def closed_on_error(connections: Mapping[Any, Connection]) -> Generator[None, None, None]:
+    """Close all that are in `connections` by then if the block fails."""
     try:
         yield
     except BaseException:
-        for connection in [connection for group in groups for connection in group.values()]:
+        for connection in connections.values():
             connection.close()
         raise
 

@@ -7,9 +7,9 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ringfort.bootstrap.connection import Connection, SocketSteps, run
+from ringfort.bootstrap.connection import Connection, Purpose, SocketSteps, run
 from ringfort.bootstrap.terms import Address, Terms
 from ringfort.config import format_address
 from ringfort.errors import HandshakeError, NoConnectionError, RendezvousTimeoutError
@@ -30,13 +30,13 @@ _CONNECT_TIMEOUT = 3.0
 def connect(
     rank: int,
     addresses: Sequence[Address],
-    purpose: Hello | Callable[[socket.socket], Hello],
+    purpose: Purpose,
     terms: Terms,
     *,
     identity: bytes | None = None,
     beside: socket.socket | None = None,
 ) -> Connection:
-    """Connect to `rank`, which listens at one of `addresses`, for `purpose` (or what it returns for the new socket).
+    """Connect to `rank`, which listens at one of `addresses`, for `purpose`.
 
     Attempts are repeated until the deadline: the rank may not listen yet, and a flooded listener may drop a member.
 
@@ -55,13 +55,8 @@ def connect(
                 reasons[address] = str(exc.strerror or exc)
                 continue
             try:
-                hello = purpose(sock) if callable(purpose) else purpose
-            except BaseException:
-                sock.close()
-                raise
-            try:
                 name = f"rank {rank} at {address}"
-                connection = run(Connection.initiate(sock, terms.credentials, hello, name), terms.deadline, beside)
+                connection = run(Connection.initiate(sock, terms.credentials, purpose, name), terms.deadline, beside)
             except NoConnectionError as exc:
                 reasons[address] = str(exc)
                 pause = _PAUSE_AFTER_ACCEPT

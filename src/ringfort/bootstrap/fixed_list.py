@@ -12,7 +12,7 @@ from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Address, Connections, Terms
-from ringfort.errors import NoConnectionError, ProtocolError, TransportError
+from ringfort.errors import NoConnectionError, TransportError
 from ringfort.transport import tcp
 from ringfort.transport.hello import Meet, Ready, Refused
 
@@ -51,10 +51,7 @@ def connect_lower(
     identity = identities[lower] if identities else None
     connection = connect(lower, addresses, meet, terms, identity=identity)
     with closed_on_error({lower: connection}):
-        answer = connection.hear(f"rank {lower}", terms.deadline)
-        if not isinstance(answer, Ready):
-            raise ProtocolError(f"Unexpected answer to a hello from rank {lower}", peer=lower)
-    connection.machine = answer.machine
+        connection.machine = connection.hear(lower, Ready, terms.deadline).machine
     return connection
 
 

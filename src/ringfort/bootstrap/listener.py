@@ -16,15 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from ringfort.bootstrap.admission import (
-    ACCEPT_PAUSE,
-    HANDSHAKE_TIMEOUT,
-    MAX_WAITING,
-    TOO_MANY,
-    source_of,
-    who_makes_room,
-    why_not_accepted,
-)
+from ringfort.bootstrap import admission
 from ringfort.bootstrap.connection import Connection, SocketSteps, shake_hands
 from ringfort.config import format_address
 from ringfort.errors import DistributedError
@@ -48,29 +40,24 @@ class _Client:
     handshake: Handshake
     steps: SocketSteps[None]
 
-    @property
-    def has_begun(self) -> bool:
-        return self.handshake.has_begun
-
 
 class Listener:
     """Accepts connections at any number of listening sockets, which it owns."""
+
+    max_waiting = admission.MAX_WAITING
+    handshake_timeout = admission.HANDSHAKE_TIMEOUT
+    log_every = 1.0
 
     def __init__(
         self,
         credentials: Credentials | None,
         *sockets: socket.socket,
         on_refused: Callable[[str, str], None] | None = None,
-        max_waiting: int = MAX_WAITING,
-        handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        log_every: float = 1.0,
     ) -> None:
         """`on_refused` gets the address of each refused client and the reason. Without it they are logged, at most
         one line in `log_every` seconds."""
         self._credentials = credentials
         self._on_refused = on_refused or self._log_refused
-        self._max_waiting = max_waiting
-        self._handshake_timeout = handshake_timeout
         self._selector = selectors.DefaultSelector()
         self._sockets: list[socket.socket] = []
         self._ports: dict[str, int] = {}
@@ -78,7 +65,7 @@ class Listener:
         self._resume_at = inf
         """When to accept again after the system has refused to."""
         self._has_warned = False
-        self._log_every, self._log_at, self._unlogged = log_every, 0.0, 0
+        self._log_at, self._unlogged = 0.0, 0
         self.refusals: list[str] = []
         """The last few refused clients and why, for the error if the group does not form."""
         for sock in sockets:
@@ -139,7 +126,7 @@ class Listener:
                 arrived += self._accept(sock)
         now = time.monotonic()
         for client in [client for client in self._waiting.values() if client.deadline <= now]:
-            self._drop(client, f"did not finish its handshake within {self._handshake_timeout:g} s")
+            self._drop(client, f"did not finish its handshake within {self.handshake_timeout:g} s")
         return arrived
 
     def refuse(self, connection: Connection, refused: Refused) -> None:
@@ -157,25 +144,27 @@ class Listener:
 
     def _accept(self, listening: socket.socket) -> list[Connection]:
         arrived: list[Connection] = []
-        for _ in range(self._max_waiting):  # then other sockets get their turn, however fast clients connect
+        for _ in range(self.max_waiting):  # then other sockets get their turn, however fast clients connect
             try:
                 sock, address = listening.accept()
             except OSError as exc:
-                why = why_not_accepted(exc)
+                why = admission.why_not_accepted(exc)
                 if why:
                     self._pause(listening, why)
                 break
             keep_from_children(sock).setblocking(False)
             with suppress(OSError):  # the client may have gone
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._waiting) >= self._max_waiting:
-                self._drop(who_makes_room(list(self._waiting.values())), TOO_MANY)
+            if len(self._waiting) >= self.max_waiting:
+                clients = list(self._waiting.values())
+                place = admission.who_makes_room([(one.source, one.handshake.has_begun) for one in clients])
+                self._drop(clients[place], admission.TOO_MANY)
             handshake = Handshake(self._credentials)
             client = self._waiting[sock] = _Client(
                 sock,
                 format_address(*address[:2]),
-                source_of(str(address[0])),
-                time.monotonic() + self._handshake_timeout,
+                admission.source_of(str(address[0])),
+                time.monotonic() + self.handshake_timeout,
                 handshake,
                 shake_hands(sock, handshake),
             )
@@ -187,7 +176,7 @@ class Listener:
 
     def _pause(self, listening: socket.socket, why: str) -> None:
         """Accept nothing for a moment. Clients that are connected already are served meanwhile."""
-        self._resume_at = time.monotonic() + ACCEPT_PAUSE
+        self._resume_at = time.monotonic() + admission.ACCEPT_PAUSE
         for sock in self._sockets:
             self._selector.unregister(sock)
         if not self._has_warned:
@@ -223,7 +212,7 @@ class Listener:
             self._unlogged += 1
             return
         self._log_rest()
-        self._log_at = time.monotonic() + self._log_every
+        self._log_at = time.monotonic() + self.log_every
         _log.warning("Refused %s: %s", address, reason)
 
     def _log_rest(self) -> None:

@@ -15,7 +15,7 @@ from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Connections, Terms
 from ringfort.config import MAX_CONNECTIONS, CollectiveConfig
-from ringfort.errors import ConfigError, HandshakeError, NoConnectionError, ProtocolError
+from ringfort.errors import ConfigError, HandshakeError, NoConnectionError
 from ringfort.transport import tcp
 from ringfort.transport.hello import ExtraConnection, OfferConnections, Refused
 from ringfort.transport.machine import Machine, hosts_of
@@ -44,8 +44,7 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
     listener = Listener(terms.credentials)
     lower = sorted(peer for peer in connections if peer < rank)
     higher = sorted(peer for peer in connections if peer > rank)
-    sets: list[Connections] = [{} for _ in range(count - 1)]
-    accepted: dict[tuple[int, int], Connection] = {}
+    made: dict[tuple[int, int], Connection] = {}  # by rank and number
 
     def place_of(connection: Connection) -> tuple[int, int] | Refused:
         said = connection.purpose
@@ -63,29 +62,27 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
         if tcp.has_hung_up(connections[peer].sock):
             raise NoConnectionError(f"Rank {peer} closed its connection before all connections were open", peer=peer)
 
-    with closing(listener), closed_on_error(accepted, *sets):
+    with closing(listener), closed_on_error(made):
         # All send before any rank reads: otherwise ranks could wait for each other in a circle.
         for peer, connection in sorted(connections.items()):
             # Listen at the address that the peer knows this rank by, so that all connections take the same path.
-            port = listener.port_at(host_of(connection.sock.getsockname())) if sets and peer in higher else 0
+            port = listener.port_at(host_of(connection.sock.getsockname())) if count > 1 and peer in higher else 0
             connection.say(OfferConnections(count, port, token, members), terms.deadline)
         offers = {peer: _hear_offer(peer, connections[peer], count, members, terms) for peer in (*lower, *higher)}
         # Every rank connects to the lowest first and then to the next, so there is always one that accepts.
         for peer in lower:
             first, offer = connections[peer], offers[peer]
             address = (host_of(first.sock.getpeername()), offer.port)
-            for number, others in enumerate(sets, start=1):
+            for number in range(1, count):
                 hello = ExtraConnection(rank, number, offer.token)
-                others[peer] = connect(peer, [address], hello, terms, identity=first.identity, beside=first.sock)
-                others[peer].machine = first.machine
+                made[peer, number] = connect(peer, [address], hello, terms, identity=first.identity, beside=first.sock)
         expected = [(peer, number) for peer in higher for number in range(1, count)]
         what, advice = "opening further connections", "the log of the missing ranks says why"
-        accepting = accept_each(listener, expected, accepted, place_of, terms, what, advice=advice, check=check)
-        for (peer, _), connection in accepting:
-            connection.machine = connections[peer].machine
-        for (peer, number), connection in accepted.items():
-            sets[number - 1][peer] = connection
-    return sets
+        for _ in accept_each(listener, expected, made, place_of, terms, what, advice=advice, check=check):
+            pass
+    for (peer, _), connection in made.items():
+        connection.machine = connections[peer].machine
+    return [{peer: made[peer, number] for peer in connections} for number in range(1, count)]
 
 
 def _digest(rank: int, connections: Connections, terms: Terms) -> bytes:
@@ -97,9 +94,7 @@ def _digest(rank: int, connections: Connections, terms: Terms) -> bytes:
 
 
 def _hear_offer(peer: int, connection: Connection, count: int, members: bytes, terms: Terms) -> OfferConnections:
-    offer = connection.hear(f"rank {peer}", terms.deadline)
-    if not isinstance(offer, OfferConnections):
-        raise ProtocolError(f"Unexpected message from rank {peer}, which should offer its connections", peer=peer)
+    offer = connection.hear(peer, OfferConnections, terms.deadline)
     if offer.count != count:
         raise ConfigError("connections", count, f"rank {peer} has {offer.count}; set the same on all ranks")
     if not secrets.compare_digest(offer.members, members):

@@ -30,7 +30,6 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
     """Do rank 0's part: return a connection to every other rank. Closes `sock`, the listening socket."""
     listener = Listener(terms.credentials, sock)
     connections: Connections = {}
-    joins: dict[int, Join] = {}
 
     def place_of(connection: Connection) -> int | Refused:
         said = connection.purpose
@@ -51,10 +50,10 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
     try:
         with closing(listener):
             what = "waiting for all ranks"
-            for rank, connection in accept_each(listener, others, connections, place_of, terms, what):
-                assert isinstance(connection.purpose, Join)
-                joins[rank] = connection.purpose
-        addresses = [("", 0), *((joins[rank].host, joins[rank].port) for rank in others)]
+            for _ in accept_each(listener, others, connections, place_of, terms, what):
+                pass
+        joins = (connections[rank].purpose for rank in others)
+        addresses = [("", 0), *((join.host, join.port) for join in joins if isinstance(join, Join))]
         # Later connections of a rank must prove the same key: otherwise any member could take its place.
         identities = [b"", *(connections[rank].identity for rank in others)] if terms.credentials else []
         _start(connections, Welcome(secrets.token_bytes(16), addresses, terms.machine, identities), terms.deadline)
@@ -69,8 +68,7 @@ def _start(connections: Connections, welcome: Welcome, deadline: float) -> None:
     for connection in connections.values():
         connection.say(welcome, deadline)
     for rank, connection in connections.items():
-        if not isinstance(connection.hear(f"rank {rank}", deadline), Ready):
-            raise ProtocolError(f"Unexpected message from rank {rank}, which should be ready", peer=rank)
+        connection.hear(rank, Ready, deadline)
     for connection in connections.values():
         connection.say(Ready(), deadline)
 
@@ -99,9 +97,9 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
 
     try:
         master = connections[0] = connect(0, addresses, join, terms)
-        welcome = master.hear("rank 0", terms.deadline)
-        if not isinstance(welcome, Welcome) or not _is_for(welcome, world_size, terms):
-            raise ProtocolError("Unexpected answer from rank 0, which should welcome this rank", peer=0)
+        welcome = master.hear(0, Welcome, terms.deadline)
+        if len(welcome.addresses) != world_size or len(welcome.identities) != (world_size if terms.credentials else 0):
+            raise ProtocolError("Invalid welcome from rank 0: it is for another number of ranks", peer=0)
         master.machine = welcome.machine
         meet = Meet(rank, world_size, welcome.token, terms.machine)
         for lower in range(1, rank):
@@ -109,7 +107,7 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
             connections[lower] = connect_lower(lower, [address], meet, terms, welcome.identities)
         accept_higher(listener, meet, connections, terms, welcome.identities)
         master.say(Ready(), terms.deadline)
-        master.hear("rank 0", terms.deadline)
+        master.hear(0, Ready, terms.deadline)
     except BaseException as exc:
         if 0 in connections and isinstance(exc, DistributedError) and not isinstance(exc, RefusedError):
             _cancel([connections[0]], exc)
@@ -121,7 +119,3 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
     finally:
         listener.close()
     return connections
-
-
-def _is_for(welcome: Welcome, world_size: int, terms: Terms) -> bool:
-    return len(welcome.addresses) == world_size == (len(welcome.identities) if terms.credentials else world_size)

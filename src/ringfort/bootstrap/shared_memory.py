@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 
 from ringfort.bootstrap.terms import Connections
-from ringfort.errors import ProtocolError, TransportError
+from ringfort.errors import TransportError
 from ringfort.transport.hello import Share, Shared
 from ringfort.transport.machine import Machine
 from ringfort.transport.segment import Segment
-from ringfort.transport.shm import ShmStream, stream_bytes
+from ringfort.transport.shm import STREAM_BYTES, ShmStream
 from ringfort.transport.tcp import tune
 
 _log = logging.getLogger(__name__)
@@ -28,37 +28,28 @@ def share_with_neighbours(rank: int, ours: Machine, connections: Connections, de
         if ours.shares and connection.machine.shares and connection.machine.id == ours.id
     ]
     lower, higher = [peer for peer in near if peer < rank], [peer for peer in near if peer > rank]
-    segments: dict[int, Segment | None] = {}
-    shared: dict[int, Segment] = {}
+    segments: dict[int, Segment] = {}
     try:
         # All offers are sent before any answer is awaited: otherwise ranks could wait for each other in a circle.
         for peer in higher:
-            segment = segments[peer] = _attempt(lambda: Segment.create(stream_bytes()))
+            segment = _attempt(lambda: Segment.create(STREAM_BYTES))
+            if segment is not None:
+                segments[peer] = segment
             connections[peer].say(Share(segment and segment.offer), deadline)
         for peer in lower:
-            said = connections[peer].hear(f"rank {peer}", deadline)
-            if not isinstance(said, Share):
-                raise ProtocolError(f"Unexpected message from rank {peer}, which should offer shared memory", peer=peer)
-            offer = said.offer
-            segment = segments[peer] = offer and _attempt(lambda offer=offer: Segment.open(offer, stream_bytes()))
+            offer = connections[peer].hear(peer, Share, deadline).offer
+            segment = offer and _attempt(lambda offer=offer: Segment.open(offer, STREAM_BYTES))
             if segment is not None:
-                shared[peer] = segment
+                segments[peer] = segment
             connections[peer].say(Shared(segment is not None), deadline)
         for peer in higher:
-            said = connections[peer].hear(f"rank {peer}", deadline)
-            if not isinstance(said, Shared):
-                raise ProtocolError(f"Unexpected answer from rank {peer} to an offer of shared memory", peer=peer)
-            segment = segments[peer]
-            if said.is_open and segment is not None:
-                segment.settle()
-                shared[peer] = segment
+            is_open = connections[peer].hear(peer, Shared, deadline).is_open
+            if peer in segments:
+                segments[peer].settle() if is_open else segments.pop(peer).close()
     except BaseException:
-        shared.clear()
+        for segment in segments.values():
+            segment.close()
         raise
-    finally:
-        for peer, segment in segments.items():
-            if segment is not None and peer not in shared:
-                segment.close()
     return {
         peer: ShmStream(
             tune(connections[peer].sock),
@@ -66,7 +57,7 @@ def share_with_neighbours(rank: int, ours: Machine, connections: Connections, de
             is_first=rank < peer,
             is_ordered=ours.is_ordered and connections[peer].machine.is_ordered,
         )
-        for peer, segment in shared.items()
+        for peer, segment in segments.items()
     }
 
 

@@ -52,14 +52,15 @@ def machine_for(config: DistributedConfig) -> Machine:
 def credentials_for(config: DistributedConfig, given: Credentials | None) -> Credentials | None:
     """Return `given`, or this user's own credentials; None with encryption off."""
     if config.encryption == "off":
-        _warn_once()
+        warn_once("Encryption is off: anyone on the network can read and change what the ranks send")
         return None
     return given or Credentials.load()
 
 
 @cache
-def _warn_once() -> None:
-    _log.warning("Encryption is off: anyone on the network can read and change what the ranks send")
+def warn_once(message: str) -> None:
+    """Log a warning, once per process: that something does not encrypt."""
+    _log.warning(message)
 
 
 def check_place(rank: int, world_size: int) -> None:

@@ -10,7 +10,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ringfort.config import Environment, parse_address
+from ringfort.bootstrap.addresses import parse_master
+from ringfort.config import Environment, format_address
 from ringfort.errors import ConfigError, RendezvousError, RendezvousTimeoutError
 from ringfort.transport.machine import Machine
 
@@ -42,13 +43,8 @@ def open_store(place: Place, master: str | None, store: Any) -> Any:
     """Return `store`, or the one at `master`, which rank 0 opens unless torchrun has. Raises `RendezvousError`."""
     if store is not None:
         return store
-    if master is None:
-        raise ConfigError(
-            "master", None, "missing; pass rank 0's address as host:port, or set MASTER_ADDR and MASTER_PORT"
-        )
-    host, port = parse_address(master, "master")
-    address = f"[{host}]" if ":" in host else host
-    url = f"tcp://{address}:{port}?rank={place.rank}&world_size={place.world_size}"
+    address = format_address(*parse_master(master)[0])
+    url = f"tcp://{address}?rank={place.rank}&world_size={place.world_size}"
     dist = import_module("torch.distributed")
     try:
         return next(iter(dist.rendezvous(url, timeout=timedelta(seconds=place.timeout))))[0]

@@ -88,7 +88,7 @@ def bench(
     for name, how in choice.missing.items():
         echo(f"{name} is not installed and is left out; to install it: {how}", err=True)
     watcher = Watcher(progress)
-    with watcher.shown():
+    with watcher.bar:
         found = explain_choices(wanted, watcher.explained) if explain else run_bench(wanted, watcher.step)
     if isinstance(found, Report):
         print_report(table, found)

@@ -1,28 +1,30 @@
 """Who sends which slice to whom, and when: every algorithm as a list of steps, with no I/O.
 
-The steps are made by each rank alone, from its rank, the world size and the count. The law that holds between the plans
-of all ranks, and that a new plan must keep: the messages from one rank to another are expected in the order, and with
-the lengths, in which they are sent; and no rank ever waits for something that waits for it, even where nothing is
-buffered between ranks. Empty slices are sent like any other, so that the two sides never have to guess.
+The steps are made by each rank alone, from its rank, the world size and the count. Two rules hold between the
+steps of all ranks, and a new algorithm must keep them: a rank expects the messages of another in the order and with the
+lengths in which they are sent; and no rank waits for something that waits for it, even if nothing is buffered between
+ranks. Empty slices are sent like any other, so that neither side has to guess.
+
+Arguments are not checked here: ranks and roots are a group's, counts are sizes of arrays, arities are a `Strategy`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
-from ringfort.errors import InvalidArgumentError, InvalidRankError, InvalidWorldSizeError
+from ringfort.errors import InvalidArgumentError
 
 Span = tuple[int, int]
-"""`(start, stop)`, in elements unless a plan says otherwise."""
+"""`(start, stop)`, in elements unless the function says otherwise."""
 
-Links = tuple[int | None, tuple[int, ...]]
+TreePlace = tuple[int | None, tuple[int, ...]]
 """A rank's place in a tree: its parent (`None` at the root) and its children."""
 
 _REMEMBERED: Final = 256
-"""Plans kept of each kind. Programs repeat a few sizes; a plan costs microseconds where a message costs tens."""
+"""Lists of steps that are kept for each algorithm. Programs repeat a few sizes; making a list costs microseconds."""
 
 
 class Step(NamedTuple):
@@ -44,9 +46,6 @@ class Step(NamedTuple):
 
 def split(count: int, parts: int) -> list[Span]:
     """Split `count` elements into `parts` neighbouring spans; the first spans take the remainder, one element each."""
-    _check_count(count)
-    if parts < 1:
-        raise InvalidArgumentError("parts", parts, "must be at least 1")
     size, remainder = divmod(count, parts)
     edges = [part * size + min(part, remainder) for part in range(parts + 1)]
     return list(pairwise(edges))
@@ -61,7 +60,6 @@ def ring_all_reduce(rank: int, world_size: int, count: int, ring: tuple[int, ...
 
     `ring` is the order in which the ring visits the ranks; that of their numbers where it is empty.
     """
-    _check_place(rank, world_size)
     parts = split(count, world_size)
     place, left, right = _neighbours(rank, world_size, ring)
     steps: list[Step] = []
@@ -77,7 +75,6 @@ def ring_all_reduce(rank: int, world_size: int, count: int, ring: tuple[int, ...
 
 def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> list[Step]:
     """Each rank's part to every rank, passed on round the ring. Spans are in parts: part `p` is `(p, p + 1)`."""
-    _check_place(rank, world_size)
     place, left, right = _neighbours(rank, world_size, ring)
     ring = ring or tuple(range(world_size))
     order = [ring[(place - back) % world_size] for back in range(world_size)]
@@ -104,33 +101,25 @@ def halving_doubling_all_reduce(rank: int, world_size: int, count: int) -> tuple
     The pairing needs a power of two. The ranks beyond the largest one reduce all they have into a partner first and get
     a copy of the result last.
     """
-    _check_place(rank, world_size)
     whole = (0, count)
-    core = 1 << (world_size.bit_length() - 1)
-    parts = split(count, core)
-    if rank >= core:
-        return (Step(rank - core, whole, None, None), Step(None, None, rank - core, whole))
-    extra = rank + core if rank + core < world_size else None
-    steps: list[Step] = []
-    if extra is not None:
-        steps.append(Step(None, None, extra, whole, True))
+    helper, partners = doubling_all_reduce(rank, world_size)
+    if helper is not None and not partners:
+        return (Step(helper, whole, None, None), Step(None, None, helper, whole))
+    parts = split(count, 1 << len(partners))
 
-    def reach(member: int, distance: int) -> Span:
-        # What `member` holds once the pairs are `distance` apart: its aligned group of `distance` parts.
+    def reach(member: int, partner: int) -> Span:
+        # What `member` holds once the pairs are as far apart as this rank and `partner`: its aligned group of parts.
+        distance = rank ^ partner
         first = member & -distance
         return parts[first][0], parts[first + distance - 1][1]
 
-    distance = core
-    while distance > 1:
-        distance //= 2
-        partner, kept = rank ^ distance, reach(rank, distance)
-        steps.append(Step(partner, reach(partner, distance), partner, kept, True, kept if distance == 1 else None))
-    while distance < core:
-        partner = rank ^ distance
-        steps.append(Step(partner, reach(rank, distance), partner, reach(partner, distance)))
-        distance *= 2
-    if extra is not None:
-        steps.append(Step(extra, whole, None, None))
+    steps = [] if helper is None else [Step(None, None, helper, whole, True)]
+    for partner in reversed(partners):
+        kept, is_last = reach(rank, partner), partner == partners[0]
+        steps.append(Step(partner, reach(partner, partner), partner, kept, True, kept if is_last else None))
+    steps.extend(Step(partner, reach(rank, partner), partner, reach(partner, partner)) for partner in partners)
+    if helper is not None:
+        steps.append(Step(helper, whole, None, None))
     return tuple(steps)
 
 
@@ -141,7 +130,6 @@ def doubling_all_reduce(rank: int, world_size: int) -> tuple[int | None, tuple[i
     Returns the helper and the partners of `rank`. As above, the ranks beyond the largest power of two have no partners:
     they give all to a helper first and get the result last. A rank that has partners may be the helper of one of them.
     """
-    _check_place(rank, world_size)
     core = 1 << (world_size.bit_length() - 1)
     if rank >= core:
         return rank - core, ()
@@ -160,7 +148,6 @@ def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tu
     ranks: the i-th rank of every host collects lane i from its neighbours, and rings it with the i-th of the others. So
     each byte crosses to another host as often as with one leader a host, and no rank does it all.
     """
-    _check_place(rank, len(hosts))
     groups = groups_of(hosts)
     at = next(place for place, group in enumerate(groups) if rank in group)
     group = groups[at]
@@ -185,15 +172,13 @@ def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tu
     return tuple(step for step in steps if step.dst is not None or step.src is not None)
 
 
-def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> Links:
+def host_links(rank: int, hosts: tuple[int, ...], root: int, *, is_pipelined: bool) -> TreePlace:
     """Return the place of `rank` in a tree from `root` that enters every other host once.
 
     What goes in one piece takes as few hops as can be: a tree of one leader a host, and one inside each host below its
     leader. What goes in many, down a pipe, is best passed on once by everybody: a chain through one host after the
     other.
     """
-    _check_place(rank, len(hosts))
-    _check_tree(len(hosts), root, 1)
     groups = [sorted(group, key=lambda member: member != root) for group in groups_of(hosts)]
     groups.sort(key=lambda group: group[0] != root)
     if is_pipelined:
@@ -211,7 +196,7 @@ def groups_of(hosts: tuple[int, ...]) -> list[list[int]]:
     return [[member for member, host in enumerate(hosts) if host == leader] for leader in sorted(set(hosts))]
 
 
-def _links_in(order: list[int], rank: int, arity: int) -> Links:
+def _links_in(order: list[int], rank: int, arity: int) -> TreePlace:
     """Return the links of `rank` in the tree that `order` fills level by level."""
     place = order.index(rank)
     first = arity * place + 1
@@ -232,91 +217,57 @@ def _moved(step: Step, members: list[int], start: int) -> Step:
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
-def tree_links(rank: int, world_size: int, root: int, arity: int) -> Links:
+@lru_cache(maxsize=_REMEMBERED)
+def tree_links(rank: int, world_size: int, root: int, arity: int) -> TreePlace:
     """Return the links of `rank` in a tree that is filled level by level. Arity 1 is a chain, `world_size - 1` a
     star."""
-    _check_place(rank, world_size)
-    _check_tree(world_size, root, arity)
-    place = (rank - root) % world_size
-    first = arity * place + 1
-    children = tuple((child + root) % world_size for child in range(first, min(first + arity, world_size)))
-    return None if place == 0 else ((place - 1) // arity + root) % world_size, children
+    return _links_in([*range(root, world_size), *range(root)], rank, arity)
 
 
 def tree_all_reduce(rank: int, world_size: int, count: int, arity: int, block: int) -> Iterator[Step]:
     """Reduce up the tree to rank 0 and broadcast down again, in place, in blocks of `block` elements."""
-    up = tree_reduce(rank, world_size, 0, count, arity, block)
-    down = broadcast(rank, world_size, 0, count, arity, block)
-    return (step for phase in (up, down) for step in phase)
+    links = tree_links(rank, world_size, 0, arity)
+    return chain(reduce_up(links, count, block), broadcast_down(links, count, block))
 
 
-def tree_reduce(rank: int, world_size: int, root: int, count: int, arity: int, block: int) -> Iterator[Step]:
-    """`reduce_up` the tree of `tree_links`."""
-    return reduce_up(tree_links(rank, world_size, root, arity), count, block)
-
-
-def reduce_up(links: Links, count: int, block: int) -> Iterator[Step]:
+def reduce_up(links: TreePlace, count: int, block: int) -> Iterator[Step]:
     """Up a tree to its root with reduces, in place: the nodes on the way hold partial reductions when it is over.
 
     A node sends on block b-1 while it receives block b, and touches no other; so one that must keep its own array can
     run this on a scratch of two blocks.
     """
-    return _climb(*links, _blocks(count, block))
-
-
-def broadcast(rank: int, world_size: int, root: int, count: int, arity: int, block: int) -> Iterator[Step]:
-    """`broadcast_down` the tree of `tree_links`."""
-    return broadcast_down(tree_links(rank, world_size, root, arity), count, block)
-
-
-def broadcast_down(links: Links, count: int, block: int) -> Iterator[Step]:
-    """From the root down a tree, in place, in blocks of `block` elements. A count of 0 is one empty message an edge."""
-    return _descend(*links, _blocks(count, block))
-
-
-def _climb(parent: int | None, children: tuple[int, ...], blocks: Iterable[Span]) -> Iterator[Step]:
+    parent, children = links
     ready: Span | None = None  # reduced from every child, and not yet sent on
-    for span in blocks:
-        if not children:
-            if parent is not None:
-                yield Step(parent, span, None, None)
+    for span in _blocks(count, block):
+        if parent is not None and not children:
+            yield Step(parent, span, None, None)
             continue
         for child in children:
             finish = span if parent is None and child == children[-1] else None
-            if ready is not None:
-                yield Step(parent, ready, child, span, True, finish)
-                ready = None
-            else:
-                yield Step(None, None, child, span, True, finish)
-        ready = span if parent is not None else None
+            yield Step(None if ready is None else parent, ready, child, span, True, finish)
+            ready = None
+        ready = None if parent is None else span
     if ready is not None:
         yield Step(parent, ready, None, None)
 
 
-def _descend(parent: int | None, children: tuple[int, ...], blocks: Iterable[Span]) -> Iterator[Step]:
+def broadcast_down(links: TreePlace, count: int, block: int) -> Iterator[Step]:
+    """From the root down a tree, in place, in blocks of `block` elements. A count of 0 is one empty message an edge."""
+    parent, children = links
     ready: Span | None = None  # received, and not yet sent on
-    for span in blocks:
+    for span in _blocks(count, block):
         if parent is None:
-            for child in children:
-                yield Step(child, span, None, None)
-        elif ready is None or not children:
-            yield Step(None, None, parent, span)
-            ready = span
-        else:
-            yield Step(children[0], ready, parent, span)
-            for child in children[1:]:
-                yield Step(child, ready, None, None)
-            ready = span
+            yield from (Step(child, span, None, None) for child in children)
+            continue
+        first, *others = children if ready is not None and children else (None,)
+        yield Step(first, None if first is None else ready, parent, span)
+        yield from (Step(child, ready, None, None) for child in others)
+        ready = span
     if ready is not None:
-        for child in children:
-            yield Step(child, ready, None, None)
+        yield from (Step(child, ready, None, None) for child in children)
 
 
 def _blocks(count: int, block: int) -> Iterator[Span]:
-    # Checked here, at the call: the generator would only say it at the first step.
-    _check_count(count)
-    if block < 1:
-        raise InvalidArgumentError("block", block, "must be at least 1 element")
     return ((start, min(start + block, count)) for start in range(0, max(count, 1), block))
 
 
@@ -325,34 +276,4 @@ def _blocks(count: int, block: int) -> Iterator[Span]:
 
 def exchange_order(rank: int, world_size: int) -> list[tuple[int, int]]:
     """Return `(dst, src)` of each step of a pairwise exchange: every rank meets every other once in each role."""
-    _check_place(rank, world_size)
     return [((rank + k) % world_size, (rank - k) % world_size) for k in range(1, world_size)]
-
-
-def dissemination(rank: int, world_size: int) -> list[tuple[int, int]]:
-    """Return `(dst, src)` of each round of a barrier: after ceil(log2 n) rounds, every rank has heard of all others."""
-    _check_place(rank, world_size)
-    rounds = (world_size - 1).bit_length()
-    return [((rank + (1 << k)) % world_size, (rank - (1 << k)) % world_size) for k in range(rounds)]
-
-
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-def _check_place(rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise InvalidWorldSizeError(world_size)
-    if not 0 <= rank < world_size:
-        raise InvalidRankError(rank, world_size)
-
-
-def _check_tree(world_size: int, root: int, arity: int) -> None:
-    if not 0 <= root < world_size:
-        raise InvalidRankError(root, world_size, name="root")
-    if arity < 1:
-        raise InvalidArgumentError("arity", arity, "must be at least 1")
-
-
-def _check_count(count: int) -> None:
-    if count < 0:
-        raise InvalidArgumentError("count", count, "must not be negative")

@@ -10,10 +10,11 @@ from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.parts import Parts, as_parts, check_who_passes
-from ringfort.collectives.plan import Operation, Plan, Run, planned
+from ringfort.collectives.plan import Operation, Plan, Run, planned, unplanned
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import PartMemory, run_ring
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
 
@@ -24,29 +25,25 @@ def all_gather(group: Group, x: Any, *, out: Any = None, timeout: float | None =
     into = _room(group, view) if out is None else as_parts(out, "out", group.world_size, like=view, writable=True)
     key = "all_gather", view.kind, view.size, view.device, into.whole is None
     plan = planned(group, key, lambda: _plan(group, view, into))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, into, timeout=timeout)
-        return into.finish()
-
-    return Operation("all_gather", view.nbytes, in_callers_stream(view, run))
+    return operation(group, "all_gather", view, plan, into.finish, timeout, view.flat, into)
 
 
 def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
     rank, n = group.rank, group.world_size
-    by_engine = native.all_gather(group, view) if into.whole is not None else native.ours(view)
+    by_engine = native.all_gather(group, view) if into.whole is not None else native.none_for(view)
     if by_engine is not None:
         return by_engine
     call = encode(Collective.ALL_GATHER, kind=view.kind.code, count=view.size)
 
     def decide(timeout: float | None) -> Run:
         arena = group.arena(call, timeout)
+        if arena is not None:
 
-        def share(flat: Array, into: Parts, timeout: float | None = None) -> None:
-            assert arena is not None
-            with arena:
-                shared_memory.all_gather(arena, flat, into.parts, group.envelope(call, timeout))
+            def share(flat: Array, into: Parts, timeout: float | None = None) -> None:
+                with arena:
+                    shared_memory.all_gather(arena, flat, into.parts, group.envelope(call, timeout))
+
+            return share
 
         def run(flat: Array, into: Parts, timeout: float | None = None) -> None:
             envelope = group.envelope(call, timeout)
@@ -58,14 +55,14 @@ def _plan(group: Group, view: ArrayView, into: Parts) -> Plan:
 
             over_connections(group, flat, envelope, move)
 
-        return run if arena is None else share
+        return run
 
     return Plan.undecided(decide)
 
 
 def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None) -> Operation:
     """Return at the root what `all_gather` returns, and `None` elsewhere. Only the root may pass `out`."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     rank, n = group.rank, group.world_size
     view = as_view(x, "x")
     into: Parts | None = None
@@ -74,11 +71,8 @@ def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: flo
     else:
         into = _room(group, view) if out is None else as_parts(out, "out", n, like=view, writable=True)
     call = encode(Collective.GATHER, kind=view.kind.code, count=view.size, root=root)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
-
+    def run(envelope: Envelope) -> Any:
         def move(connection: Group, span: Span) -> None:
             part = slice(*span)
             if into is None:
@@ -92,7 +86,7 @@ def gather(group: Group, x: Any, root: int = 0, *, out: Any = None, timeout: flo
         over_connections(group, view.flat, envelope, move)
         return None if into is None else into.finish()
 
-    return Operation("gather", view.nbytes, run)
+    return unplanned(group, "gather", view.nbytes, call, timeout, run)
 
 
 def _room(group: Group, view: ArrayView) -> Parts:

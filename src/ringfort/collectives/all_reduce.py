@@ -14,56 +14,37 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import may_split, over_connections
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.reduction import ElementType
-from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.steps import Memory, block_of, run_ring, run_steps
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.steps import Memory, Reducers, block_of, run_ring, run_steps
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.config import AllReduceStrategy, Shape
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array, Reducer
 
 
 def all_reduce(
-    group: Group,
-    x: Any,
-    op: Op = ReduceOp.SUM,
-    *,
-    strategy: AllReduceStrategy | None = None,
-    timeout: float | None = None,
+    group: Group, x: Any, op: Op, *, strategy: AllReduceStrategy | None = None, timeout: float | None = None
 ) -> Operation:
     """Reduce every rank's `x` in place: afterwards, each `x` is the reduction of all of them."""
-    asked = cost_model.check_strategy(strategy, AllReduceStrategy)
+    asked = cost_model.check_strategy(strategy, group.config.collective.all_reduce)
     view = view_for(group, x, writable=True)
-    plan = plan_for(group, view, op, asked)
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, timeout=timeout)
-        return view.finish()
-
-    return Operation("all_reduce", view.nbytes, in_callers_stream(view, run))
+    key = ("all_reduce", view.kind, view.size, op, strategy, view.device) if isinstance(op, ReduceOp) else None
+    plan = planned(group, key, lambda: _plan(group, view, op, asked))
+    return operation(group, "all_reduce", view, plan, view.finish, timeout, view.flat)
 
 
-def plan_for(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None) -> Plan:
-    """Return how arrays like that of `view` are reduced. Raises where `op` has no meaning for them."""
-    kind, count = view.kind, view.size
-    if not isinstance(op, ReduceOp):  # its factor may be another every time
-        return _plan(group, view, op, asked)
-    return planned(group, ("all_reduce", kind, count, op, asked, view.device), lambda: _plan(group, view, op, asked))
-
-
-def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None) -> Plan:
+def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Plan:
     kind, count, nbytes = view.kind, view.size, view.nbytes
     reducer = reduction.reducer(op, kind)  # raises where they do not fit
-    configured = group.config.collective.all_reduce
-    by_engine = native.all_reduce(group, view, op) if native.is_asked(group, asked, configured) else native.ours(view)
+    by_engine = native.all_reduce(group, view, op) if native.may_use_engine(group, asked) else native.none_for(view)
     if by_engine is not None:
         return by_engine
-    may_share = asked is None and configured.shape is Shape.AUTO and group.shares_memory
-    settled = cost_model.settle(group, asked or AllReduceStrategy.AUTO, nbytes, kind.name)
-    told = None if may_share else settled
+    may_share = asked.shape is Shape.AUTO and group.shares_memory
+    settled = cost_model.settle(group, asked, nbytes, kind.name)  # AUTO if the links have to be measured first
+    told = None if may_share else settled  # the peers compare it; ranks that share memory need no strategy
     call = encode(Collective.ALL_REDUCE, kind=kind.code, count=count, op=reduction.code_of(op), strategy=told)
-    is_usual = isinstance(op, ReduceOp) and asked is None and kind.kind == kind.storage.kind  # not bfloat16
+    is_configured = asked is group.config.collective.all_reduce
+    is_usual = isinstance(op, ReduceOp) and is_configured and kind.kind == kind.storage.kind  # not bfloat16
 
     def decide(timeout: float | None) -> Run:
         n = group.world_size
@@ -75,7 +56,7 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy | None
             return run if not reduction.needs_scale_before(op) else _scaled_first(run, op, kind)
         chosen = cost_model.choose(group, settled, nbytes, kind.name, call, timeout)
         if n > 1 and is_usual and not may_split(group, nbytes):
-            chain = persistent.OverLinks.suited(group, chosen, call, count, shared_reducer)
+            chain = persistent.over_links(group, chosen, call, count, shared_reducer)
             if chain is not None:
                 return chain
             if chosen.shape is Shape.RING:
@@ -148,16 +129,16 @@ def _by_strategy(
         return
     reducers, memory = Reducers(op, kind, flat, n), Memory(flat)
     if shape is Shape.RING:
-        steps = algorithms.ring_all_reduce(rank, n, flat.size, group.ring)
-        run_ring(group, steps, memory, envelope, reducer=reducers)
-    elif shape is Shape.HALVING_DOUBLING:
-        run_steps(group, algorithms.halving_doubling_all_reduce(rank, n, flat.size), memory, envelope, reducer=reducers)
+        ring = algorithms.ring_all_reduce(rank, n, flat.size, group.ring)
+        run_ring(group, ring, memory, envelope, reducer=reducers)
+        return
+    if shape is Shape.HALVING_DOUBLING:
+        steps = algorithms.halving_doubling_all_reduce(rank, n, flat.size)
     elif shape is Shape.HIERARCHICAL:
         steps = algorithms.hierarchical_all_reduce(rank, group.hosts, flat.size)
-        run_steps(group, steps, memory, envelope, reducer=reducers)
     else:
         steps = algorithms.tree_all_reduce(rank, n, flat.size, strategy.arity, block_of(flat))
-        run_steps(group, steps, memory, envelope, reducer=reducers)
+    run_steps(group, steps, memory, envelope, reducer=reducers)
 
 
 def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
@@ -171,13 +152,7 @@ def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Enve
         reduction.scale_before(op, kind, own)
         into = total[: own.size]
         if n == 2:
-            other = 1 - rank
-            if rank == 0:
-                into[...] = own
-                group.exchange(own, other, into, other, envelope, reducer)
-            else:
-                group.exchange(own, other, into, other, envelope)
-                reducer.apply(into, own)
+            _exchange(group, own, 1 - rank, into, reducer, envelope)
         else:
             for dst, _ in algorithms.exchange_order(rank, n):
                 group.send(own, dst, envelope)
@@ -193,7 +168,7 @@ def _direct(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Enve
 
 
 def _doubling(group: Group, flat: Array, kind: ElementType, op: Op, envelope: Envelope) -> None:
-    """Partners exchange all they have, at doubling distances. As above, the lower rank's elements come first."""
+    """Partners exchange all they have, at doubling distances."""
     rank, n = group.rank, group.world_size
     reducer = reduction.reducer(op, kind)
     reduction.scale_before(op, kind, flat)
@@ -206,13 +181,18 @@ def _doubling(group: Group, flat: Array, kind: ElementType, op: Op, envelope: En
         group.recv(flat, helper, envelope, reducer)
     both = np.empty_like(flat)
     for partner in partners:
-        if rank < partner:
-            both[...] = flat
-            group.exchange(flat, partner, both, partner, envelope, reducer)
-        else:
-            group.exchange(flat, partner, both, partner, envelope)
-            reducer.apply(both, flat)
+        _exchange(group, flat, partner, both, reducer, envelope)
         flat[...] = both
     reduction.scale_after(op, kind, flat, n)
     if helper is not None:
         group.send(flat, helper, envelope)
+
+
+def _exchange(group: Group, own: Array, partner: int, both: Array, reducer: Reducer, envelope: Envelope) -> None:
+    """`both` becomes what this rank and its partner have, reduced. As above, the lower rank's elements come first."""
+    if group.rank < partner:
+        both[...] = own
+        group.exchange(own, partner, both, partner, envelope, reducer)
+    else:
+        group.exchange(own, partner, both, partner, envelope)
+        reducer.apply(both, own)

@@ -9,13 +9,13 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, native
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.layout import LAYOUT_BYTES, pack_layout, room_for, unpack_layout
 from ringfort.collectives.parallel import over_connections
-from ringfort.collectives.parts import as_parts, check_alike, check_rows
-from ringfort.collectives.plan import Operation, Plan, planned
+from ringfort.collectives.parts import LAYOUT_BYTES, as_parts, check_alike, check_rows, pack_layout, room_for
+from ringfort.collectives.plan import Operation, Plan, planned, unplanned
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.errors import InvalidArgumentError
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
 
@@ -30,13 +30,7 @@ def all_to_all(group: Group, x: Any, *, out: Any = None, timeout: float | None =
     result = view.new(view.shape) if out is None else as_view(out, "out", writable=True)
     check_alike("out", result.kind, result.size, view.kind, view.size)
     plan = planned(group, ("all_to_all", view.kind, view.size, view.device), lambda: _plan(group, view))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, result.flat, timeout=timeout)
-        return result.finish()
-
-    return Operation("all_to_all", view.nbytes, in_callers_stream(view, run))
+    return operation(group, "all_to_all", view, plan, result.finish, timeout, view.flat, result.flat)
 
 
 def _plan(group: Group, view: ArrayView) -> Plan:
@@ -69,16 +63,14 @@ def _into(group: Group, x: Sequence[Any], out: Any, timeout: float | None) -> Op
     own, place = parts.parts[rank], into.parts[rank]
     check_alike(f"out[{rank}]", into.kind, place.size, parts.kind, own.size)
     call = encode(Collective.ALL_TO_ALL_LIST, kind=parts.kind.code)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         place[...] = own
         for dst, src in algorithms.exchange_order(rank, n):
             group.exchange(parts.parts[dst], dst, into.parts[src], src, envelope)
         return into.finish()
 
-    return Operation("all_to_all", parts.nbytes, run)
+    return unplanned(group, "all_to_all", parts.nbytes, call, timeout, run)
 
 
 def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
@@ -89,10 +81,8 @@ def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
     views = [as_view(item, f"x[{index}]") for index, item in enumerate(x)]
     layouts = [pack_layout(view.kind, view.shape) for view in views]
     call = encode(Collective.ALL_TO_ALL_LIST)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         own = views[rank].new(views[rank].shape)
         own.flat[...] = views[rank].flat
         result: list[Any] = [None] * n
@@ -100,9 +90,9 @@ def _uneven(group: Group, x: Sequence[Any], timeout: float | None) -> Operation:
         for dst, src in algorithms.exchange_order(rank, n):
             arriving = bytearray(LAYOUT_BYTES)
             group.exchange(layouts[dst], dst, arriving, src, envelope)
-            part = room_for(*unpack_layout(arriving, src), src)
+            part = room_for(arriving, src)
             group.exchange(views[dst].flat, dst, part.flat, src, envelope)
             result[src] = part.finish()
         return result
 
-    return Operation("all_to_all", sum(view.nbytes for view in views), run)
+    return unplanned(group, "all_to_all", sum(view.nbytes for view in views), call, timeout, run)

@@ -17,6 +17,8 @@ from ringfort.collectives.reduction import ElementType, element_type, element_ty
 from ringfort.errors import UnsupportedArrayError
 from ringfort.transport.reducer import Array
 
+Finish = Callable[[], Any]
+
 
 class ArrayView:
     """An array as flat, contiguous NumPy storage. `flat` is the array's own memory where that is possible."""
@@ -27,7 +29,7 @@ class ArrayView:
         kind: ElementType,
         shape: tuple[int, ...] | None = None,
         *,
-        finish: Callable[[], Any] | None = None,
+        finish: Finish,
         wrap: Callable[[Array, ElementType], Any] | None = None,
     ) -> None:
         self.flat = flat
@@ -37,17 +39,14 @@ class ArrayView:
         self.device: str | None = None
         """Where a tensor is that is not in the memory of the CPU."""
         self.shape = flat.shape if shape is None else shape
-        self._finish = finish
+        self.finish = finish
+        """Returns the caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
         self._wrap = wrap or _wrap_numpy
 
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.size * self.kind.itemsize
-
-    def finish(self) -> Any:
-        """Return the caller's array with `flat` in it: the array itself, or a new one if it cannot be written."""
-        return self if self._finish is None else self._finish()
 
     def new(self, shape: tuple[int, ...]) -> ArrayView:
         """Return memory for a result of `shape` and the same kind; `finish` returns it as an array of the same
@@ -136,24 +135,18 @@ def _dlpack_view(x: Any, name: str, *, writable: bool) -> ArrayView:
     try:
         array = np.from_dlpack(x)
     except (TypeError, BufferError, RuntimeError, ValueError) as exc:
-        raise UnsupportedArrayError(
-            name, type(x).__name__, f"not accessible to the CPU through DLPack ({exc})"
-        ) from exc
+        why = f"not accessible to the CPU through DLPack ({exc})"
+        raise UnsupportedArrayError(name, type(x).__name__, why) from exc
     return _numpy_view(array, name, writable=writable)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def memory_of(tensor: Any) -> Array:
-    """Return the memory of a dense tensor on the CPU without gradient or lazy conjugation, of a type that NumPy
-    knows."""
-    return reader_of_tensors()(tensor)
-
-
 @cache
 def reader_of_tensors() -> Callable[[Any], Array]:
-    """Return a function that does what `memory_of` does, faster.
+    """Return a function that returns the memory of a dense tensor on the CPU without gradient or lazy conjugation, of
+    a type that NumPy knows.
 
     `tensor.numpy()` would do, but it makes the storage one that cannot be resized, for good: FSDP frees parameters by
     resizing their storage.
@@ -213,19 +206,22 @@ def _torch_view(x: Any, name: str) -> ArrayView:
     kind_name = str(x.dtype).removeprefix("torch.")
     kind = element_type_named(kind_name)
     bits = dense.view(torch.int16) if kind_name == "bfloat16" else dense
-    flat = memory_of(bits).reshape(-1).view(kind.storage)
+    flat = reader_of_tensors()(bits).reshape(-1).view(kind.storage)
 
     def finish() -> Any:
         if own is None:
             plain.copy_(dense)
         return x
 
-    def wrap(array: Array, kind: ElementType) -> Any:
-        if kind.name == "bfloat16":
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
+    return ArrayView(flat, kind, tuple(x.shape), finish=finish, wrap=wrap_torch)
 
-    return ArrayView(flat, kind, tuple(x.shape), finish=finish, wrap=wrap)
+
+def wrap_torch(array: Array, kind: ElementType) -> Any:
+    """Return a tensor of the same memory. torch does not know NumPy's bfloat16, but reads the same bits."""
+    torch = sys.modules["torch"]
+    if kind.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 # --- arrays that cannot be written ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.reduce import tree_links
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import Memory, block_of, run_steps
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.config import BroadcastStrategy, Shape
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
@@ -23,29 +23,22 @@ def broadcast(
     group: Group, x: Any, root: int = 0, *, strategy: BroadcastStrategy | None = None, timeout: float | None = None
 ) -> Operation:
     """Copy the root's `x` to every rank's `x`, in place."""
-    group.check_root(root)
-    asked = cost_model.check_strategy(strategy, BroadcastStrategy)
+    group.check_rank(root, "root")
+    asked = cost_model.check_strategy(strategy, group.config.collective.broadcast)
     is_root = group.rank == root
     view = view_for(group, x, writable=not is_root)
-    key = "broadcast", view.kind, view.size, root, asked, view.device
+    key = "broadcast", view.kind, view.size, root, strategy, view.device
     plan = planned(group, key, lambda: _plan(group, view, root, asked))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, timeout=timeout)
-        return x if is_root else view.finish()
-
-    return Operation("broadcast", view.nbytes, in_callers_stream(view, run))
+    return operation(group, "broadcast", view, plan, (lambda: x) if is_root else view.finish, timeout, view.flat)
 
 
-def _plan(group: Group, view: ArrayView, root: int, asked: BroadcastStrategy | None) -> Plan:
+def _plan(group: Group, view: ArrayView, root: int, asked: BroadcastStrategy) -> Plan:
     kind, nbytes = view.kind, view.nbytes
-    configured = group.config.collective.broadcast
-    by_engine = native.broadcast(group, view, root) if native.is_asked(group, asked, configured) else native.ours(view)
+    by_engine = native.broadcast(group, view, root) if native.may_use_engine(group, asked) else native.none_for(view)
     if by_engine is not None:
         return by_engine
-    may_share = asked is None and configured.shape is Shape.AUTO and group.shares_memory
-    settled = cost_model.settle(group, asked or BroadcastStrategy.AUTO, nbytes)
+    may_share = asked.shape is Shape.AUTO and group.shares_memory
+    settled = cost_model.settle(group, asked, nbytes)
     told = None if may_share else settled
     call = encode(Collective.BROADCAST, kind=kind.code, count=view.size, root=root, strategy=told)
 
@@ -74,7 +67,7 @@ def _plan(group: Group, view: ArrayView, root: int, asked: BroadcastStrategy | N
     return Plan.undecided(decide)
 
 
-def spread(group: Group, flat: Array, links: algorithms.Links, envelope: Envelope) -> None:
+def spread(group: Group, flat: Array, links: algorithms.TreePlace, envelope: Envelope) -> None:
     """Move the root's elements to every rank's, down a tree."""
     steps = algorithms.broadcast_down(links, flat.size, block_of(flat))
     run_steps(group, steps, Memory(flat), envelope, first=envelope._replace(sync=True))

@@ -30,7 +30,8 @@ at once, takes at least what all cores together need: (n-1)/n (m a + S (b + f)).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -39,16 +40,17 @@ from ringfort.collectives import algorithms, link_costs
 from ringfort.collectives.link_costs import LinkCosts
 from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import BLOCK_BYTES
-from ringfort.config import KIB, AllReduceStrategy, BroadcastStrategy, ReduceStrategy, Shape, Strategy
+from ringfort.config import KIB, AllReduceStrategy, ReduceStrategy, Shape, Strategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport import fast_path
 from ringfort.transport.frames import MAX_FRAGMENT
+from ringfort.transport.reducer import Array
 
 DOUBLING_BYTES: Final = 64 * KIB
 """Up to here halving-doubling does not halve: the number of steps costs more than the bytes."""
 
 READY_BYTES: Final = 2 * MAX_FRAGMENT
-"""Up to here halving-doubling of a power of two is kept ready (fast_path.py): no more than a frame for each partner."""
+"""Up to here halving-doubling of a power of two is a persistent chain (persistent.py): one frame per partner."""
 
 TREE_ARITIES: Final = (2, 4)
 """The trees that AUTO weighs. Wider ones come close to direct, which it weighs too."""
@@ -75,23 +77,18 @@ class CostModel:
         self.links = links
         self._n = links.world_size
         self._hosts = hosts or tuple(range(self._n))
-        self._chosen: dict[tuple[type[Strategy], int, str], Strategy] = {}
+        self._cheapest = lru_cache(maxsize=_REMEMBERED)(self._weigh)
 
     def choose(self, kind: type[S], nbytes: int, element: str = "float32") -> S:
         """Return the cheapest strategy of `kind`. Never AUTO."""
-        found = self._chosen.get((kind, nbytes, element))
-        if found is None:
-            if len(self._chosen) >= _REMEMBERED:
-                self._chosen.clear()
-            found = self._ready(kind, nbytes) or min(
-                self.candidates(kind), key=lambda strategy: self.predict(strategy, nbytes, element)
-            )
-            self._chosen[kind, nbytes, element] = found
-        assert isinstance(found, kind)
-        return found
+        return cast("S", self._cheapest(kind, nbytes, element))
+
+    def _weigh(self, kind: type[S], nbytes: int, element: str) -> S:
+        ready = self._ready(kind, nbytes)
+        return ready or min(self.candidates(kind), key=lambda strategy: self.predict(strategy, nbytes, element))
 
     def _ready(self, kind: type[S], nbytes: int) -> S | None:
-        """Return the strategy that is fastest because it has a fast path (fast_path.py), which the model does not know.
+        """Return the strategy that is fastest because it is a persistent chain (persistent.py): the model ignores that.
 
         Measured over TCP on one machine: at 4 B to 32 KiB 0.3 to 0.7 of the time of a tree, for 2 and 4 ranks. For two
         of them, one exchange 0.75 of the time of two halves at 128 to 256 KiB, and those 0.65 to 0.85 of a ring's up to
@@ -128,10 +125,11 @@ class CostModel:
 
     def _moving(self, strategy: Strategy, nbytes: int, reducer: float) -> float:
         if not isinstance(strategy, AllReduceStrategy):
+            reducer = reducer if isinstance(strategy, ReduceStrategy) else 0.0
             if strategy.shape is Shape.HIERARCHICAL:
-                return self._hosts_phase(nbytes, reducer if isinstance(strategy, ReduceStrategy) else 0.0)
+                return self._hosts_phase(nbytes, reducer)
             arity = {Shape.RING: 1, Shape.DIRECT: self._n - 1}.get(strategy.shape, strategy.arity)
-            return self._phase(arity, nbytes, reducer if isinstance(strategy, ReduceStrategy) else 0.0)
+            return self._phase(arity, nbytes, reducer)
         if strategy.shape is Shape.RING:
             return self._ring(list(range(self._n)), nbytes, reducer, is_forwarded=nbytes / self._n > fast_path.LARGEST)
         if strategy.shape is Shape.HALVING_DOUBLING:
@@ -153,14 +151,13 @@ class CostModel:
 
     def _halving_doubling(self, nbytes: int, reducer: float) -> float:
         core = 1 << (self._n.bit_length() - 1)
-        seconds, distance = 0.0, 1
-        while distance < core:
+        seconds = 0.0
+        for distance in (1 << bit for bit in range(core.bit_length() - 1)):
             step = self._step([(rank, rank ^ distance) for rank in range(core)], reducer, at_once=core)
             if nbytes <= DOUBLING_BYTES:
                 seconds += step.latency + nbytes * (step.per_byte + 3 * step.reducer)
             else:
                 seconds += 2 * step.latency + distance / core * nbytes * (2 * step.per_byte + step.reducer)
-            distance *= 2
         if core < self._n:
             pairs = [(rank, rank - core) for rank in range(core, self._n)]
             step = self._step(pairs, reducer, at_once=2 * len(pairs), one_way=True)
@@ -230,14 +227,12 @@ class CostModel:
         hosts = np.array(self._hosts)
         inside = hosts[a] == hosts[b]
         alone = busy / self.links.crowd
-        latency, per_byte = (
-            float((np.maximum(figure[a, b], figure[b, a]) * np.where(inside, share, 1.0)).max())
-            for figure, share in (
-                (self.links.latency, alone),
-                (self.links.per_byte, alone * (0.5 if one_way else 1.0)),
-            )
-        )
-        return _Step(latency, per_byte, reducer * busy)
+
+        def slowest(figure: Array, share: float) -> float:
+            return float((np.maximum(figure[a, b], figure[b, a]) * np.where(inside, share, 1.0)).max())
+
+        per_byte = slowest(self.links.per_byte, alone / 2 if one_way else alone)
+        return _Step(slowest(self.links.latency, alone), per_byte, reducer * busy)
 
     def _alone(self, pairs: list[tuple[int, int]]) -> float:
         """Return the seconds of a small message that travels alone, over the slowest of some links."""
@@ -255,21 +250,14 @@ class CostModel:
 
 def tree_depth(world_size: int, arity: int) -> int:
     """Return the levels below the root of a tree of `world_size` nodes, filled level by level."""
-    depth, width, held = 0, 1, 1
-    while held < world_size:
-        width *= arity
-        held += width
+    depth, place = 0, world_size - 1  # from the last node up
+    while place > 0:
+        place = (place - 1) // arity
         depth += 1
     return depth
 
 
 # --- what a collective asks -------------------------------------------------------------------------------------------
-
-
-class _Costs:
-    """What a group's links cost; None before that is known."""
-
-    model: CostModel | None = None
 
 
 def needs_measuring(group: Group) -> bool:
@@ -281,32 +269,31 @@ def needs_measuring(group: Group) -> bool:
 def model_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> CostModel:
     """Return the group's model. Where the links have to be measured for it, all ranks must ask for it the first time,
     at the same place among their collectives: measuring is one, on behalf of `call`, which `timeout` bounds."""
-    known = group.part(_Costs)
-    if known.model is None:
-        config, n = group.config.collective, group.world_size
+
+    def make() -> CostModel:
+        config = group.config.collective
         if needs_measuring(group):
             links = link_costs.measure(group, group.envelope(measuring_for(call), timeout))
         else:
-            links = LinkCosts.even(n)
-        known.model = CostModel(links.with_known(config.latency, config.bandwidth), group.hosts)
-    return known.model
+            links = LinkCosts.even(group.world_size)
+        return CostModel(links.with_known(config.latency, config.bandwidth), group.hosts)
+
+    return group.part(CostModel, make)
 
 
-def check_strategy(strategy: S | None, kind: type[S]) -> S | None:
-    """Return the strategy of a call, or None where the configured one or the model decides."""
+def check_strategy(strategy: S | None, configured: S) -> S:
+    """Return the strategy of a call, or where that is None or AUTO the configured one, which may be AUTO too."""
+    kind = type(configured)
     if strategy is not None and not isinstance(strategy, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError("strategy", strategy, f"must be a {kind.__name__}, such as {kind.__name__}.RING")
-    return None if strategy is None or strategy.shape is Shape.AUTO else strategy
+    return configured if strategy is None or strategy.shape is Shape.AUTO else strategy
 
 
 def settle(group: Group, asked: S, nbytes: int, element: str = "float32") -> S:
-    """Return `asked`, or where that is AUTO the configured strategy, or else the cheapest by the model. AUTO remains
-    where links have to be measured for that: then `choose` decides when the collective is first run."""
-    if asked.shape is not Shape.AUTO:
+    """Return `asked`, or where that is AUTO the cheapest by the model. AUTO remains where links have to be measured for
+    that: then `choose` decides when the collective is first run."""
+    if asked.shape is not Shape.AUTO or needs_measuring(group):
         return asked
-    configured = getattr(group.config.collective, _FIELDS[type(asked)])
-    if configured.shape is not Shape.AUTO or needs_measuring(group):
-        return configured
     return model_of(group).choose(type(asked), nbytes, element)
 
 
@@ -316,10 +303,3 @@ def choose(group: Group, settled: S, nbytes: int, element: str, call: bytes, tim
     if settled.shape is not Shape.AUTO:
         return settled
     return model_of(group, call, timeout).choose(type(settled), nbytes, element)
-
-
-_FIELDS: Final[dict[type[Strategy], str]] = {
-    AllReduceStrategy: "all_reduce",
-    ReduceStrategy: "reduce",
-    BroadcastStrategy: "broadcast",
-}

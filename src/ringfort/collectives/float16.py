@@ -116,13 +116,12 @@ def best_means(size: int = BLOCK) -> Means:
     """Return the fastest available means for `size` elements, without importing anything."""
     if size >= SMALL:
         torch = sys.modules.get("torch")
-        if torch is not None:
-            found = _torch_means(torch)
-            if found is not None:
-                return found
+        found = None if torch is None else _torch_means(torch)
+        if found is not None:
+            return found
         ml_dtypes: Any = sys.modules.get("ml_dtypes")
         if hasattr(ml_dtypes, "bfloat16"):
-            return _ml_dtypes_means(ml_dtypes)
+            return _ml_dtypes_means(ml_dtypes.bfloat16)
     return NUMPY
 
 
@@ -167,10 +166,7 @@ class Means:
         # Adding to the bits carries into the exponent just as rounding up must, up to infinity. It cannot carry a NaN
         # into another number: the NaNs of arithmetic on widened values have payloads that end in 16 zeros.
         bits = wide.view(np.uint32)
-        odd = bits >> 16
-        odd &= 1
-        bits += odd
-        bits += 0x7FFF
+        round_bits(bits, 16)
         bits >>= 16
         block[...] = bits
 
@@ -192,13 +188,18 @@ def _add_float16(into: Array, span: Array) -> None:
     bits = wide.view(np.uint32)
     sign = bits >> 16
     sign &= 0x8000
-    odd = bits >> 13
-    odd &= 1
-    bits += odd
-    bits += 0xFFF
+    round_bits(bits, 13)
     bits >>= 13
     bits |= sign
     into.view(np.uint16)[...] = bits  # the sign that was shifted along lies above these 16 bits
+
+
+def round_bits(bits: Array, shift: int, scratch: Array | None = None) -> None:
+    """Add to unsigned integers what makes them round to nearest even when they are shifted right."""
+    odd = np.right_shift(bits, shift, out=scratch)
+    odd &= 1
+    bits += odd
+    bits += (1 << (shift - 1)) - 1
 
 
 def _has_large(array: Array) -> bool:
@@ -216,8 +217,8 @@ def _shift_out(array: Array) -> Array:
 class _MlDtypesMeans(Means):
     """bfloat16 by the conversions of ml_dtypes: its arithmetic is slower than ours."""
 
-    def __init__(self, ml_dtypes: Any) -> None:
-        self._bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    def __init__(self, bfloat16: Any) -> None:
+        self._bfloat16 = np.dtype(bfloat16)
 
     def widen(self, half: Half, block: Array) -> Array:
         return super().widen(half, block) if half is FLOAT16 else block.view(self._bfloat16).astype(np.float32)
@@ -271,6 +272,4 @@ def _torch_means(torch: ModuleType) -> Means | None:
     return means
 
 
-@cache
-def _ml_dtypes_means(ml_dtypes: Any) -> Means:
-    return _MlDtypesMeans(ml_dtypes)
+_ml_dtypes_means: Final = cache(_MlDtypesMeans)

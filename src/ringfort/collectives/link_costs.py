@@ -22,7 +22,7 @@ import numpy as np
 
 from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, float16
-from ringfort.collectives.steps import Memory, run_steps
+from ringfort.collectives.steps import gather_rows
 from ringfort.config import KIB
 from ringfort.errors import DistributedError
 from ringfort.transport.machine import cores
@@ -128,12 +128,8 @@ def known_speeds(group: Group, envelope: Envelope) -> Array:
     that collective when this returns."""
     known = group.part(_Known)
     if known.speeds is None:
-        rank, n = group.rank, group.world_size
-        table = np.zeros((n, n))
-        for peer, speed in group.bandwidths.items():
-            table[rank, peer] = speed
-        run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * n), envelope)
-        known.speeds = agree_on(table)
+        own = [group.bandwidths.get(peer, 0.0) for peer in range(group.world_size)]
+        known.speeds = agree_on(gather_rows(group, own, envelope))
     else:
         group.meet(envelope)
     return known.speeds
@@ -161,17 +157,12 @@ def shared_per_byte(speeds: Array, hosts: tuple[int, ...], distance: int) -> Arr
     return found
 
 
-def probe_envelope(envelope: Envelope) -> Envelope:
-    """Return the envelope of the probes that the collective of `envelope` makes."""
-    text = b"measuring" + envelope.comm_id.to_bytes(8, "little")
-    return envelope._replace(comm_id=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
-
-
 @contextmanager
 def probing(group: Group, envelope: Envelope) -> Generator[Envelope, None, None]:
-    """Give an envelope for probes. An error in the block also ends the collective of `envelope`, in which others may
-    wait."""
-    probes = probe_envelope(envelope)
+    """Give an envelope for the probes of the collective of `envelope`, with a communicator id of their own. An error in
+    the block also ends that collective, in which others may wait."""
+    text = b"measuring" + envelope.comm_id.to_bytes(8, "little")
+    probes = envelope._replace(comm_id=int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1)
     try:
         yield probes
     except DistributedError:
@@ -185,11 +176,7 @@ def measure(group: Group, envelope: Envelope) -> LinkCosts:
     speeds = known_speeds(group, envelope)
     with probing(group, envelope) as probes:
         found = _probe(group, speeds, probes)
-    rank, n = group.rank, group.world_size
-    table = np.zeros((n, len(found)))
-    table[rank] = found
-    run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * len(found)), envelope)
-    return combine(table, group.hosts)
+    return combine(gather_rows(group, found, envelope), group.hosts)
 
 
 def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
@@ -219,7 +206,7 @@ def _probe(group: Group, speeds: Array, envelope: Envelope) -> list[float]:
         slow = _steady(runs, max(_LARGE, fullest), move)
         found += quick, float(known[rank]) or max(slow - quick, 0.1 * slow) / _PROBE_BYTES
     burst = _steady(runs, max(_LAPS, fullest), lambda: _burst(group, envelope))
-    lap = _quickest(_LAPS, lambda: _lap(group, envelope)) if rank == 0 else _laps(group, envelope)
+    lap = quickest(_LAPS, lambda: _lap(group, envelope))  # of which that of rank 0 counts
     return [*found, lap, burst, float(cores()), *_fold_costs()]
 
 
@@ -235,18 +222,15 @@ def combine(table: Array, hosts: tuple[int, ...]) -> LinkCosts:
     crosses = np.not_equal.outer(np.array(hosts), np.array(hosts))
     latency, per_byte = (_smooth(figure, away, crosses) for figure in (latency, per_byte))
     rest = table[:, 2 * len(away) :]
-    lap, reducer = (
-        float(rest[0, 0]),
-        [float(value) for value in rest[:, 3:].max(axis=0)],
-    )  # the slowest adder holds up all
+    lap = float(rest[0, 0])
+    plain, bfloat16, half = map(float, rest[:, 3:].max(axis=0))  # the slowest adder holds up all
     crowd = max(1.0, *(hosts.count(host) / float(rest[rank, 2]) for rank, host in enumerate(hosts)))
     burst = float(np.median(rest[:, 1]))
     around = [float(latency[rank, (rank + 1) % n]) for rank in range(n)]
     alone = max(around)
     overhead = max(burst - alone, 0.1 * alone) / (n - 2) if n > 2 else 0.6 * alone
-    return LinkCosts(
-        latency, per_byte, min(1.0, lap / sum(around)), overhead, (reducer[0], reducer[1], reducer[2]), crowd=crowd
-    )
+    hop = min(1.0, lap / sum(around))
+    return LinkCosts(latency, per_byte, hop, overhead, (plain, bfloat16, half), crowd=crowd)
 
 
 def _smooth(figure: Array, away: list[int], crosses: Array) -> Array:
@@ -277,25 +261,21 @@ def _room() -> Array:
     return np.zeros(_PROBE_BYTES, np.uint8)
 
 
-def _quickest(count: int, work: Callable[[], object]) -> float:
+def quickest(count: int, work: Callable[[], object]) -> float:
     """Return the seconds of the fastest of `count` calls."""
-    quickest = float("inf")
-    for _ in range(count):
-        start = time.perf_counter()
-        work()
-        quickest = min(quickest, time.perf_counter() - start)
-    return quickest
+    return min(_timed(1, work) for _ in range(count))
 
 
 def _steady(runs: int, count: int, work: Callable[[], object]) -> float:
     """Return the seconds per call of `count` calls, the lower median of `runs` runs."""
-    taken: list[float] = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        taken.append(time.perf_counter() - start)
-    return median_low(taken) / count
+    return median_low(_timed(count, work) for _ in range(runs)) / count
+
+
+def _timed(count: int, work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    return time.perf_counter() - start
 
 
 def _burst(group: Group, envelope: Envelope) -> None:
@@ -318,12 +298,6 @@ def _lap(group: Group, envelope: Envelope) -> None:
         group.recv(token, n - 1, envelope)
 
 
-def _laps(group: Group, envelope: Envelope) -> float:
-    for _ in range(_LAPS):
-        _lap(group, envelope)
-    return 0.0
-
-
 def _fold_costs() -> tuple[float, float, float]:
     """Seconds a byte of adding float32, bfloat16 and float16. The first, which memory holds up, on as much as arrives
     at once: on what fits the innermost cache it looked twice as quick as it is."""
@@ -332,7 +306,7 @@ def _fold_costs() -> tuple[float, float, float]:
     bits: Array = np.zeros(size, np.uint16)
     floats: Array = np.zeros(size, np.float16)
     return (
-        _quickest(5, lambda: np.add(whole, arrived, out=whole)) / whole.nbytes,
-        _quickest(5, lambda: float16.reducer(float16.BFLOAT16, np.add, bits, bits)) / bits.nbytes,
-        _quickest(5, lambda: float16.reducer(float16.FLOAT16, np.add, floats, floats)) / floats.nbytes,
+        quickest(5, lambda: np.add(whole, arrived, out=whole)) / whole.nbytes,
+        quickest(5, lambda: float16.reducer(float16.BFLOAT16, np.add, bits, bits)) / bits.nbytes,
+        quickest(5, lambda: float16.reducer(float16.FLOAT16, np.add, floats, floats)) / floats.nbytes,
     )

@@ -12,7 +12,7 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, signature
 from ringfort.collectives.arrays import as_view, plain_view
 from ringfort.collectives.broadcast import spread
-from ringfort.collectives.plan import Operation
+from ringfort.collectives.plan import Operation, unplanned
 from ringfort.collectives.reduction import by_code
 from ringfort.collectives.signature import Collective
 from ringfort.errors import (
@@ -22,6 +22,7 @@ from ringfort.errors import (
     ProtocolError,
     UnsupportedArrayError,
 )
+from ringfort.transport.messages import Envelope
 
 _ARRAY = 1
 """The msgpack extension code of an array: element type, number of axes, their lengths, then the elements."""
@@ -77,14 +78,12 @@ def _decode_array(code: int, data: memoryview) -> Any:
 
 def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: float | None = None) -> Operation:
     """Return the root's object at every rank; the objects of the others are ignored."""
-    group.check_root(root)
+    group.check_rank(root, "root")
     limit = group.config.max_object_bytes
     data = encode(obj, limit) if group.rank == root else b""
     call = signature.encode(Collective.BROADCAST_OBJECT, root=root)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         length = np.array([len(data)], np.uint64)
         links = algorithms.tree_links(group.rank, group.world_size, root, 2)
         spread(group, length, links, envelope)
@@ -94,7 +93,7 @@ def broadcast_object(group: Group, obj: Any = None, root: int = 0, *, timeout: f
         spread(group, buffer, links, envelope)
         return obj if group.rank == root else decode(buffer.data)
 
-    return Operation("broadcast_object", len(data), run)
+    return unplanned(group, "broadcast_object", len(data), call, timeout, run)
 
 
 def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -> Operation:
@@ -103,10 +102,8 @@ def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -
     limit = group.config.max_object_bytes
     data = encode(obj, limit)
     call = signature.encode(Collective.ALL_GATHER_OBJECT)
-    group.check_timeout(timeout)
 
-    def run() -> list[Any]:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> list[Any]:
         result: list[Any] = [None] * n
         result[rank] = obj
         for dst, src in algorithms.exchange_order(rank, n):
@@ -119,7 +116,7 @@ def all_gather_object(group: Group, obj: Any, *, timeout: float | None = None) -
             result[src] = decode(arriving)
         return result
 
-    return Operation("all_gather_object", len(data), run)
+    return unplanned(group, "all_gather_object", len(data), call, timeout, run)
 
 
 def _check_size(size: int, limit: int, peer: int) -> None:

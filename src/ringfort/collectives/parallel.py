@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-
 from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.steps import Memory, run_steps
+from ringfort.collectives.steps import gather_rows
 from ringfort.config import MIB
 from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
@@ -121,7 +119,6 @@ def run_parts(group: Group, connections: Sequence[Group], span: Span, envelope: 
 def _try(group: Group, connections: Sequence[Group], span: Span, envelope: Envelope, move: Move) -> None:
     """Move `span` over one connection or over all, in turn with the calls before that were like this one. The last of
     them decides, at every rank alike."""
-    rank, n = group.rank, group.world_size
     trials = group.part(Trials)
     tried = trials.seconds
     if envelope.call not in tried and len(tried) >= _KINDS:
@@ -131,10 +128,8 @@ def _try(group: Group, connections: Sequence[Group], span: Span, envelope: Envel
     run_parts(group, connections if len(seconds) % 2 else connections[:1], span, envelope, move)
     seconds.append(time.perf_counter() - begun)
     if len(seconds) == TRIALS:
-        table = np.zeros((n, 2))
-        table[rank] = min(seconds[::2]), min(seconds[1::2])
-        run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=16), envelope)
-        trials.used = choose(table, len(connections))
+        best = min(seconds[::2]), min(seconds[1::2])
+        trials.used = choose(gather_rows(group, best, envelope), len(connections))
         tried.clear()
 
 

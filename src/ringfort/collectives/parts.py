@@ -1,15 +1,26 @@
-"""`Parts`: one array for each rank, as a list or as the rows of one array. What gathers write and scatters read."""
+"""`Parts`: one array for each rank, as a list or as the rows of one array. What gathers write and scatters read. And
+the layout of a part, in a message of fixed size: what a receiver must know that passes no array of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from math import prod
+from struct import Struct
+from typing import Any, Final, cast
+
+import numpy as np
 
 from ringfort.backends.group import Group, as_bytes
-from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.reduction import ElementType
-from ringfort.errors import InvalidArgumentError
+from ringfort.collectives.arrays import ArrayView, as_view, plain_view
+from ringfort.collectives.reduction import ElementType, by_code
+from ringfort.errors import DistributedError, InvalidArgumentError, ProtocolError
+from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
+
+_MAX_AXES: Final = 32
+_LAYOUT: Final = Struct(f"<BB6x{_MAX_AXES}Q")
+"""Element type, number of axes, their lengths."""
+LAYOUT_BYTES: Final = _LAYOUT.size
 
 
 class Parts:
@@ -50,13 +61,7 @@ class Parts:
 
 
 def as_parts(
-    x: Any,
-    name: str,
-    count: int,
-    *,
-    like: ArrayView | None = None,
-    writable: bool = False,
-    is_uneven: bool = False,
+    x: Any, name: str, count: int, *, like: ArrayView | None = None, writable: bool = False, is_uneven: bool = False
 ) -> Parts:
     """Return `x`, a list of `count` arrays or an array of so many rows, as `Parts`. Each part has the element type and
     size of `like`, where that is given; else all parts of a list are alike, unless `is_uneven`.
@@ -85,9 +90,8 @@ def as_parts(
 def check_rows(view: ArrayView, count: int, name: str = "x") -> None:
     """Raise unless the array's first axis has one row for each rank."""
     if not view.shape or view.shape[0] != count:
-        raise InvalidArgumentError(
-            name, f"array of shape {view.shape}", f"the first axis must have one part for each of {count} ranks"
-        )
+        why = f"the first axis must have one part for each of {count} ranks"
+        raise InvalidArgumentError(name, f"array of shape {view.shape}", why)
 
 
 def check_who_passes(name: str, given: object, group: Group, root: int, *, is_optional: bool = False) -> None:
@@ -104,3 +108,34 @@ def check_alike(name: str, kind: ElementType, size: int, other: ElementType, oth
     if kind is not other or size != other_size:
         why = f"must match the other arrays, {other.name} of {other_size} elements"
         raise InvalidArgumentError(name, f"{kind.name} of {size} elements", why)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def pack_layout(kind: ElementType, shape: tuple[int, ...]) -> bytes:
+    """Return the message. Raises `InvalidArgumentError` for an array of too many axes."""
+    if len(shape) > _MAX_AXES:
+        raise InvalidArgumentError("x", f"array of {len(shape)} axes", f"must have at most {_MAX_AXES} axes")
+    return _LAYOUT.pack(kind.code, len(shape), *shape, *([0] * (_MAX_AXES - len(shape))))
+
+
+def receive_layout(group: Group, root: int, envelope: Envelope) -> ArrayView:
+    """Receive a layout from `root`; return memory for what it describes."""
+    data = bytearray(LAYOUT_BYTES)
+    group.recv(data, root, envelope)
+    return room_for(data, root)
+
+
+def room_for(data: bytearray, peer: int) -> ArrayView:
+    """Return memory for the array of the layout that a peer sent. The kernel allocates pages as bytes arrive: a claim
+    costs nothing. Raises `ProtocolError`."""
+    kind, axes, *lengths = _LAYOUT.unpack(data)
+    if axes > _MAX_AXES:
+        raise ProtocolError(f"Rank {peer} announced an array of {axes} axes", peer=peer)
+    shape = tuple(lengths[:axes])
+    try:
+        element = by_code(kind)
+        return plain_view(np.empty(prod(shape), element.storage), element, shape)
+    except (DistributedError, MemoryError, ValueError, OverflowError) as exc:
+        raise ProtocolError(f"Rank {peer} announced an invalid array: {exc}", peer=peer) from exc

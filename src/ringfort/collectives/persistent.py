@@ -4,7 +4,6 @@ links it sends the same messages as the algorithm that it stands for, so ranks m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextvars import Context
 from functools import partial
 from itertools import pairwise
@@ -58,9 +57,17 @@ class _Block(NamedTuple):
 
 def over_arena(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
     """For ranks that share memory."""
-    if size * reducer.dtype.itemsize <= shared_memory.SMALL_BYTES:
+    nbytes = size * reducer.dtype.itemsize
+    if nbytes <= shared_memory.SMALL_BYTES:
         return _in_slots(group, arena, call, size, reducer)
-    return _InBlocks(group, arena, call, size, reducer)
+    if nbytes <= arena.slot:
+        return _in_one_block(group, arena, call, size, reducer)
+
+    def run(flat: Array, timeout: float | None = None) -> None:
+        with arena:
+            shared_memory.all_reduce(arena, flat, reducer, group.envelope(call, timeout))
+
+    return run
 
 
 def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
@@ -96,41 +103,32 @@ def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: Share
     return run
 
 
-class _InBlocks:
-    """For arrays that are reduced slice by slice."""
+def _in_one_block(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
+    """Arrays that fit a slot: every rank reduces one slice."""
+    engine, rank, meet = arena.engine, arena.rank, arena.meeting(call)
+    blocks = [_Block.of(slots, rank) for slots in arena.slots(reducer.dtype, size)]
 
-    __slots__ = ("_arena", "_blocks", "_call", "_group", "_meet", "_reducer")
-
-    def __init__(self, group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> None:
-        self._group, self._arena, self._call, self._reducer = group, arena, call, reducer
-        self._meet = arena.meeting(call)
-        is_one = size * reducer.dtype.itemsize <= arena.slot
-        slots = arena.slots(reducer.dtype, size) if is_one else ()
-        self._blocks = tuple(_Block.of(each, arena.rank) for each in slots)
-
-    def __call__(self, flat: Array, timeout: float | None = None) -> None:
-        group, arena, call = self._group, self._arena, self._call
+    def run(flat: Array, timeout: float | None = None) -> None:
         with arena:
             operation = group.next_operation()
-            if not self._blocks:
-                shared_memory.all_reduce(arena, flat, self._reducer, group.envelope_of(operation, call, timeout))
-                return
-            if arena.engine.has_trouble:
-                arena.engine.check(group.envelope_of(operation, call, timeout))
-            rank, block = arena.rank, self._blocks[arena.next_turn()]
-            start, end = block.before.size, flat.size - block.after.size
+            if engine.table.has_trouble:
+                engine.check(group.envelope_of(operation, call, timeout))
+            block = blocks[arena.next_turn()]
+            start, end = block.before.size, size - block.after.size
             own = flat[start:end]
             block.before[...] = flat[:start]
             block.after[...] = flat[end:]
-            if not self._meet(operation):
+            if not meet(operation):
                 arena.wait_signed(group.envelope_of(operation, call, timeout))
             parts = (*block.theirs[:rank], own, *block.theirs[rank:])
-            shared_memory.reduce_slice(self._reducer, parts, rank, block.result)
+            shared_memory.reduce_slice(reducer, parts, rank, block.result)
             arena.publish()
             if not arena.is_met():
                 arena.wait(group.envelope_of(operation, call, timeout))
             for span, result in block.results:
                 flat[span] = result
+
+    return run
 
 
 class _Swap(NamedTuple):
@@ -152,40 +150,28 @@ class _Arrivals:
         self.room: Array = np.empty(MAX_FRAGMENT, np.uint8)
 
 
-class OverLinks:
-    """For ranks that have one partner after the other."""
+def over_links(
+    group: Group, strategy: AllReduceStrategy, call: bytes, count: int, reducer: SharedReducer
+) -> Run | None:
+    """For ranks that have one partner after the other: if `strategy` is a chain of exchanges, of a frame each way."""
+    swaps, dtype = _chain(group, strategy, count, reducer), reducer.dtype
+    largest = max((stop - start for swap in swaps for start, stop in (swap.out, swap.into)), default=0)
+    if not swaps or largest * dtype.itemsize > MAX_FRAGMENT:
+        return None
+    room = group.part(_Arrivals).room
+    places = [room[: (swap.into[1] - swap.into[0]) * dtype.itemsize] for swap in swaps]
+    steps = [(swap, place.view(dtype), memoryview(place)) for swap, place in zip(swaps, places, strict=True)]
 
-    __slots__ = ("_call", "_group", "_steps")
-
-    def __init__(self, group: Group, call: bytes, steps: Sequence[_Swap], dtype: np.dtype[np.generic]) -> None:
-        self._group, self._call = group, call
-        room = group.part(_Arrivals).room
-        places = [room[: (step.into[1] - step.into[0]) * dtype.itemsize] for step in steps]
-        arrived = [(place.view(dtype), memoryview(place)) for place in places]
-        self._steps = tuple(zip(steps, arrived, strict=True))
-
-    @classmethod
-    def suited(
-        cls, group: Group, strategy: AllReduceStrategy, call: bytes, count: int, reducer: SharedReducer
-    ) -> OverLinks | None:
-        """If `strategy` is a chain of exchanges with one partner each, of a frame each way."""
-        steps = _chain(group, strategy, count, reducer)
-        largest = max((stop - start for step in steps for start, stop in step[1:3]), default=0)
-        if not steps or largest * reducer.dtype.itemsize > MAX_FRAGMENT:
-            return None
-        return cls(group, call, steps, reducer.dtype)
-
-    def __call__(self, flat: Array, timeout: float | None = None) -> None:
-        group = self._group
+    def run(flat: Array, timeout: float | None = None) -> None:
         try:
-            envelope = group.envelope_of(group.next_operation(), self._call, timeout)
-            for (partner, out, into, combine, is_first), (theirs, landing) in self._steps:
+            envelope = group.envelope_of(group.next_operation(), call, timeout)
+            for (partner, out, into, combine, is_first), theirs, arriving in steps:
                 part, own = flat[out[0] : out[1]], flat[into[0] : into[1]]
                 data = part.tobytes() if part.nbytes < _VIEWED else memoryview(part.view(np.uint8))
                 if combine is None:
                     group.swap(data, memoryview(own.view(np.uint8)), partner, envelope)
                     continue
-                group.swap(data, landing, partner, envelope)
+                group.swap(data, arriving, partner, envelope)
                 if is_first:
                     combine(own, theirs, own)
                 else:
@@ -195,6 +181,8 @@ class OverLinks:
         except BaseException as exc:  # Ctrl-C between two exchanges: the partner of the next one waits for it
             group.abort(str(exc) or type(exc).__name__)
             raise
+
+    return run
 
 
 def _chain(group: Group, strategy: AllReduceStrategy, count: int, reducer: SharedReducer) -> list[_Swap]:

@@ -1,9 +1,9 @@
 """`Plan`: how one collective of a group runs, for arrays of one element type and size.
 
 A collective is planned, then run. Which way it takes (shared memory, the fast path of small messages, an algorithm over
-one connection or several, another engine's own collectives) is decided once, by the function `plan` of the collective's
-module, and kept on the group: the next call alike only runs it. What has to be found out for that, such as what the
-links cost, all ranks find out together in the first call.
+one connection or several, another engine's own collectives) is decided once, by `_plan` in the collective's
+module, and kept on the group: the next call like it only runs the plan. If the decision needs all ranks, for example to
+measure the links, it is made in the plan's first run, which all ranks are in (`Plan.undecided`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ringfort.backends.group import Group
+from ringfort.transport.messages import Envelope
 
 _REMEMBERED: Final = 256
 """Plans kept of each group: programs repeat a few for ever."""
@@ -28,6 +29,14 @@ class Operation(NamedTuple):
     nbytes: int
     """Bytes of this rank's array: what the metrics count."""
     run: Callable[[], Any]
+
+
+def unplanned(
+    group: Group, name: str, nbytes: int, call: bytes, timeout: float | None, run: Callable[[Envelope], Any]
+) -> Operation:
+    """Return the operation that runs `run` with the envelope of its `call`. It is not worth a plan."""
+    group.check_timeout(timeout)
+    return Operation(name, nbytes, lambda: run(group.envelope(call, timeout)))
 
 
 class Plan:
@@ -55,16 +64,16 @@ class Plan:
         return plan
 
 
-class _Plans:
+class _Plans(dict[object, Plan]):
     """The plans of a group."""
-
-    def __init__(self) -> None:
-        self.by_key: dict[object, Plan] = {}
 
 
 def planned(group: Group, key: object, make: Callable[[], Plan]) -> Plan:
-    """Return the group's plan for `key`, which tells a call from all that are not alike."""
-    known = group.part(_Plans).by_key
+    """Return the group's plan for `key`, which tells a call from all that are not alike. Without a key it is not kept:
+    for a `PremulSum`, whose factor may be another every time."""
+    if key is None:
+        return make()
+    known = group.part(_Plans)
     found = known.get(key)
     if found is None:
         if len(known) >= _REMEMBERED:

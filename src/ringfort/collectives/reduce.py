@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,46 +11,33 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms, cost_model, reduction
 from ringfort.collectives.algorithms import Span, Step
 from ringfort.collectives.arrays import ArrayView, as_view
-from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.ops import Op
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.plan import Operation, Plan, Run, planned
-from ringfort.collectives.reduction import ElementType
-from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.steps import Memory, block_of, run_steps
+from ringfort.collectives.steps import Memory, Reducers, block_of, run_steps
+from ringfort.collectives.tensors import operation
 from ringfort.config import ReduceStrategy, Shape, Strategy
 from ringfort.transport.reducer import Array, Reducer
 
 
 def reduce(
-    group: Group,
-    x: Any,
-    root: int = 0,
-    op: Op = ReduceOp.SUM,
-    *,
-    strategy: ReduceStrategy | None = None,
-    timeout: float | None = None,
+    group: Group, x: Any, root: int, op: Op, *, strategy: ReduceStrategy | None = None, timeout: float | None = None
 ) -> Operation:
     """The root's `x` becomes the reduction of all, in place; the others keep theirs."""
-    group.check_root(root)
-    asked = cost_model.check_strategy(strategy, ReduceStrategy)
+    group.check_rank(root, "root")
+    asked = cost_model.check_strategy(strategy, group.config.collective.reduce)
     is_root = group.rank == root
     view = as_view(x, "x", writable=is_root)
-    key = "reduce", view.kind, view.size, op, root, asked
+    key = "reduce", view.kind, view.size, op, root, strategy
     plan = planned(group, key, lambda: _plan(group, view, root, op, asked))
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(view.flat, timeout=timeout)
-        return view.finish() if is_root else x
-
-    return Operation("reduce", view.nbytes, run)
+    return operation(group, "reduce", view, plan, view.finish if is_root else lambda: x, timeout, view.flat)
 
 
-def _plan(group: Group, view: ArrayView, root: int, op: Op, asked: ReduceStrategy | None) -> Plan:
+def _plan(group: Group, view: ArrayView, root: int, op: Op, asked: ReduceStrategy) -> Plan:
     kind, rank, n, nbytes = view.kind, group.rank, group.world_size, view.nbytes
     reducer = reduction.reducer(op, kind)
-    settled = cost_model.settle(group, asked or ReduceStrategy.AUTO, nbytes, kind.name)
+    settled = cost_model.settle(group, asked, nbytes, kind.name)
     code = reduction.code_of(op)
     call = encode(Collective.REDUCE, kind=kind.code, count=view.size, op=code, root=root, strategy=settled)
     block = block_of(view.flat)
@@ -73,9 +60,10 @@ def _plan(group: Group, view: ArrayView, root: int, op: Op, asked: ReduceStrateg
                 if rank == root:
                     run_steps(connection, steps, Memory(part), envelope, reducer=Reducers(op, kind, part, n))
                     return
-                staged = _Staged(part, kind, op, block, steps)
+                scratch = np.empty(min(2 * block, max(part.size, 1)), part.dtype)
+                steps = _staged(steps, part, scratch, block, lambda copy: reduction.scale_before(op, kind, copy))
                 first = envelope._replace(sync=True)
-                run_steps(connection, staged, staged.memory, envelope, reducer=reducer_of, first=first)
+                run_steps(connection, steps, Memory(scratch), envelope, reducer=reducer_of, first=first)
 
             over_connections(group, flat, envelope, move)
 
@@ -84,36 +72,29 @@ def _plan(group: Group, view: ArrayView, root: int, op: Op, asked: ReduceStrateg
     return Plan.undecided(decide)
 
 
-class _Staged:
-    """A reduce's steps at a rank that keeps its array: a block is copied to a scratch of two before it is touched."""
+def _staged(
+    steps: Iterable[Step], flat: Array, scratch: Array, block: int, scale: Callable[[Array], None]
+) -> Iterator[Step]:
+    """A reduce's steps at a rank that keeps its array `flat`: each block is copied to `scratch`, which has room for
+    two, and scaled before it is touched."""
 
-    def __init__(self, flat: Array, kind: ElementType, op: Op, block: int, steps: Iterable[Step]) -> None:
-        self._flat, self._kind, self._op, self._block = flat, kind, op, block
-        self._scratch = np.empty(min(2 * block, max(flat.size, 1)), flat.dtype)
-        self._steps = steps
-        self.memory = Memory(self._scratch)
-
-    def __iter__(self) -> Iterator[Step]:
-        staged: Span | None = None
-        for step in self._steps:
-            span = step.into or step.out
-            if span is not None and span != staged and (step.src is not None or staged is None or span[0] > staged[0]):
-                staged = span
-                place = self._place(span)
-                copy = self._scratch[place[0] : place[1]]
-                copy[...] = self._flat[span[0] : span[1]]
-                reduction.scale_before(self._op, self._kind, copy)
-            yield step._replace(
-                out=None if step.out is None else self._place(step.out),
-                into=None if step.into is None else self._place(step.into),
-            )
-
-    def _place(self, span: Span) -> Span:
-        start = span[0] % (2 * self._block)
+    def place(span: Span) -> Span:
+        start = span[0] % (2 * block)
         return start, start + span[1] - span[0]
 
+    staged: Span | None = None
+    for step in steps:
+        span = step.into or step.out
+        if span is not None and span != staged and (step.src is not None or staged is None or span[0] > staged[0]):
+            staged = span
+            copy = scratch[slice(*place(span))]
+            copy[...] = flat[slice(*span)]
+            scale(copy)
+        out, into = (None if part is None else place(part) for part in (step.out, step.into))
+        yield step._replace(out=out, into=into)
 
-def tree_links(strategy: Strategy, group: Group, root: int, flat: Array) -> algorithms.Links:
+
+def tree_links(strategy: Strategy, group: Group, root: int, flat: Array) -> algorithms.TreePlace:
     """Whom this rank hears from and tells in a reduce or a broadcast: a ring is a tree of one child each, direct a tree
     of one level."""
     rank, n = group.rank, group.world_size

@@ -12,10 +12,9 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import over_connections
 from ringfort.collectives.parts import Parts, as_parts, check_alike, check_rows
 from ringfort.collectives.plan import Operation, Plan, planned
-from ringfort.collectives.scaling import Reducers
 from ringfort.collectives.signature import Collective, encode
-from ringfort.collectives.steps import block_of
-from ringfort.collectives.tensors import in_callers_stream, view_for
+from ringfort.collectives.steps import Reducers, block_of
+from ringfort.collectives.tensors import operation, view_for
 from ringfort.transport.reducer import Array
 
 
@@ -36,21 +35,9 @@ def reduce_scatter(
             check_alike("out", into.kind, into.size, view.kind, view.size // n)
         parts = Parts.of(view, n)
         into = into or view.new(view.shape[1:])
-    plan = _planned(group, parts, into, op)
-    group.check_timeout(timeout)
-
-    def run() -> Any:
-        plan.run(parts, into.flat, timeout=timeout)
-        return into.finish()
-
-    return Operation("reduce_scatter", parts.nbytes, in_callers_stream(into, run))
-
-
-def _planned(group: Group, parts: Parts, into: ArrayView, op: Op) -> Plan:
     key = "reduce_scatter", into.kind, into.size, op, into.device, parts.whole is None
-    if isinstance(op, ReduceOp):
-        return planned(group, key, lambda: _plan(group, parts, into, op))
-    return _plan(group, parts, into, op)
+    plan = planned(group, key if isinstance(op, ReduceOp) else None, lambda: _plan(group, parts, into, op))
+    return operation(group, "reduce_scatter", parts.whole or parts, plan, into.finish, timeout, parts, into.flat)
 
 
 def _plan(group: Group, parts: Parts, into: ArrayView, op: Op) -> Plan:

@@ -6,9 +6,8 @@ of bools is their OR and the product their AND. 16-bit floats have a module of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import isnan, nan
 from numbers import Real
 from typing import Any, Final
@@ -16,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from ringfort.collectives import float16
-from ringfort.collectives.float16 import Half
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError, UnsupportedOpError
 from ringfort.transport.reducer import Array, Reducer
@@ -38,7 +36,7 @@ class ElementType:
     storage: np.dtype[Any]
     """What NumPy sees; for bfloat16, which NumPy does not know, its bits as uint16."""
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes an element."""
         return self.storage.itemsize
@@ -61,6 +59,7 @@ ELEMENT_TYPES: Final = _table()
 _BY_NAME: Final = {kind.name: kind for kind in ELEMENT_TYPES}
 _BY_CODE: Final = {kind.code: kind for kind in ELEMENT_TYPES}
 _BY_LAYOUT: Final = {(kind.kind, kind.itemsize): kind for kind in ELEMENT_TYPES if kind.name != "bfloat16"}
+_UNSUPPORTED: Final = f"unsupported element type; use one of: {', '.join(_BY_NAME)}"
 _BFLOAT16: Final = _BY_NAME["bfloat16"]
 _HALVES: Final = {half.name: half for half in (float16.FLOAT16, float16.BFLOAT16)}
 
@@ -79,7 +78,7 @@ def _find(dtype: np.dtype[Any]) -> ElementType | str:
         return _BFLOAT16
     found = _BY_LAYOUT.get((dtype.kind, dtype.itemsize))
     if found is None:
-        return f"unsupported element type; use one of: {', '.join(_BY_NAME)}"
+        return _UNSUPPORTED
     if dtype.str.startswith(">"):
         return "elements must be little-endian; pass x.astype(x.dtype.newbyteorder('<'))"
     return found
@@ -89,7 +88,7 @@ def element_type_named(name: str) -> ElementType:
     """Return the element type called `name`. Raises `UnsupportedArrayError` if there is none."""
     found = _BY_NAME.get(name)
     if found is None:
-        raise UnsupportedArrayError("dtype", name, f"unsupported element type; use one of: {', '.join(_BY_NAME)}")
+        raise UnsupportedArrayError("dtype", name, _UNSUPPORTED)
     return found
 
 
@@ -115,9 +114,12 @@ _UFUNCS: Final[dict[ReduceOp, np.ufunc]] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 
-_BITWISE: Final = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
-_ORDERED: Final = frozenset({ReduceOp.MIN, ReduceOp.MAX})
-_SCALED: Final = frozenset({ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
+_MEANINGLESS: Final = (
+    ((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR), "fc", "bitwise reductions need bools or integers"),
+    ((ReduceOp.MIN, ReduceOp.MAX), "c", "complex numbers have no order"),
+    ((ReduceOp.MEAN, ReduceOp.PREMUL_SUM), "b", "bools cannot be scaled"),
+)
+"""Ops, the kinds of elements that they have no meaning for, and why."""
 
 
 def code_of(op: Op) -> int:
@@ -149,18 +151,6 @@ def _reduction(op: object) -> ReduceOp:
     if op is ReduceOp.PREMUL_SUM:
         raise InvalidArgumentError("op", op, "missing its factor; use ReduceOp.premul_sum(factor)")
     return op
-
-
-def _check_meaning(op: ReduceOp, kind: ElementType) -> None:
-    why = ""
-    if op in _BITWISE and kind.kind in "fc":
-        why = "bitwise reductions need bools or integers"
-    elif op in _ORDERED and kind.kind == "c":
-        why = "complex numbers have no order"
-    elif op in _SCALED and kind.kind == "b":
-        why = "bools cannot be scaled"
-    if why:
-        raise UnsupportedOpError(op.name, kind.name, why)
 
 
 def _factor(op: PremulSum, kind: ElementType) -> int | float:
@@ -198,12 +188,19 @@ def reducer(op: Op, kind: ElementType) -> Reducer:
 
 @cache  # at most every op with every element type
 def _reduce(op: ReduceOp, kind: ElementType) -> Reducer:
-    _check_meaning(op, kind)
+    for ops, kinds, why in _MEANINGLESS:
+        if op in ops and kind.kind in kinds:
+            raise UnsupportedOpError(op.name, kind.name, why)
     ufunc = _UFUNCS[op]
     half = _HALVES.get(kind.name)
     if half is not None:
-        return Reducer(kind.storage, _by_widening(half, ufunc))
-    return Reducer(kind.storage, _quietly(ufunc), ufunc)
+        return Reducer(kind.storage, partial(float16.reducer, half, ufunc))
+
+    def apply(into: Array, span: Array) -> None:
+        with np.errstate(all="ignore"):
+            ufunc(into, span, out=into)
+
+    return Reducer(kind.storage, apply, ufunc)
 
 
 def closing_reducer(op: Op, kind: ElementType, world_size: int) -> Reducer:
@@ -230,21 +227,6 @@ def opening_reducer(op: Op, kind: ElementType) -> Reducer:
         plain.apply(into, span)
 
     return Reducer(plain.dtype, apply)
-
-
-def _quietly(ufunc: np.ufunc) -> Callable[[Array, Array], object]:
-    def apply(into: Array, span: Array) -> None:
-        with np.errstate(all="ignore"):
-            ufunc(into, span, out=into)
-
-    return apply
-
-
-def _by_widening(half: Half, ufunc: np.ufunc) -> Callable[[Array, Array], object]:
-    def apply(into: Array, span: Array) -> None:
-        float16.reducer(half, ufunc, into, span)
-
-    return apply
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def all_reduce(arena: Arena, flat: Array, shared_reducer: SharedReducer, envelop
     slices**, which are at the same place in every block. So its part of the block after next can be put down while the
     others still read the result of this one.
     """
-    _begin(arena, envelope)
+    arena.begin(envelope)
     rank, n = arena.rank, arena.world_size
     count = -(-flat.nbytes // arena.slot)
     block = -(-flat.size // count)  # all alike, so that every rank has its share of the last one too
@@ -124,27 +124,27 @@ def reduce_slice(shared_reducer: SharedReducer, parts: Sequence[Array], rank: in
 
 def broadcast(arena: Arena, flat: Array, root: int, envelope: Envelope) -> None:
     """Every rank's `flat` becomes the root's, in place."""
-    _begin(arena, envelope)
+    arena.begin(envelope)
     turns = arena.slots(flat.dtype, arena.slot // flat.itemsize)
     for start, part in _blocks(arena, flat):
         slot = turns[arena.next_turn()][root]
         if arena.rank == root:
             slot[: part.size] = part
         arena.publish()
-        _wait(arena, start, envelope)
+        (arena.wait if start else arena.wait_signed)(envelope)
         if arena.rank != root:
             part[...] = slot[: part.size]
 
 
 def all_gather(arena: Arena, flat: Array, parts: Sequence[Array], envelope: Envelope) -> None:
     """`parts[r]` becomes rank r's `flat`."""
-    _begin(arena, envelope)
+    arena.begin(envelope)
     turns = arena.slots(flat.dtype, arena.slot // flat.itemsize)
     for start, own in _blocks(arena, flat):
         slots = turns[arena.next_turn()]
         slots[arena.rank][: own.size] = own
         arena.publish()
-        _wait(arena, start, envelope)
+        (arena.wait if start else arena.wait_signed)(envelope)
         for slot, part in zip(slots, parts, strict=True):
             part[start : start + own.size] = slot[: own.size]
 
@@ -154,18 +154,6 @@ def _blocks(arena: Arena, flat: Array) -> Iterator[tuple[int, Array]]:
     size = min(BLOCK, arena.slot) // flat.itemsize
     for start in range(0, max(flat.size, 1), size):
         yield start, flat[start : start + size]
-
-
-def _begin(arena: Arena, envelope: Envelope) -> None:
-    arena.engine.check(envelope)
-    arena.sign(envelope)
-
-
-def _wait(arena: Arena, start: int, envelope: Envelope) -> None:
-    if start:
-        arena.wait(envelope)
-    else:
-        arena.wait_signed(envelope)
 
 
 _CONTEXT_HOLDS_ERRSTATE: Final = int(np.__version__.partition(".")[0]) >= 2

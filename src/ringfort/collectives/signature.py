@@ -77,12 +77,6 @@ def describe(call: bytes) -> str:
     return f"{collective.name.lower()}({', '.join(words)})"
 
 
-_ROOTED = {
-    Collective.REDUCE,
-    Collective.BROADCAST,
-    Collective.GATHER,
-    Collective.SCATTER,
-    Collective.BROADCAST_OBJECT,
-}
+_ROOTED = {Collective.REDUCE, Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.BROADCAST_OBJECT}
 
 assert encode(Collective.BARRIER) == BARRIER_CALL

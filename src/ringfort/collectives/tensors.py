@@ -1,17 +1,20 @@
-"""Tensors of torch's that stay where they are: seen as arrays by engines that work on the device."""
+"""What every collective begins and ends with: `view_for` the caller's array, and the `operation` that runs its plan.
+
+Tensors on a device stay there: engines that work on the device see them as arrays."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 
 from ringfort.backends.group import Group
 from ringfort.collectives import reduction
-from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.arrays import ArrayView, Finish, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
+from ringfort.collectives.parts import Parts
+from ringfort.collectives.plan import Operation, Plan
 from ringfort.collectives.reduction import ElementType, element_type_named
 from ringfort.errors import UnsupportedArrayError
 from ringfort.transport.reducer import Array
@@ -48,19 +51,29 @@ def tensor_view(x: Any, device: str) -> TensorView | None:
     return TensorView(x)
 
 
-def in_callers_stream(view: ArrayView, run: Callable[[], Any]) -> Callable[[], Any]:
-    """`run`, whose kernels go to the stream that is the caller's now: it may run in another thread, where the current
-    stream is another."""
-    if not isinstance(view, TensorView) or view.tensor.device.type != "cuda":
-        return run
+def operation(
+    group: Group, name: str, x: ArrayView | Parts, plan: Plan, finish: Finish, timeout: float | None, *arrays: Any
+) -> Operation:
+    """Return the operation that runs `plan` with `arrays` and returns what `finish` does. `x` is this rank's array.
+
+    Kernels go to the stream that is the caller's now: the operation may run in another thread, where the current stream
+    is another."""
+    group.check_timeout(timeout)
+
+    def run() -> Any:
+        plan.run(*arrays, timeout=timeout)
+        return finish()
+
+    if not isinstance(x, TensorView) or x.tensor.device.type != "cuda":
+        return Operation(name, x.nbytes, run)
     cuda = sys.modules["torch"].cuda
-    stream = cuda.current_stream(view.tensor.device)
+    stream = cuda.current_stream(x.tensor.device)
 
     def run_there() -> Any:
         with cuda.stream(stream):
             return run()
 
-    return run_there
+    return Operation(name, x.nbytes, run_there)
 
 
 def scale_before(op: Op, kind: ElementType, flat: Any) -> None:

@@ -129,11 +129,12 @@ class Runner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._begin()
+        self.abandon()
         _runners.add(self)
         keep_from_children(self)
 
-    def _begin(self) -> None:
+    def abandon(self) -> None:
+        """Begin with nothing: also in a forked child, where the threads do not exist and may have held a lock."""
         self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
@@ -147,10 +148,6 @@ class Runner:
         self._spares = 0
         """Threads that have come back from a callback and wait until the server enters one."""
         self._is_closed = False
-
-    def abandon(self) -> None:
-        """In a forked child: the threads do not exist here, and may have held a lock."""
-        self._begin()
 
     def run(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` after all that was issued before; return its result."""

@@ -13,8 +13,7 @@ to encode and decode an element and encodes N elements in B bytes:
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -23,10 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.backends.group import BARRIER_CALL, Group
-from ringfort.collectives import algorithms
-from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, shared_per_byte
+from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, quickest, shared_per_byte
 from ringfort.collectives.signature import measuring_for
-from ringfort.collectives.steps import Memory, run_steps
+from ringfort.collectives.steps import gather_rows
 from ringfort.compression import encoded, lowrank
 from ringfort.compression.exchange import segment_of
 from ringfort.compression.quantize import codec_of
@@ -36,11 +34,6 @@ from ringfort.config import KIB, MIB
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
-CANDIDATES: Final = tuple(
-    CompressionStrategy.parse(name)
-    for name in ("none", "fp16", "bf16", "int8", "int4", "onebit", "topk(0.01)+int4", "powersgd(4)")
-)
-"""The strategies to choose from. Of equally fast ones the first is chosen."""
 GAIN: Final = 0.9
 """Compression must take less than this fraction of the time without: predictions err, and exact sums have a value."""
 PROBES: Final = (256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB)
@@ -66,6 +59,23 @@ class Speed(NamedTuple):
     """Seconds per element to decode."""
     error: float
     """The relative error for normally distributed values."""
+
+
+NOMINAL: Final = {
+    CompressionStrategy.parse(name): speed
+    for name, speed in {
+        "fp16": Speed(1.8e-9, 0.5e-9, 0.0003),
+        "bf16": Speed(1.2e-9, 0.4e-9, 0.002),
+        "int8": Speed(1.6e-9, 0.6e-9, 0.011),
+        "int4": Speed(2.4e-9, 0.9e-9, 0.17),
+        "onebit": Speed(2.0e-9, 1.3e-9, 0.61),
+        "topk(0.01)+int4": Speed(0.8e-9, 0.3e-9, 0.97),
+        "powersgd(4)": Speed(3e-9, 2e-9, 0.99),
+    }.items()
+}
+"""For groups with virtual time: the figures of one core of an AMD EPYC of 2023."""
+CANDIDATES: Final = (CompressionStrategy.NONE, *NOMINAL)
+"""The strategies to choose from. Of equally fast ones the first is chosen."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +119,8 @@ class Choice:
     """The predicted seconds of each candidate; empty if there was nothing to choose."""
 
 
-class _Known:
-    """The measurements and choices of a group."""
-
-    def __init__(self) -> None:
-        self.table: Table | None = None
-        self.chosen: dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice] = {}
+class _Choices(dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]):
+    """The choices of a group."""
 
 
 def choose(
@@ -127,7 +133,7 @@ def choose(
     """Return the fastest strategy within the error that `asked` allows. All ranks call it at the same place among their
     collectives. The first call measures, which is a collective and takes half a second on a link of 100 Mbit/s that the
     cluster has not measured."""
-    known = group.part(_Known).chosen
+    known = group.part(_Choices)
     key = asked, tuple(shapes)
     found = known.get(key)
     if found is None:
@@ -173,16 +179,16 @@ def _ms(seconds: float) -> str:
 def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
     """Return the group's measurements. The first call measures: a collective of all ranks, on behalf of `call`, within
     `timeout`."""
-    known = group.part(_Known)
-    if known.table is None:
-        config, n = group.config.collective, group.world_size
+
+    def make() -> Table:
+        config = group.config.collective
         if group.is_measured:
             envelope = group.envelope(measuring_for(call), timeout)
             speeds_of_links = known_speeds(group, envelope)
             with probing(group, envelope) as probes:
                 latency, per_byte = _measure_links(group, speeds_of_links, probes)
-            own = np.array([number for speed in codec_speeds().values() for number in speed])
-            slowest = _largest(group, own, envelope).reshape(-1, 3)
+            own = [number for speed in codec_speeds().values() for number in speed]
+            slowest = gather_rows(group, own, envelope).max(axis=0).reshape(-1, 3)
             speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
         else:  # where time is virtual
             latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
@@ -190,8 +196,9 @@ def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = N
             latency = config.latency
         if config.bandwidth is not None:
             per_byte = 1 / config.bandwidth
-        known.table = Table(n, latency, per_byte, speeds)
-    return known.table
+        return Table(group.world_size, latency, per_byte, speeds)
+
+    return group.part(Table, make)
 
 
 def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[float, float]:
@@ -200,82 +207,47 @@ def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[flo
     rank, n = group.rank, group.world_size
     dst, src = (rank + 1) % n, (rank - 1) % n
 
-    def timed(size: int) -> float:
+    def slowest(size: int, times: int) -> float:
+        """Return the seconds of the fastest of some exchanges, at the rank where that takes the longest."""
         out, into = np.zeros((2, size), np.uint8)
-        start = time.perf_counter()
-        group.exchange(out, dst, into, src, envelope)
-        return time.perf_counter() - start
+        own = quickest(times, lambda: group.exchange(out, dst, into, src, envelope))
+        return float(gather_rows(group, [own], envelope).max())
 
-    small = min(timed(_SMALL) for _ in range(5))
-    latency = float(_largest(group, np.array([small]), envelope)[0])
+    latency = slowest(_SMALL, 5)
     between_hosts = [(a, (a + 1) % n) for a, host in enumerate(group.hosts) if host != group.hosts[(a + 1) % n]]
     per_byte = float(shared_per_byte(speeds, group.hosts, 1).max())
     if per_byte and all(speeds[link] for link in between_hosts):
         return latency, per_byte
     for size in PROBES:
-        taken = float(_largest(group, np.array([timed(size)]), envelope)[0])
+        taken = slowest(size, 1)
         per_byte = max(taken - latency, 0.1 * taken) / size
         if taken >= LONG_ENOUGH:
             break
     return latency, per_byte
 
 
-def _largest(group: Group, figures: Array, envelope: Envelope) -> Array:
-    """For each figure, the maximum over all ranks."""
-    rank, n = group.rank, group.world_size
-    table = np.zeros((n, figures.size))
-    table[rank] = figures
-    run_steps(group, algorithms.ring_all_gather(rank, n), Memory(table.reshape(-1), unit=8 * figures.size), envelope)
-    return table.max(axis=0)
-
-
 @cache
 def codec_speeds() -> dict[CompressionStrategy, Speed]:
     """Time every candidate but NONE on this machine: some 50 ms, once per process."""
     sample = np.random.default_rng(1).standard_normal(_SAMPLE).astype(np.float32)
-    return {strategy: _time(strategy, sample) for strategy in CANDIDATES if strategy.method is not Method.NONE}
+    return {strategy: _time(strategy, sample) for strategy in NOMINAL}
 
 
 def _time(strategy: CompressionStrategy, sample: Array) -> Speed:
     shape = (512, sample.size // 512)
-    factor = lowrank.first_factor(strategy.rank, shape[1], "") if strategy.method is Method.POWER_SGD else None
     work, data = sample.copy(), np.empty(0, np.uint8)
 
     def write() -> None:
         nonlocal data
         work[...] = sample
-        data, _ = encoded.write(strategy, work, shape, factor, 0, keep_error=True)
+        data, _ = encoded.write(strategy, work, shape, None, 0, keep_error=True)
 
-    write_seconds = _quickest(write)
-    read_seconds = _quickest(lambda: encoded.read(data))
+    write_seconds = quickest(3, write)
+    read_seconds = quickest(3, lambda: encoded.read(data))
     error = float(np.linalg.norm(work) / np.linalg.norm(sample))
     return Speed(write_seconds / sample.size, read_seconds / sample.size, error)
-
-
-def _quickest(work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def _factor_elements(shape: tuple[int, ...], rank: int) -> int:
     matrix = lowrank.matrix_shape(shape, rank)
     return prod(shape) if matrix is None else rank * sum(matrix)
-
-
-NOMINAL: Final = {
-    CompressionStrategy.parse(name): speed
-    for name, speed in {
-        "fp16": Speed(1.8e-9, 0.5e-9, 0.0003),
-        "bf16": Speed(1.2e-9, 0.4e-9, 0.002),
-        "int8": Speed(1.6e-9, 0.6e-9, 0.011),
-        "int4": Speed(2.4e-9, 0.9e-9, 0.17),
-        "onebit": Speed(2.0e-9, 1.3e-9, 0.61),
-        "topk(0.01)+int4": Speed(0.8e-9, 0.3e-9, 0.97),
-        "powersgd(4)": Speed(3e-9, 2e-9, 0.99),
-    }.items()
-}
-"""For groups with virtual time: the figures of one core of an AMD EPYC of 2023."""

@@ -1,5 +1,5 @@
 """What a rank called, in the 16 bytes that travel with every message, for collectives that compress: so that ranks with
-different strategies find out at the first message and can say which. Pure; see `collectives.calls`."""
+different strategies find out at the first message and can say which. Pure; see `collectives/signature.py`."""
 
 from __future__ import annotations
 

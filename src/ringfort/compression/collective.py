@@ -15,13 +15,13 @@ from ringfort.collectives.all_gather import all_gather
 from ringfort.collectives.all_reduce import all_reduce as all_reduce_exactly
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
-from ringfort.collectives.plan import Operation
+from ringfort.collectives.plan import Operation, unplanned
 from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
-from ringfort.compression.compressor import Draft, GradientCompressor, Piece, check_floats
+from ringfort.compression.codec import mix
+from ringfort.compression.compressor import GradientCompressor, Piece, check_floats
 from ringfort.compression.exchange import BasisError, Exchange
 from ringfort.compression.floats import count_nonfinite, narrow, widen
-from ringfort.compression.noise import mix
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK, drawn
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
@@ -36,11 +36,11 @@ Compression = CompressionStrategy | GradientCompressor | str
 _RAW: Final = codec_of(QuantizationType.FP32)
 
 
-def compressor_of(compression: Compression) -> GradientCompressor:
+def compressor_of(compression: Compression, *, error_feedback: bool = False) -> GradientCompressor:
     """A strategy alone, or its name, keeps nothing from call to call."""
     if isinstance(compression, GradientCompressor):
         return compression
-    return GradientCompressor(compression, error_feedback=False)
+    return GradientCompressor(compression, error_feedback=error_feedback)
 
 
 def all_reduce(
@@ -66,11 +66,8 @@ def all_reduce(
     check_floats(view, "x")
     factor, divisor = _scales(op, view, group.world_size)
     if tensors is None and compressor.error_feedback:
-        raise InvalidArgumentError(
-            "name",
-            None,
-            "missing; a GradientCompressor keeps its error feedback by the name of the tensor: pass name='...'",
-        )
+        why = "missing; a GradientCompressor keeps its error feedback by the name of the tensor: pass name='...'"
+        raise InvalidArgumentError("name", None, why)
     pieces = Piece.row([("", view.shape)] if tensors is None else tensors)
     if (pieces[-1].stop if pieces else 0) != view.flat.size:
         raise InvalidArgumentError("tensors", tensors, f"must have the {view.flat.size} elements of the array")
@@ -92,14 +89,12 @@ def all_reduce(
         draft = compressor.draft(view, pieces, factor, group.rank)
         if not draft.keeps:  # nothing else tells one call from the next
             draft.seed = mix(draft.seed, envelope.operation)
-        in_place = view.flat.dtype == np.float32
-        out = view.flat if in_place else np.empty(view.flat.size, np.float32)
-        step = _AllReduce(group, envelope, chosen, draft, out, divisor)
-        factors = step.run()
-        if not in_place:
-            narrow(out, view)
+        out = view.flat if view.flat.dtype == np.float32 else np.empty(view.flat.size, np.float32)
+        exchange = Exchange(group, envelope, chosen, draft)
+        factors = _WAYS[chosen.method](exchange, out, divisor)
+        narrow(out, view)
         compressor.keep(draft, factors)
-        step.exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
+        exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)
@@ -123,10 +118,9 @@ def _plain(
         draft = compressor.draft(view, pieces, factor, group.rank)
     refused = np.array([0 if draft is None else draft.refused])
     counts = all_gather(group, refused, timeout=timeout).run().reshape(-1).tolist()
-    if any(counts):
-        raise NonFiniteError(
-            ", ".join(piece.name for piece in pieces), {rank: count for rank, count in enumerate(counts) if count}
-        )
+    found = {rank: count for rank, count in enumerate(counts) if count}
+    if found:
+        raise NonFiniteError(", ".join(piece.name for piece in pieces), found)
     if draft is not None:
         narrow(draft.work, view)
         op = ReduceOp.premul_sum(1) if isinstance(op, PremulSum) else op  # the factor is in already
@@ -156,110 +150,108 @@ def _scales(op: Op, view: ArrayView, world_size: int) -> tuple[float, int]:
     return 1.0, world_size if op is ReduceOp.MEAN else 1
 
 
-class _AllReduce:
-    """One compressed all-reduce: `out` becomes the sum of all ranks' drafts, divided by `divisor`."""
+# --- the ways to compress ---------------------------------------------------------------------------------------------
+#
+# In each, `out` becomes the sum of all ranks' drafts, divided by `divisor`. The result is the factor that PowerSGD
+# continues from, of each tensor.
 
-    def __init__(
-        self, group: Group, envelope: Envelope, strategy: CompressionStrategy, draft: Draft, out: Array, divisor: int
-    ) -> None:
-        self.exchange = Exchange(group, envelope, strategy, draft)
-        self._strategy, self._draft, self._out, self._divisor = strategy, draft, out, divisor
-        self._lot = envelope.operation
-        """The same number at every rank, another one in every call."""
 
-    def run(self) -> dict[str, Array]:
-        """Return the factors that PowerSGD continues from."""
-        strategy, draft = self._strategy, self._draft
-        match strategy.method:
-            case Method.POWER_SGD:
-                return self._power_sgd()
-            case Method.TOP_K:
-                self._top_k()
-            case Method.RANDOM_K:
-                self._random_k()
-            case _:
-                codec = codec_of(strategy.values)
-                self.exchange.reduce(draft.work, self._out, codec, keep_error=draft.keeps, divisor=self._divisor)
-        return {}
+def _quantized(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
+    draft, codec = exchange.draft, codec_of(exchange.strategy.values)
+    exchange.reduce(draft.work, out, codec, keep_error=draft.keeps, divisor=divisor)
+    return {}
 
-    def _top_k(self) -> None:
-        out = self._out
-        codec = TopK(self._strategy.kept(out.size), codec_of(self._strategy.values))
-        messages = self.exchange.gather(codec)
-        start = time.perf_counter()
-        out.fill(0)
-        for message in messages:  # in the order of the ranks, so that all add alike
-            codec.decode(message, out, add=True)
-        if self._divisor != 1:
-            out /= np.float32(self._divisor)
-        self.exchange.codec_seconds += time.perf_counter() - start
 
-    def _random_k(self) -> None:
-        """All ranks draw the same places, by the number of the operation; so only values travel, and are added."""
-        out, draft, codec = self._out, self._draft, codec_of(self._strategy.values)
-        places, lengths = drawn(out.size, self._strategy.kept(out.size), mix(self._lot))
-        values = draft.work[places]
-        if not draft.keeps:
-            values *= lengths.astype(np.float32)
-        added = np.empty_like(values)
-        self.exchange.reduce(values, added, codec, keep_error=draft.keeps, divisor=self._divisor, basis=self._lot)
+def _top_k(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
+    codec = TopK(exchange.strategy.kept(out.size), codec_of(exchange.strategy.values))
+    messages = exchange.gather(codec)
+    start = time.perf_counter()
+    out.fill(0)
+    for message in messages:  # in the order of the ranks, so that all add alike
+        codec.decode(message, out, add=True)
+    if divisor != 1:
+        out /= np.float32(divisor)
+    exchange.codec_seconds += time.perf_counter() - start
+    return {}
+
+
+def _random_k(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
+    """All ranks draw the same places, by the number of the operation; so only values travel, and are added."""
+    draft, lot = exchange.draft, exchange.envelope.operation
+    places, lengths = drawn(out.size, exchange.strategy.kept(out.size), mix(lot))
+    values = draft.work[places]
+    if not draft.keeps:
+        values *= lengths.astype(np.float32)
+    added, codec = np.empty_like(values), codec_of(exchange.strategy.values)
+    exchange.reduce(values, added, codec, keep_error=draft.keeps, divisor=divisor, basis=lot)
+    if draft.keeps:
+        draft.work[places] = values
+    out.fill(0)
+    out[places] = added
+    return {}
+
+
+def _power_sgd(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
+    """Two all-reduces of thin matrices, and in the first also the tensors that are no matrices."""
+    draft, rank = exchange.draft, exchange.strategy.rank
+    matrices: dict[str, Array] = {}
+    results: dict[str, Array] = {}
+    vectors: list[slice] = []
+    for name, tensor_shape, start, stop in draft.pieces:
+        shape = lowrank.matrix_shape(tensor_shape, rank)
+        if shape is None:
+            vectors.append(slice(start, stop))
+        else:
+            matrices[name], results[name] = draft.work[start:stop].reshape(shape), out[start:stop].reshape(shape)
+    firsts = {name: lowrank.first_factor(rank, m.shape[1], name) for name, m in matrices.items()}
+    known = {piece.name: draft.compressor.factor(piece, rank) for piece in draft.pieces}
+    factors = {name: first if (last := known[name]) is None else last for name, first in firsts.items()}
+    plain = [draft.work[span] for span in vectors]
+    try:
+        added = _first_factors(exchange, matrices, factors, plain)
+    except BasisError:
+        # A rank that has come later, or has loaded another state: all begin anew.
+        added = _first_factors(exchange, matrices, firsts, plain)
+    p = {name: lowrank.orthonormal(factor) for name, factor in zip(matrices, added, strict=False)}
+    q = {name: p[name] @ matrix for name, matrix in matrices.items()}
+    sums = dict(zip(matrices, _add_up(exchange, list(q.values())), strict=True))
+    for name, matrix in matrices.items():
         if draft.keeps:
-            draft.work[places] = values
-        out.fill(0)
-        out[places] = added
+            lowrank.product(p[name], q[name], matrix, np.subtract)
+        lowrank.product(p[name], sums[name], results[name])
+    for span, total in zip(vectors, added[len(matrices) :], strict=True):
+        out[span] = total
+        if draft.keeps:
+            draft.work[span] = 0
+    if divisor != 1:
+        out /= np.float32(divisor)
+    return {name: lowrank.unit_rows(total) for name, total in sums.items()}
 
-    def _power_sgd(self) -> dict[str, Array]:
-        """Two all-reduces of thin matrices, and in the first also the tensors that are no matrices."""
-        draft, rank = self._draft, self._strategy.rank
-        matrices: dict[str, Array] = {}
-        results: dict[str, Array] = {}
-        vectors: list[Piece] = []
-        for piece in draft.pieces:
-            shape = lowrank.matrix_shape(piece.shape, rank)
-            if shape is None:
-                vectors.append(piece)
-            else:
-                matrices[piece.name] = draft.work[piece.start : piece.stop].reshape(shape)
-                results[piece.name] = self._out[piece.start : piece.stop].reshape(shape)
-        firsts = {name: lowrank.first_factor(rank, m.shape[1], name) for name, m in matrices.items()}
-        known = {piece.name: draft.compressor.factor(piece, rank) for piece in draft.pieces}
-        factors = {name: first if (last := known[name]) is None else last for name, first in firsts.items()}
-        plain = [draft.work[piece.start : piece.stop] for piece in vectors]
-        try:
-            added = self._first_factors(matrices, factors, plain)
-        except BasisError:
-            # A rank that has come later, or has loaded another state: all begin anew.
-            added = self._first_factors(matrices, firsts, plain)
-        p = {name: lowrank.orthonormal(factor) for name, factor in zip(matrices, added, strict=False)}
-        q = {name: p[name] @ matrix for name, matrix in matrices.items()}
-        sums = dict(zip(matrices, self._add_up(list(q.values())), strict=True))
-        for name, matrix in matrices.items():
-            if draft.keeps:
-                lowrank.product(p[name], q[name], matrix, subtract=True)
-            lowrank.product(p[name], sums[name], results[name])
-        for piece, total in zip(vectors, added[len(matrices) :], strict=True):
-            self._out[piece.start : piece.stop] = total
-            if draft.keeps:
-                draft.work[piece.start : piece.stop] = 0
-        if self._divisor != 1:
-            self._out /= np.float32(self._divisor)
-        return {name: lowrank.unit_rows(total) for name, total in sums.items()}
 
-    def _first_factors(
-        self, matrices: dict[str, Array], factors: dict[str, Array], plain: Sequence[Array]
-    ) -> list[Array]:
-        """The sums of the matrices times their factors, and of the `plain` arrays."""
-        basis = 0
-        for factor in factors.values():
-            basis = crc32(factor.tobytes(), basis)
-        return self._add_up([*(factors[name] @ matrix.T for name, matrix in matrices.items()), *plain], basis)
+def _first_factors(
+    exchange: Exchange, matrices: dict[str, Array], factors: dict[str, Array], plain: Sequence[Array]
+) -> list[Array]:
+    """The sums of the matrices times their factors, and of the `plain` arrays."""
+    basis = 0
+    for factor in factors.values():
+        basis = crc32(factor.tobytes(), basis)
+    return _add_up(exchange, [*(factors[name] @ matrix.T for name, matrix in matrices.items()), *plain], basis)
 
-    def _add_up(self, arrays: Sequence[Array], basis: int = 0) -> list[Array]:
-        """The sums over all ranks of some small arrays, in one go and exact but for rounding."""
-        packed = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)
-        self.exchange.reduce(packed, packed, _RAW, keep_error=False, basis=basis)
-        edges = np.cumsum([array.size for array in arrays])[:-1]
-        return [total.reshape(array.shape) for total, array in zip(np.split(packed, edges), arrays, strict=False)]
+
+def _add_up(exchange: Exchange, arrays: Sequence[Array], basis: int = 0) -> list[Array]:
+    """The sums over all ranks of some small arrays, in one go and exact but for rounding."""
+    packed = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)
+    exchange.reduce(packed, packed, _RAW, keep_error=False, basis=basis)
+    edges = np.cumsum([array.size for array in arrays])[:-1]
+    return [total.reshape(array.shape) for total, array in zip(np.split(packed, edges), arrays, strict=False)]
+
+
+_WAYS: Final = {
+    Method.QUANTIZE: _quantized,
+    Method.TOP_K: _top_k,
+    Method.RANDOM_K: _random_k,
+    Method.POWER_SGD: _power_sgd,
+}
 
 
 def reduce_scatter(
@@ -280,9 +272,8 @@ def reduce_scatter(
     compressor = compressor_of(compression)
     strategy = compressor.strategy
     if strategy.method not in (Method.NONE, Method.QUANTIZE):
-        raise InvalidArgumentError(
-            "compression", str(strategy), "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
-        )
+        why = "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
+        raise InvalidArgumentError("compression", str(strategy), why)
     view, place = as_view(x, "x"), as_view(into, "into", writable=True)
     check_floats(view, "x")
     check_floats(place, "into")
@@ -293,10 +284,8 @@ def reduce_scatter(
     factor, divisor = _scales(op, view, n)
     pieces = Piece.row([(name or "", view.shape)])
     call = _call(Compressed.REDUCE_SCATTER, compressor, view, op)
-    group.check_timeout(timeout)
 
-    def run() -> Any:
-        envelope = group.envelope(call, timeout)
+    def run(envelope: Envelope) -> Any:
         draft = compressor.draft(view, pieces, factor, group.rank)
         exchange = Exchange(group, envelope, strategy, draft)
         out = np.empty(place.flat.size, np.float32)
@@ -306,4 +295,4 @@ def reduce_scatter(
         exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
         return place.finish()
 
-    return Operation("reduce_scatter", view.flat.nbytes, run)
+    return unplanned(group, "reduce_scatter", view.flat.nbytes, call, timeout, run)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import accumulate, count, pairwise
 from math import prod
 from typing import Any, Final, Literal, NamedTuple, cast, get_args
 from zlib import crc32
@@ -19,8 +19,8 @@ import numpy as np
 
 from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.compression import encoded, lowrank
+from ringfort.compression.codec import mix
 from ringfort.compression.floats import count_nonfinite, replace_nonfinite, widen
-from ringfort.compression.noise import mix
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.errors import InvalidArgumentError, NonFiniteError
 from ringfort.transport.reducer import Array
@@ -40,12 +40,8 @@ class Piece(NamedTuple):
     @classmethod
     def row(cls, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> list[Piece]:
         """The pieces for tensors of these names and shapes, one after the other."""
-        pieces: list[Piece] = []
-        start = 0
-        for name, shape in tensors:
-            pieces.append(cls(name, shape, start, start + prod(shape)))
-            start = pieces[-1].stop
-        return pieces
+        edges = accumulate((prod(shape) for _, shape in tensors), initial=0)
+        return [cls(*tensor, *span) for tensor, span in zip(tensors, pairwise(edges), strict=True)]
 
 
 @dataclass
@@ -94,9 +90,8 @@ class GradientCompressor:
         self.strategy = CompressionStrategy.parse(strategy)
         self.error_feedback = error_feedback
         if on_nonfinite not in get_args(OnNonfinite):
-            raise InvalidArgumentError(
-                "on_nonfinite", on_nonfinite, f"must be one of: {', '.join(get_args(OnNonfinite))}"
-            )
+            why = f"must be one of: {', '.join(get_args(OnNonfinite))}"
+            raise InvalidArgumentError("on_nonfinite", on_nonfinite, why)
         self.on_nonfinite: OnNonfinite = on_nonfinite
         self.seed = seed
         self._kept: dict[str, Kept] = {}
@@ -249,9 +244,8 @@ class Draft:
 def check_floats(view: ArrayView, name: str) -> None:
     """Raise `InvalidArgumentError` unless the elements are real floats."""
     if view.kind.kind != "f":
-        raise InvalidArgumentError(
-            f"{name}.dtype", view.kind.name, "only float16, bfloat16, float32 and float64 can be compressed"
-        )
+        why = "only float16, bfloat16, float32 and float64 can be compressed"
+        raise InvalidArgumentError(f"{name}.dtype", view.kind.name, why)
 
 
 def _load(name: object, entry: Mapping[str, Any]) -> Kept:
@@ -259,7 +253,6 @@ def _load(name: object, entry: Mapping[str, Any]) -> Kept:
     residual = np.array(entry["residual"], np.float32).reshape(-1)
     factor = None if entry["factor"] is None else np.array(entry["factor"], np.float32)
     if residual.size not in (0, prod(shape)) or count_nonfinite(residual):
-        raise InvalidArgumentError(
-            "state", str(name), f"a residual of {residual.size} elements does not fit the shape {shape}"
-        )
+        why = f"a residual of {residual.size} elements does not fit the shape {shape}"
+        raise InvalidArgumentError("state", str(name), why)
     return Kept(shape, cast("Array", residual), int(entry["step"]), factor)

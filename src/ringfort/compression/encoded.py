@@ -43,13 +43,6 @@ class Head(NamedTuple):
     basis: int = 0
     """In a collective: a digest of the state that all ranks must share for their messages to be added."""
 
-    @classmethod
-    def of(
-        cls, strategy: CompressionStrategy, elements: int, *, rows: int = 0, nonfinite: int = 0, basis: int = 0
-    ) -> Head:
-        """The header of a message that `strategy` encodes."""
-        return cls(strategy.method, strategy.values, elements, strategy.rank, rows, nonfinite, basis)
-
     def write(self, into: Array) -> None:
         """Write the header to the beginning of `into`."""
         method, values, elements, rank, *rest = self
@@ -95,7 +88,7 @@ def write(
         if dims is not None:
             first = lowrank.first_factor(strategy.rank, dims[1], "") if factor is None else factor
             low, rows = LowRank(*dims, first), dims[0]
-    head = Head.of(strategy, flat.size, rows=rows)
+    head = Head(strategy.method, strategy.values, flat.size, strategy.rank, rows)
     codec = low or _codec(head)
     data = np.empty(SIZE + codec.nbytes(flat.size), np.uint8)
     head.write(data)

@@ -13,6 +13,7 @@ ranks end with the same bits.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,10 +22,9 @@ from ringfort.backends.group import Group
 from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.steps import PartMemory, run_ring
-from ringfort.compression.codec import ChunkCodec, Codec
+from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
-from ringfort.compression.noise import CHUNK, mix
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.errors import NonFiniteError
@@ -47,14 +47,17 @@ class BasisError(Exception):
     """The ranks' messages cannot be added: what they rest on differs. Every rank raises it."""
 
 
+@dataclass
 class Exchange:
     """One collective under way: its messages, and what they cost."""
 
-    def __init__(self, group: Group, envelope: Envelope, strategy: CompressionStrategy, draft: Draft) -> None:
-        self._group, self._envelope, self._strategy, self._draft = group, envelope, strategy, draft
-        self.sent = 0
-        """Bytes that left this rank."""
-        self.codec_seconds = 0.0
+    group: Group
+    envelope: Envelope
+    strategy: CompressionStrategy
+    draft: Draft
+    sent: int = 0
+    """Bytes that left this rank."""
+    codec_seconds: float = 0.0
 
     def reduce(
         self, work: Array, out: Array, codec: ChunkCodec, *, keep_error: bool, divisor: int = 1, basis: int = 0
@@ -64,7 +67,7 @@ class Exchange:
 
         Raises `NonFiniteError` and `BasisError` at every rank, if at any.
         """
-        rank, n, seed = self._group.rank, self._group.world_size, self._draft.seed
+        rank, n, seed = self.group.rank, self.group.world_size, self.draft.seed
         parts = algorithms.split(work.size, n)
         longest = parts[0][1] - parts[0][0]
         segment = min(segment_of(codec), max(longest, 1))
@@ -95,7 +98,7 @@ class Exchange:
         """The draft has a part for each rank; `out` becomes the sum of this rank's parts, divided by `divisor`. With
         error feedback, the draft becomes what the owners have not got; zero in this rank's own part, of which nothing
         is lost."""
-        rank, n, draft = self._group.rank, self._group.world_size, self._draft
+        rank, n, draft = self.group.rank, self.group.world_size, self.draft
         size = draft.work.size // n
         spans = [(part * size, (part + 1) * size) for part in range(n)]
         own = slice(*spans[rank])
@@ -108,29 +111,27 @@ class Exchange:
 
     def gather(self, codec: TopK) -> list[Array]:
         """The draft of every rank as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
-        rank, n, draft = self._group.rank, self._group.world_size, self._draft
+        rank, n, draft = self.group.rank, self.group.world_size, self.draft
         head = self._head(draft.work.size, rows=codec.k)
         size = SIZE + codec.nbytes(draft.work.size)
         messages = np.empty((n, size), np.uint8)
         self._encode(draft.work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)
         self._round(messages, [size] * n)
-        found: dict[int, int] = {}
-        for peer in range(n):
-            there = Head.read(messages[peer])
+        heads = [Head.read(message) for message in messages]
+        for peer, there in enumerate(heads):
             there.check(head, peer)
-            if there.nonfinite:
-                found[peer] = there.nonfinite
+        found = {peer: there.nonfinite for peer, there in enumerate(heads) if there.nonfinite}
         if found:
-            raise NonFiniteError(self._draft.name, found)
+            raise NonFiniteError(draft.name, found)
         return [message[SIZE:] for message in messages]
 
     def report(self, metrics: DistributedMetrics | None, nbytes: int) -> None:
         """Count the collective, which would have sent `nbytes` without compression."""
-        draft = self._draft
+        draft = self.draft
         if metrics is not None:
             residual = float(np.sqrt(np.dot(draft.work, draft.work))) if draft.keeps else 0.0
             metrics.record_compression(
-                str(self._strategy),
+                str(self.strategy),
                 nbytes=nbytes,
                 sent=self.sent,
                 codec_seconds=self.codec_seconds,
@@ -139,21 +140,14 @@ class Exchange:
             )
 
     def _head(self, elements: int, *, rows: int = 0, basis: int = 0) -> Head:
-        return Head.of(self._strategy, elements, rows=rows, nonfinite=self._draft.refused, basis=basis)
+        how = self.strategy
+        return Head(how.method, how.values, elements, how.rank, rows, self.draft.refused, basis)
 
     def _reduce(
-        self,
-        work: Array,
-        spans: list[Span],
-        added: Array,
-        codec: ChunkCodec,
-        head: Head,
-        seed: int,
-        *,
-        keep_error: bool,
+        self, work: Array, spans: list[Span], added: Array, codec: ChunkCodec, head: Head, seed: int, keep_error: bool
     ) -> None:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
-        rank, n = self._group.rank, self._group.world_size
+        rank, n = self.group.rank, self.group.world_size
         most = max(b - a for a, b in spans)
         outgoing, incoming = np.empty((2, SIZE + codec.nbytes(most)), np.uint8)
         found = {rank: head.nonfinite} if head.nonfinite else {}
@@ -164,7 +158,7 @@ class Exchange:
             arriving = incoming[: SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=stop - start)
             self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
-            self._group.exchange(message, dst, arriving, src, self._envelope)
+            self.group.exchange(message, dst, arriving, src, self.envelope)
             self.sent += message.size
             there = Head.read(arriving)
             there.check(head._replace(elements=added.size), src)
@@ -175,16 +169,16 @@ class Exchange:
                 self._decode(arriving, added, codec, add=True)
         # All ranks hear of all others in each of these rounds, so all stop here, at the first.
         if found:
-            raise NonFiniteError(self._draft.name, found)
+            raise NonFiniteError(self.draft.name, found)
         if not same:
             raise BasisError
 
     def _round(self, rows: Array, sizes: list[int]) -> None:
         """Each rank's row to every rank, round the ring."""
-        group = self._group
+        group = self.group
         steps = algorithms.ring_all_gather(group.rank, group.world_size, group.ring)
         memory = PartMemory([row[:size] for row, size in zip(rows, sizes, strict=True)], (0, rows.shape[1]))
-        run_ring(group, steps, memory, self._envelope)
+        run_ring(group, steps, memory, self.envelope)
         self.sent += sum(sizes[step.out[0]] for step in steps if step.out is not None)
 
     def _encode(self, values: Array, message: Array, codec: Codec, head: Head, seed: int, *, keep_error: bool) -> None:

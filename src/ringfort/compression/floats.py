@@ -8,7 +8,7 @@ import numpy as np
 
 from ringfort.collectives import float16
 from ringfort.collectives.arrays import ArrayView
-from ringfort.compression.noise import CHUNK
+from ringfort.compression.codec import CHUNK
 from ringfort.transport.reducer import Array
 
 _BLOCK: Final = float16.BLOCK

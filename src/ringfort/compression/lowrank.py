@@ -58,8 +58,8 @@ def unit_rows(factor: Array) -> Array:
     return wide.astype(np.float32)
 
 
-def product(p: Array, q: Array, out: Array, *, subtract: bool = False, add: bool = False) -> None:
-    """Compute `out = pᵀ q`, or subtract or add it; the same bits on any processor."""
+def product(p: Array, q: Array, out: Array, combine: np.ufunc | None = None) -> None:
+    """Compute `out = pᵀ q`, or with `combine` `out = combine(out, pᵀ q)`; the same bits on any processor."""
     columns = q.shape[1]
     step = max(1, _ROOM // max(columns, 1))
     total, one = np.empty((2, step, columns), np.float32)
@@ -70,12 +70,10 @@ def product(p: Array, q: Array, out: Array, *, subtract: bool = False, add: bool
         for row in range(1, len(p)):
             np.multiply(p[row, start : start + step, None], q[row], out=one[:height])
             total[:height] += one[:height]
-        if subtract:
-            into -= total[:height]
-        elif add:
-            into += total[:height]
-        else:
+        if combine is None:
             into[...] = total[:height]
+        else:
+            combine(into, total[:height], out=into)
 
 
 class LowRank(Codec):
@@ -95,11 +93,11 @@ class LowRank(Codec):
         self._cut(out)[1][...] = q
         self.factor = unit_rows(q)
         if keep_error:
-            product(p, q, matrix, subtract=True)
+            product(p, q, matrix, np.subtract)
 
     def decode(self, data: Array, out: Array, *, add: bool = False) -> None:
         self.check_size(data, out.size)
-        product(*self._cut(data), out.reshape(self._rows, self._columns), add=add)
+        product(*self._cut(data), out.reshape(self._rows, self._columns), np.add if add else None)
 
     def _cut(self, data: Array) -> tuple[Array, Array]:
         rank, numbers = len(self.factor), data.view(np.float32)

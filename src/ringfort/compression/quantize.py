@@ -14,13 +14,12 @@ Blocks whose largest magnitude is below 1e-36 are sent as zeros: their scale wou
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 import numpy as np
 
-from ringfort.compression.codec import ChunkCodec, scratch
-from ringfort.compression.noise import rounding_noise
+from ringfort.collectives.float16 import round_bits
+from ringfort.compression.codec import ChunkCodec, rounding_noise, scratch
 from ringfort.compression.strategy import QuantizationType
 from ringfort.transport.reducer import Array
 
@@ -59,14 +58,11 @@ class Half(ChunkCodec):
         np.clip(x, -self._TOP, self._TOP, out=y)
         np.multiply(y, self._DOWN, out=y)
         bits = y.view(np.uint32)
-        np.right_shift(bits, 13, out=odd)
-        np.bitwise_and(odd, 1, out=odd)
-        np.add(bits, odd, out=bits)
-        np.add(bits, 0xFFF, out=bits)
-        np.right_shift(bits, 16, out=odd)
-        np.bitwise_and(odd, 0x8000, out=odd)  # the sign
-        np.right_shift(bits, 13, out=bits)
-        np.bitwise_or(bits, odd, out=bits)
+        round_bits(bits, 13, odd)
+        sign = np.right_shift(bits, 16, out=odd)
+        sign &= 0x8000
+        bits >>= 13
+        bits |= sign
         np.copyto(out.view(np.uint16), bits, casting="unsafe")  # the shifted sign is above these 16 bits
         if decoded is not None:
             self.decode_chunk(out, decoded)
@@ -91,11 +87,8 @@ class Brain(ChunkCodec):
         y, odd = scratch("work")[: x.size], scratch("bits", np.uint32)[: x.size]
         np.clip(x, -self._TOP, self._TOP, out=y)
         bits = y.view(np.uint32)
-        np.right_shift(bits, 16, out=odd)
-        np.bitwise_and(odd, 1, out=odd)
-        np.add(bits, odd, out=bits)
-        np.add(bits, 0x7FFF, out=bits)
-        np.right_shift(bits, 16, out=bits)
+        round_bits(bits, 16, odd)
+        bits >>= 16
         np.copyto(out.view(np.uint16), bits, casting="unsafe")
         if decoded is not None:
             np.left_shift(bits, 16, out=decoded.view(np.uint32))
@@ -135,12 +128,9 @@ class _Scaled(ChunkCodec):
 
     def _times(self, levels: Array, scales: Array, out: Array) -> None:
         """`out = levels * scale of the block`, computed in the same way by sender and receivers."""
-        whole = out.size // self.block * self.block
-        rows = whole // self.block
-        if whole:
-            np.multiply(
-                levels[:whole].reshape(rows, self.block), scales[:rows], out=out[:whole].reshape(rows, self.block)
-            )
+        rows = out.size // self.block
+        whole, shape = rows * self.block, (rows, self.block)
+        np.multiply(levels[:whole].reshape(shape), scales[:rows], out=out[:whole].reshape(shape))
         if whole < out.size:
             np.multiply(levels[whole : out.size], scales[rows, 0], out=out[whole:])
 
@@ -240,15 +230,13 @@ class Signs(_Scaled):
         self._times(levels, scales, out)
 
 
-@cache
-def codec_of(kind: QuantizationType) -> ChunkCodec:
-    """The codec for `kind`."""
-    makers = {
-        QuantizationType.FP32: Whole,
-        QuantizationType.FP16: Half,
-        QuantizationType.BF16: Brain,
-        QuantizationType.INT8: lambda: Integers(127, 512),
-        QuantizationType.INT4: lambda: Integers(7, 128),
-        QuantizationType.ONE_BIT: Signs,
-    }
-    return makers[kind]()
+_CODECS: Final[dict[QuantizationType, ChunkCodec]] = {
+    QuantizationType.FP32: Whole(),
+    QuantizationType.FP16: Half(),
+    QuantizationType.BF16: Brain(),
+    QuantizationType.INT8: Integers(127, 512),
+    QuantizationType.INT4: Integers(7, 128),
+    QuantizationType.ONE_BIT: Signs(),
+}
+codec_of: Final = _CODECS.__getitem__
+"""The codec for a type."""

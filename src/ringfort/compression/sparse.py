@@ -11,8 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ringfort.compression.codec import ChunkCodec, Codec, scratch
-from ringfort.compression.noise import CHUNK, mix
+from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix, scratch
 from ringfort.errors import InvalidArgumentError, ProtocolError
 from ringfort.transport.reducer import Array
 

@@ -24,7 +24,6 @@ class Credentials:
     @classmethod
     def load(cls, environment: Environment | None = None) -> Credentials:
         """Load the credentials of this user, or create them. Raises `IdentityError` with the command that fixes it."""
-        environment = Environment.from_mapping() if environment is None else environment
         namespace = current_namespace(environment)
         return cls(NodeIdentity.load_or_generate(), namespace)
 

@@ -49,7 +49,7 @@ def read(path: Path) -> bytes | None:
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise IdentityError(path, "is not a file", f"mv {_quoted(path)} {_quoted(f'{path}.old')}")
+                raise IdentityError(path, "is not a file", f"mv {quoted(path)} {quoted(f'{path}.old')}")
             _check_private(path, status, "600")
             check_folder(path.parent)
             return os.read(handle, MAX_BYTES)
@@ -137,7 +137,7 @@ def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
         raise IdentityError(
             path,
             f"belongs to another user ({_user(status.st_uid)})",
-            f"chown root {_quoted(path)} (or run as that user)" if is_root else _OWN_HOME,
+            f"chown root {quoted(path)} (or run as that user)" if is_root else _OWN_HOME,
         )
     if stat.S_IMODE(status.st_mode) & _OTHERS:
         kind = "folder" if stat.S_ISDIR(status.st_mode) else "secret"
@@ -146,7 +146,7 @@ def _check_private(path: Path, status: os.stat_result, mode: str) -> None:
         raise IdentityError(
             path,
             f"other users can access this {kind} (mode {stat.S_IMODE(status.st_mode):04o})",
-            "keep the key in a folder of your own" if shared else f"chmod {mode} {_quoted(path)}",
+            "keep the key in a folder of your own" if shared else f"chmod {mode} {quoted(path)}",
         )
 
 
@@ -166,18 +166,18 @@ def _advice(exc: OSError, path: Path) -> tuple[str, str]:
     folder = _existing(path.parent)
     match exc.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return "the disk is full", f"free some space (df -h {_quoted(folder)})"
+            return "the disk is full", f"free some space (df -h {quoted(folder)})"
         case errno.ENOTDIR | errno.EEXIST:
             in_the_way = path if _status(path) else folder
-            return f"{in_the_way} is not a folder", f"mv {_quoted(in_the_way)} {_quoted(f'{in_the_way}.old')}"
+            return f"{in_the_way} is not a folder", f"mv {quoted(in_the_way)} {quoted(f'{in_the_way}.old')}"
         case errno.EACCES | errno.EPERM if _is_ours_but_lacks(folder, stat.S_IRWXU):
-            return f"the folder {folder} is not writable", f"chmod u+rwx {_quoted(folder)}"
+            return f"the folder {folder} is not writable", f"chmod u+rwx {quoted(folder)}"
         case errno.EACCES | errno.EPERM if _is_ours_but_lacks(path, stat.S_IRUSR):
-            return "is not readable", f"chmod 600 {_quoted(path)}"
+            return "is not readable", f"chmod 600 {quoted(path)}"
         case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTSUP | errno.ENOSYS:
             return "this user cannot create files there", _OWN_HOME
         case _:
-            return exc.strerror or "cannot be used", f"ls -ld {_quoted(path)}"
+            return exc.strerror or "cannot be used", f"ls -ld {quoted(path)}"
 
 
 def _user(number: int) -> str:
@@ -207,5 +207,6 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _quoted(path: Path | str) -> str:
+def quoted(path: Path | str) -> str:
+    """Return `path` as it is typed in a shell."""
     return shlex.quote(str(path))

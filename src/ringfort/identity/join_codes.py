@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ringfort.errors import InvalidArgumentError, InvalidKeyError, JoinCodeError
+from ringfort.errors import InvalidArgumentError, JoinCodeError
 from ringfort.identity import base32, typos
 
 SECRET_BYTES: Final = 32
@@ -30,10 +30,7 @@ def check_name(name: str) -> str:
 
 
 def encode(name: str, secret: bytes) -> str:
-    """Return the join code. Raises `InvalidArgumentError` and `InvalidKeyError` for an invalid name or secret."""
-    check_name(name)
-    if len(secret) != SECRET_BYTES:
-        raise InvalidKeyError("secret", f"must have {SECRET_BYTES} bytes, not {len(secret)}")
+    """Return the join code of a valid name and secret (`NetworkNamespace` checks both)."""
     symbols = [typos.VERSION, len(name) - 1, *base32.to_symbols(secret)]
     text = base32.to_text([*symbols, *base32.checksum(name, symbols)])
     return f"{typos.PREFIX}-{name}-{base32.grouped(text, typos.GROUP)}"

@@ -1,9 +1,10 @@
-"""The identity of a node: one Ed25519 key, in a file that only its owner can read."""
+"""The identity of a node: one Ed25519 key, in a file that only its owner can read; and the short ids of such keys."""
 
 from __future__ import annotations
 
 import hashlib
-import shlex
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -11,12 +12,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ringfort.config import Environment
-from ringfort.errors import IdentityError
+from ringfort.errors import HandshakeError, IdentityError
 from ringfort.identity import base32, files, hosts
 
 PUBLIC_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 KEY_FILE: Final = "node_keypair"
+
+MAX_KNOWN: Final = 4096
+"""Keys to remember. Only members get here; the key that was not seen for longest is replaced."""
 
 _HEADER = "ringfort-node-key-1"
 _PEER_ID_BYTES = 10
@@ -65,7 +69,8 @@ class NodeIdentity:
         if other users can read the file, if it is damaged, or if it cannot be created.
         """
         place = key_path(Environment.from_mapping().home_folder) if path is None else Path(path).expanduser()
-        return cls(_decode(files.load_or_create(place, _new_file), place))
+        data = files.load_or_create(place, lambda: _encode(cls.ephemeral().private_bytes()))
+        return cls(_decode(data, place))
 
     @classmethod
     def ephemeral(cls) -> NodeIdentity:
@@ -114,6 +119,29 @@ class NodeIdentity:
         raise TypeError("A NodeIdentity contains a private key and cannot be pickled; load it in each process")
 
 
+class KnownKeys:
+    """Binds each short id to one public key.
+
+    Epochs and control messages name a peer by its short id, 80 bits of a hash. A second key with the same id is refused
+    for as long as the process lives.
+    """
+
+    def __init__(self, most: int = MAX_KNOWN, id_of: Callable[[bytes], str] = peer_id_of) -> None:
+        self._most, self._id_of = most, id_of
+        self._keys: dict[str, bytes] = {}
+
+    def name(self, key: bytes) -> str:
+        """Return the short id of `key`. Raises `HandshakeError` if another key has shown the same id before."""
+        name = self._id_of(key)
+        known = self._keys.pop(name, key)
+        self._keys[name] = known  # moved to the end: the last to be forgotten
+        if len(self._keys) > self._most:
+            del self._keys[next(iter(self._keys))]
+        if known != key:
+            raise HandshakeError(f"Peer id {name} belongs to another key, which was seen first")
+        return name
+
+
 _P = 2**255 - 19
 _SMALL_ORDER = frozenset(
     (
@@ -130,28 +158,21 @@ def _without_sign(public_key: bytes) -> bytes:
     return public_key[:31] + bytes([public_key[31] & 0x7F]) if len(public_key) == 32 else b""
 
 
-def _new_file() -> bytes:
-    secret = Ed25519PrivateKey.generate().private_bytes_raw()
-    return f"{_HEADER} {secret.hex()} {_digest(secret)}\n".encode("ascii")
+def _encode(secret: bytes) -> bytes:
+    # A checksum for damaged files. It reveals nothing about the secret, whose 256 bits nobody can try.
+    digest = hashlib.sha256(_HEADER.encode() + secret).hexdigest()[:8]
+    return f"{_HEADER} {secret.hex()} {digest}\n".encode("ascii")
 
 
 def _decode(data: bytes, path: Path) -> Ed25519PrivateKey:
     """Raises `IdentityError` for a damaged file. Its content is in no error, not even as a cause."""
-    try:
-        header, text, digest = data.decode("ascii").split(" ")
+    with suppress(ValueError):
+        _, text, _ = data.decode("ascii").split(" ")
         secret = bytes.fromhex(text)
-        whole = header == _HEADER and digest == f"{_digest(secret)}\n" and len(secret) == 32
-    except ValueError:
-        whole, secret = False, b""
-    if not whole:
-        raise IdentityError(
-            path,
-            "is damaged" if data else "is empty",
-            f"rm {shlex.quote(str(path))} (this machine then gets a new identity)",
-        )
-    return Ed25519PrivateKey.from_private_bytes(secret)
-
-
-def _digest(secret: bytes) -> str:
-    """A checksum for damaged files. It reveals nothing about the secret, whose 256 bits nobody can try."""
-    return hashlib.sha256(_HEADER.encode() + secret).hexdigest()[:8]
+        if data == _encode(secret):
+            return Ed25519PrivateKey.from_private_bytes(secret)
+    raise IdentityError(
+        path,
+        "is damaged" if data else "is empty",
+        f"rm {files.quoted(path)} (this machine then gets a new identity)",
+    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -38,12 +38,8 @@ MESSAGE_2_BYTES: Final = KEY_BYTES + KEY_BYTES + TAG_BYTES + TAG_BYTES
 MESSAGE_3_OVERHEAD: Final = KEY_BYTES + TAG_BYTES + TAG_BYTES
 """What the third message adds to its payload: a sealed static key and the tag of the payload."""
 
-# Sections 7.5 and 9.4. XX alone is only for the published test vectors: it proves no membership.
-_XX = (("e",), ("e", "ee", "s", "es"), ("s", "se"))
-PATTERNS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
-    "Noise_XX_25519_AESGCM_SHA256": _XX,
-    PROTOCOL_NAME: (*_XX[:2], (*_XX[2], "psk")),
-}
+PATTERN: Final = (("e",), ("e", "ee", "s", "es"), ("s", "se", "psk"))
+"""The tokens of the three messages, sections 7.5 and 9.4."""
 
 _MAX_NONCE = 2**64 - 1
 """Reserved by Noise for the rekey; no message may use it."""
@@ -69,32 +65,21 @@ def _hkdf(chaining_key: bytes, material: bytes, outputs: int) -> list[bytes]:
 
 
 class CipherState:
-    """A key and the counter of its next message. Without a key it passes data through."""
+    """A key and the counter of its next message. Keys of a handshake have a few messages each, and the first that does
+    not open ends it, so the counter neither runs out nor goes back."""
 
-    def __init__(self, key: bytes | None = None) -> None:
-        self.key = key
+    def __init__(self, key: bytes) -> None:
         self.nonce = 0
-        self._cipher = None if key is None else AESGCM(key)
+        self._cipher = AESGCM(key)
 
     def encrypt_with_ad(self, associated: bytes, plaintext: bytes) -> bytes:
-        if self._cipher is None:
-            return plaintext
         return self._cipher.encrypt(self._next_nonce(), plaintext, associated)
 
     def decrypt_with_ad(self, associated: bytes, ciphertext: bytes) -> bytes:
-        """Raises `InvalidTag`; the counter then stays, as section 5.1 has it."""
-        if self._cipher is None:
-            return ciphertext
-        nonce = self._next_nonce()
-        try:
-            return self._cipher.decrypt(nonce, ciphertext, associated)
-        except InvalidTag:
-            self.nonce -= 1
-            raise
+        """Raises `InvalidTag`."""
+        return self._cipher.decrypt(self._next_nonce(), ciphertext, associated)
 
     def _next_nonce(self) -> bytes:
-        if self.nonce >= _MAX_NONCE:
-            raise ValueError("The counter of this key has run out")
         self.nonce += 1
         return nonce_bytes(self.nonce - 1)
 
@@ -102,11 +87,12 @@ class CipherState:
 class SymmetricState:
     """The chaining key, the hash of all messages, and the cipher derived from them."""
 
-    def __init__(self, protocol: str) -> None:
-        name = protocol.encode()
-        self.hash = name.ljust(32, b"\0") if len(name) <= 32 else hashlib.sha256(name).digest()
-        self.chaining_key = self.hash
-        self.cipher = CipherState()
+    cipher: CipherState
+    """There is one from the first token on: with a pre-shared key, a public ephemeral key is mixed in as a key."""
+
+    def __init__(self) -> None:
+        # The name is as long as a hash; section 5.2 would hash a longer one.
+        self.chaining_key = self.hash = PROTOCOL_NAME.encode()
 
     def mix_key(self, material: bytes) -> None:
         self.chaining_key, key = _hkdf(self.chaining_key, material, 2)
@@ -136,39 +122,36 @@ class SymmetricState:
         return first, second
 
 
+@dataclass(kw_only=True, eq=False, repr=False)  # no repr: it would show the secrets
 class HandshakeState:
-    """One side of a handshake of the patterns above. Raises `InvalidTag` and `ValueError`; does not check the turns."""
+    """One side of a handshake. Raises `InvalidTag` and `ValueError`, and `InvalidKeyError` for a `psk` of the wrong
+    length; does not check the turns."""
 
-    def __init__(
-        self,
-        protocol: str,
-        *,
-        initiator: bool,
-        static: X25519PrivateKey,
-        psk: bytes = b"",
-        prologue: bytes,
-        ephemeral: X25519PrivateKey | None = None,
-    ) -> None:
-        self.initiator = initiator
-        self.pending = list(PATTERNS[protocol])
-        self.symmetric = SymmetricState(protocol)
+    initiator: bool
+    static: X25519PrivateKey
+    psk: bytes
+    prologue: InitVar[bytes]
+    ephemeral: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+    """New for every handshake, which makes recorded traffic useless to anyone who steals a key later. Only tests with
+    known bytes pass one."""
+
+    def __post_init__(self, prologue: bytes) -> None:
+        if len(self.psk) != KEY_BYTES:
+            raise InvalidKeyError("psk", f"must have {KEY_BYTES} bytes, not {len(self.psk)}")
+        self.pending = list(PATTERN)
+        self.symmetric = SymmetricState()
         self.symmetric.mix_hash(prologue)
-        self._static = static
-        # New for every handshake: this makes recorded traffic useless to anyone who steals a key later.
-        self._ephemeral = ephemeral or X25519PrivateKey.generate()
-        self._psk = psk
-        self.remote_static = b""
-        self._remote_ephemeral = b""
+        self._remote_static = self._remote_ephemeral = b""
 
     def write_message(self, payload: bytes) -> bytes:
         message = b""
         for token in self.pending.pop(0):
             if token == "e":
-                public = self._ephemeral.public_key().public_bytes_raw()
+                public = self.ephemeral.public_key().public_bytes_raw()
                 self._mix_ephemeral(public)
                 message += public
             elif token == "s":
-                message += self.symmetric.encrypt_and_hash(self._static.public_key().public_bytes_raw())
+                message += self.symmetric.encrypt_and_hash(self.static.public_key().public_bytes_raw())
             else:
                 self._mix_token(token)
         return message + self.symmetric.encrypt_and_hash(payload)
@@ -179,26 +162,24 @@ class HandshakeState:
                 self._remote_ephemeral, message = _cut(message, KEY_BYTES)
                 self._mix_ephemeral(self._remote_ephemeral)
             elif token == "s":
-                # In both patterns there is a key by now, so the static key is sealed.
                 sealed, message = _cut(message, KEY_BYTES + TAG_BYTES)
-                self.remote_static = self.symmetric.decrypt_and_hash(sealed)
+                self._remote_static = self.symmetric.decrypt_and_hash(sealed)
             else:
                 self._mix_token(token)
         return self.symmetric.decrypt_and_hash(message)
 
     def _mix_ephemeral(self, public: bytes) -> None:
         self.symmetric.mix_hash(public)
-        if self._psk:  # section 9.2: keys derived from the pre-shared key are never the same twice
-            self.symmetric.mix_key(public)
+        self.symmetric.mix_key(public)  # section 9.2: keys derived from the pre-shared key are never the same twice
 
     def _mix_token(self, token: str) -> None:
         """Mix in a key agreement, named by the two keys (the initiator's first), or the pre-shared key."""
         if token == "psk":
-            self.symmetric.mix_key_and_hash(self._psk)
+            self.symmetric.mix_key_and_hash(self.psk)
             return
         ours, theirs = token if self.initiator else token[::-1]
-        private = self._ephemeral if ours == "e" else self._static
-        public = self._remote_ephemeral if theirs == "e" else self.remote_static
+        private = self.ephemeral if ours == "e" else self.static
+        public = self._remote_ephemeral if theirs == "e" else self._remote_static
         # Raises ValueError for points of low order, which make the result zero whatever our key is.
         self.symmetric.mix_key(private.exchange(X25519PublicKey.from_public_bytes(public)))
 
@@ -209,62 +190,47 @@ def _cut(message: bytes, size: int) -> tuple[bytes, bytes]:
     return message[:size], message[size:]
 
 
-class NoiseHandshake:
+class NoiseHandshake(HandshakeState):
     """One side of one handshake: three messages, of which the initiator writes the first and the third.
 
     Only the third may have a payload: before it the pre-shared key is not used, so a stranger could read or write it.
     Every error is a `HandshakeError`, and ends the handshake.
     """
 
-    def __init__(
-        self,
-        *,
-        initiator: bool,
-        static: X25519PrivateKey,
-        psk: bytes,
-        prologue: bytes,
-        ephemeral: X25519PrivateKey | None = None,
-    ) -> None:
-        """`ephemeral` is for tests with known bytes. Raises `InvalidKeyError` for a `psk` of the wrong length."""
-        if len(psk) != KEY_BYTES:
-            raise InvalidKeyError("psk", f"must have {KEY_BYTES} bytes, not {len(psk)}")
-        self._state = HandshakeState(
-            PROTOCOL_NAME, initiator=initiator, static=static, psk=psk, prologue=prologue, ephemeral=ephemeral
-        )
-        self._initiator = initiator
-        self._done = 0
-        self._failed = False
-        self._binding: bytes | None = None
+    _failed = False
+    _binding = b""
 
     def write(self, payload: bytes = b"") -> bytes:
         """Return the next message. Raises `HandshakeError` out of turn, or for a payload that is not allowed."""
-        self._begin(writing=True)
-        if payload and self._done < 2:
+        number = self._begin(writing=True)
+        if payload and number < 3:
             raise self._fail("Only the third message may have a payload")
         if len(payload) > MAX_MESSAGE_BYTES - MESSAGE_3_OVERHEAD:
             raise self._fail(f"A payload of {len(payload)} bytes does not fit in a message")
         try:
-            message = self._state.write_message(bytes(payload))
-        except (InvalidTag, ValueError) as exc:
+            message = self.write_message(bytes(payload))
+        except ValueError as exc:
             raise self._fail("The key of the other side is invalid") from exc
-        self._end()
+        if number == 2:
+            self._binding = self.symmetric.hash
         return message
 
     def read(self, message: bytes) -> bytes:
         """Return the payload of the other side's message. Raises `HandshakeError` for any other bytes."""
-        self._begin(writing=False)
-        expected = (MESSAGE_1_BYTES, MESSAGE_2_BYTES, None)[self._done]
-        if (expected is not None and len(message) != expected) or len(message) > MAX_MESSAGE_BYTES:
-            raise self._fail(f"Invalid message {self._done + 1}: {len(message)} bytes")
+        number = self._begin(writing=False)
+        expected = (MESSAGE_1_BYTES, MESSAGE_2_BYTES, len(message))[number - 1]
+        if len(message) != expected or len(message) > MAX_MESSAGE_BYTES:
+            raise self._fail(f"Invalid message {number}: {len(message)} bytes")
         try:
-            payload = self._state.read_message(bytes(message))
+            payload = self.read_message(bytes(message))
         except InvalidTag as exc:
             raise self._fail(
                 "The other side does not know the secret of this cluster, or the message was changed on its way"
             ) from exc
         except ValueError as exc:
-            raise self._fail(f"Invalid message {self._done + 1}: {exc}") from exc
-        self._end()
+            raise self._fail(f"Invalid message {number}: {exc}") from exc
+        if number == 2:
+            self._binding = self.symmetric.hash
         return payload
 
     @property
@@ -273,14 +239,14 @@ class NoiseHandshake:
 
         For the initiator the proof comes one step later: with the first record that opens under `keys`.
         """
-        return self._done == 3 and not self._failed
+        return not self.pending and not self._failed
 
     @property
     def remote_static(self) -> bytes:
         """The Noise key of the other side. Raises `HandshakeError` before the message that contains it."""
-        if self._failed or not self._state.remote_static:
+        if self._failed or not self._remote_static:
             raise HandshakeError("The key of the other side is not known yet")
-        return self._state.remote_static
+        return self._remote_static
 
     @property
     def binding(self) -> bytes:
@@ -288,37 +254,26 @@ class NoiseHandshake:
 
         It covers the prologue, both ephemeral keys and the responder's static key; a proof adds its signer's own.
         """
-        if self._failed or self._binding is None:
+        if self._failed or not self._binding:
             raise HandshakeError("The handshake has not reached its third message")
         return self._binding
 
-    @property
-    def handshake_hash(self) -> bytes:
-        """The hash of the whole handshake: equal on both sides if and only if both saw the same messages."""
-        self._check_finished()
-        return self._state.symmetric.hash
-
     def keys(self) -> tuple[bytes, bytes]:
         """Return the keys to send and to receive with. Raises `HandshakeError` before the end."""
-        self._check_finished()
-        first, second = self._state.symmetric.split()
-        return (first, second) if self._initiator else (second, first)
+        if not self.is_finished:
+            raise HandshakeError("The handshake is not finished")
+        first, second = self.symmetric.split()
+        return (first, second) if self.initiator else (second, first)
 
-    def _begin(self, *, writing: bool) -> None:
-        if self._failed or self._done == 3:
+    def _begin(self, *, writing: bool) -> int:
+        """Return the number of the next message."""
+        if self._failed or not self.pending:
             raise self._fail("The handshake is over")
-        if writing is not (self._initiator is (self._done % 2 == 0)):
-            raise self._fail(f"Message {self._done + 1} must be written by {'the other' if writing else 'this'} side")
-
-    def _end(self) -> None:
-        self._done += 1
-        if self._done == 2:
-            self._binding = self._state.symmetric.hash
+        number = len(PATTERN) - len(self.pending) + 1
+        if writing is not (self.initiator is (number != 2)):
+            raise self._fail(f"Message {number} must be written by {'the other' if writing else 'this'} side")
+        return number
 
     def _fail(self, why: str) -> HandshakeError:
         self._failed = True
         return HandshakeError(why)
-
-    def _check_finished(self) -> None:
-        if not self.is_finished:
-            raise HandshakeError("The handshake is not finished")

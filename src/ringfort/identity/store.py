@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -130,7 +129,7 @@ def _encode(namespace: NetworkNamespace) -> bytes:
 
 def _decode(data: bytes, name: str, path: Path) -> NetworkNamespace:
     """Raises `IdentityError` for a damaged file. Its content is in no error, not even as a cause."""
-    mend = f"rm {shlex.quote(str(path))}, then ringfort key join with the code of another member"
+    mend = f"rm {files.quoted(path)}, then ringfort key join with the code of another member"
     try:
         found, secret = join_codes.decode(data.decode("ascii"))
     except (JoinCodeError, UnicodeDecodeError):

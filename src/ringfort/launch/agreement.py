@@ -53,8 +53,7 @@ NO_EPOCH: Final = Epoch(0, "", ())
 """Between two epochs: it has no members."""
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """Which ranks this machine has."""
 
     first_rank: int
@@ -74,23 +73,20 @@ class Assignment:
         return cls(epoch.first_rank(peer), slots, epoch.world_size, index, len(epoch.members), place, restarts)
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Send `message` to `peer`, or to all members."""
 
     message: LauncherMessage
     peer: str | None = None
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Keep newcomers out, or let them in again."""
 
     holding: bool
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Start the ranks."""
 
     assignment: Assignment
@@ -98,15 +94,13 @@ class Start:
     """In what the machines differ."""
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """The attempt has failed: stop the ranks."""
 
     failure: Failure
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """All machines are done."""
 
 

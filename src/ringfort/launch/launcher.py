@@ -242,7 +242,7 @@ class _Launcher:
         if not agreement.has_started and not agreement.attempt:
             agreement.failures.append(failure)  # the other machines continue to wait
         elif any(failure.is_final for failure in agreement.failures):
-            self._ranks.kill()
+            self._ranks.children.signal(signal.SIGKILL)
         else:
             # Python ignores SIGPIPE, so it would not end the ranks.
             self._ranks.stop(signal.SIGTERM if signum == signal.SIGPIPE else signum)

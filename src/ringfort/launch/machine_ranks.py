@@ -126,10 +126,6 @@ class MachineRanks:
         self._kill_at = min(self._kill_at, time.monotonic() + STOP_SECONDS)
         self.children.signal(signum)
 
-    def kill(self) -> None:
-        """Kill all ranks at once. Call `stop` before."""
-        self.children.signal(signal.SIGKILL)
-
 
 def _marks(assignment: Assignment, local_rank: int) -> list[str]:
     """Interpreter options that tell our torch plug-in, in one rank per machine, to warn of plaintext groups

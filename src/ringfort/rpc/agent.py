@@ -240,7 +240,7 @@ class RpcAgent:
 
     def is_alive(self, dst: int | str) -> bool:
         """Return whether `dst` can be called: as far as is known it has neither died nor closed its agent."""
-        return self._network.is_open(self._rank_of(dst))
+        return self._network.peer_links[self._rank_of(dst)].is_open and self._network.closed is None
 
     def _rank_of(self, dst: int | str) -> int:
         if isinstance(dst, str):

@@ -7,7 +7,9 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from ringfort.errors import DistributedError
 from ringfort.rpc.outbound import Outbound, Outgoing
@@ -20,6 +22,7 @@ _SMALL = 16 * 1024
 """Bytes up to which a read is not part of something large."""
 
 
+@dataclass(eq=False)
 class Link:
     """One connection.
 
@@ -29,33 +32,27 @@ class Link:
     looks at the queue. So one of the two always sees the other.
     """
 
-    def __init__(
-        self,
-        peer: int,
-        sock: socket.socket,
-        stream: Stream,
-        admit: Callable[[PeerLink, Head], bool],
-        on_stuck: Callable[[Link], None],
-        pause: Callable[[], None],
-    ) -> None:
-        """`on_stuck` is called when `write` must be called once the socket takes more, or when the link has broken.
-        `pause` is called between the frames of large messages: other threads may want the interpreter."""
-        self.peer = peer
-        self.fd = sock.fileno()
+    peer: int
+    sock: socket.socket
+    stream: Stream
+    admit: Callable[[PeerLink, Head], bool]
+    on_stuck: Callable[[Link], None]
+    """Called when `write` must be called once the socket takes more, or when the link has broken."""
+    pause: Callable[[], None]
+    """Called between the frames of large messages: other threads may want the interpreter."""
+    broken: str | None = None
+    """Why nothing can be sent any more."""
+    is_led: bool = False
+    """Whether a caller reads."""
+    is_stuck: bool = False
+
+    def __post_init__(self) -> None:
+        self.fd = self.sock.fileno()
         self.reading = threading.RLock()
         """Held by the thread that reads: the agent's, or that of a caller that waits for its response."""
-        self.is_led = False
-        """Whether a caller reads."""
-        self.broken: str | None = None
-        """Why nothing can be sent any more."""
-        self.inbound = Inbound(partial(admit, self))
-        self.is_stuck = False
-        self.sock = sock
-        self._stream = stream
+        self.inbound = Inbound(partial(self.admit, self))
         self._readable = select.poll()
         self._readable.register(self.fd, select.POLLIN)
-        self._on_stuck = on_stuck
-        self._pause = pause
         self._outbound = Outbound()
         self._writing = threading.Lock()
 
@@ -94,11 +91,11 @@ class Link:
             self._write()
         except BaseException:  # Ctrl-C: the kernel may have taken bytes that `Outbound` was not told of
             self.mark_broken("this rank was interrupted while writing")
-            self._on_stuck(self)
+            self.on_stuck(self)
             raise
 
     def _write(self) -> None:
-        outbound, stream = self._outbound, self._stream
+        outbound, stream = self._outbound, self.stream
         if not self.is_open:
             outbound.drop()
             return
@@ -107,19 +104,19 @@ class Link:
             try:
                 if body:
                     outbound.wrote(stream.sendmsg((head, body)) if head else stream.send(body))
-                    self._pause()
+                    self.pause()
                 elif head:
                     outbound.wrote(stream.send(head))
                 else:
                     return
             except BlockingIOError:
                 self.is_stuck = True
-                self._on_stuck(self)
+                self.on_stuck(self)
                 return
             except OSError as exc:
                 self.mark_broken(exc.strerror or str(exc))
                 outbound.drop()
-                self._on_stuck(self)
+                self.on_stuck(self)
                 return
 
     @property
@@ -132,29 +129,29 @@ class Link:
     @property
     def has_pending(self) -> bool:
         """Whether there is something to read that poll does not know about."""
-        return self._stream.has_pending
+        return self.stream.has_pending
 
     def is_readable(self, timeout: float = 0.0) -> bool:
         """Wait until there is something to read, or the end of the connection. Return False if time is up."""
-        return self._stream.has_pending or bool(self._readable.poll(timeout * 1000 if timeout > 0 else 0))
+        return self.stream.has_pending or bool(self._readable.poll(timeout * 1000 if timeout > 0 else 0))
 
     def read(self, handle: Callable[[Event], None]) -> None:
         """Read what is there, up to a bound. Sets `broken` at the end of the connection."""
         inbound = self.inbound
         try:
             for _ in range(_READS):
-                count = self._stream.recv_into(inbound.want())
+                count = self.stream.recv_into(inbound.want())
                 if not count:
                     self.mark_broken("its connection ended")
                     return
                 inbound.took(count)
                 if count > _SMALL:
-                    self._pause()
+                    self.pause()
                 if inbound.events:
                     events, inbound.events = inbound.events, []
                     for event in events:
                         handle(event)
-                    if not self._stream.has_pending:
+                    if not self.stream.has_pending:
                         return  # usually there is no more; if there is, poll says so
         except BlockingIOError:
             return
@@ -167,7 +164,7 @@ class Link:
         """Send no more; what arrives is still read."""
         with self._writing:
             if self.is_open:
-                self._stream.shut_down()
+                self.stream.shut_down()
 
     def hang_up(self) -> None:
         """End the connection, which wakes the thread that reads. What has arrived can still be read."""
@@ -181,21 +178,18 @@ class Link:
             self._outbound.drop()
         self.hang_up()
         with self.reading, self._writing:
-            self._stream.close()
+            self.stream.close()
 
 
+@dataclass(eq=False)
 class LoopbackLink:
     """The link of a rank to itself. Messages are copied as if they had been sent over a network."""
 
-    is_open = True
-
-    def __init__(
-        self, rank: int, admit: Callable[[PeerLink, Head], bool], handle: Callable[[PeerLink, Event], None]
-    ) -> None:
-        self.peer = rank
-        self.broken: str | None = None
-        self._admit = admit
-        self._handle = handle
+    peer: int
+    admit: Callable[[PeerLink, Head], bool]
+    handle: Callable[[PeerLink, Event], None]
+    is_open: ClassVar = True
+    broken: ClassVar = None
 
     def mark_broken(self, reason: str) -> None:
         raise AssertionError(f"The loopback link cannot break: {reason}")
@@ -206,15 +200,15 @@ class LoopbackLink:
             inbound.want()[: len(item)] = item
             inbound.took(len(item))
             for event in inbound.events:
-                self._handle(self, event)
+                self.handle(self, event)
             return
         item.begun = True
         kind, call, buffers, references = item.message
-        is_admitted = self._admit(self, Head(kind, call, item.message.size, tuple(references)))
+        is_admitted = self.admit(self, Head(kind, call, item.message.size, tuple(references)))
         copies = [memoryview(bytearray(data)) for data in buffers] if is_admitted else []
         item.finish()
         if is_admitted:
-            self._handle(self, Message(kind, call, copies, references))
+            self.handle(self, Message(kind, call, copies, references))
 
 
 PeerLink = Link | LoopbackLink

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringfort.rpc.calls import RpcFuture
@@ -25,7 +26,6 @@ from ringfort.rpc.protocol import Event, Head, pack_goodbye
 from ringfort.rpc.setup import Formed
 from ringfort.transport import locks, tcp
 from ringfort.transport.forks import FORKED, keep_from_children
-from ringfort.transport.locks import is_mine
 from ringfort.transport.progress import LONGEST, Spin
 
 _log = logging.getLogger(__name__)
@@ -41,38 +41,40 @@ _PAUSE = 1e-6
 """Seconds to sleep; a system makes it 50 microseconds at least, which is what another thread needs."""
 
 
+@dataclass(eq=False)
 class Network:
     """A link to each rank, and the thread that reads them all. The thread sleeps until a link can be read or written, a
-    deadline passes, or another thread wakes it."""
+    deadline passes, or another thread wakes it.
 
-    def __init__(
-        self,
-        rank: int,
-        formed: Formed,
-        *,
-        admit: Callable[[PeerLink, Head], bool],
-        on_event: Callable[[PeerLink, Event], None],
-        on_lost: Callable[[int], None],
-        expire: Callable[[float], float],
-        is_running: Callable[[], bool],
-    ) -> None:
-        """The callbacks run in the agent's thread or in that of a caller that leads, `on_lost` and `expire` in the
-        agent's alone. No callback runs before `start`. `expire(now)` ends what is due and returns when to call it next;
-        `is_running` says whether functions are running at the moment."""
-        self.closed: str | None = None
-        """Why nothing can be sent any more, once the agent closes."""
-        self.lost: dict[int, str] = {}
-        """The ranks that have closed their agent or are lost, and why."""
-        self.all_lost = locks.Event()
-        self.is_over = False
+    The callbacks run in the agent's thread or in that of a caller that leads, `on_lost` and `expire` in the agent's
+    alone. No callback runs before `start`.
+    """
+
+    rank: int
+    formed: Formed
+    admit: Callable[[PeerLink, Head], bool]
+    on_event: Callable[[PeerLink, Event], None]
+    on_lost: Callable[[int], None]
+    expire: Callable[[float], float]
+    """Ends what is due at a time, and returns when to call it next."""
+    is_running: Callable[[], bool]
+    """Says whether functions are running at the moment."""
+    closed: str | None = None
+    """Why nothing can be sent any more, once the agent closes."""
+    lost: dict[int, str] = field(default_factory=dict[int, str])
+    """The ranks that have closed their agent or are lost, and why."""
+    all_lost: locks.Event = field(default_factory=locks.Event)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
         self.closing = threading.RLock()
         self.links = {
-            peer: Link(peer, connection.sock, connection.stream(), admit, self.stuck, self.pause)
-            for peer, connection in formed.connections.items()
+            peer: Link(peer, connection.sock, connection.stream(), self.admit, self.stuck, self.pause)
+            for peer, connection in self.formed.connections.items()
         }
-        self.peer_links: dict[int, PeerLink] = {rank: LoopbackLink(rank, admit, on_event), **self.links}
-        self._on_event, self._on_lost, self._expire, self._is_running = on_event, on_lost, expire, is_running
-        self._patience, self._next_look = formed.patience, 0.0
+        loopback = LoopbackLink(self.rank, self.admit, self.on_event)
+        self.peer_links: dict[int, PeerLink] = {self.rank: loopback, **self.links}
+        self._patience, self._next_look = self.formed.patience, 0.0
         self._poll: Any = getattr(select, "epoll" if _HAS_EPOLL else "poll")()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -85,7 +87,7 @@ class Network:
         self._is_awake = True  # a wake-up is on its way, or not needed
         self._sleeps_until = 0.0
         self._is_ending = False
-        self._thread = locks.Thread(self._run, name=f"ringfort-rpc-{rank}")
+        self._thread = locks.Thread(self._run, name=f"ringfort-rpc-{self.rank}")
         self._poll.register(self._wake_out.fileno(), select.POLLIN)
         keep_from_children(self)
 
@@ -101,10 +103,6 @@ class Network:
     def post(self, peer: int, item: Outgoing | bytes) -> None:
         """Send a message or a control frame to `peer`; see `PeerLink.post`."""
         self.peer_links[peer].post(item)
-
-    def is_open(self, peer: int) -> bool:
-        """Whether `peer` can be reached, as far as is known."""
-        return self.closed is None and self.peer_links[peer].is_open
 
     @property
     def is_here(self) -> bool:
@@ -134,14 +132,14 @@ class Network:
         """Between two parts of something large: let other threads have the interpreter, if any want it. Without this
         they would wait 5 ms (`sys.getswitchinterval`) again and again: a thread that gives the lock up for a system
         call has it back before another has woken."""
-        if self._is_running() or any(leader.is_sent for leader in tuple(self._leaders)):
+        if self.is_running() or any(leader.is_sent for leader in tuple(self._leaders)):
             time.sleep(_PAUSE)
 
     def lead(self, link: Link, future: RpcFuture) -> None:
         """Read `link` in this thread until `future` is done, or has to be waited for in another way."""
         if not _HAS_EPOLL:
             return
-        is_nested = is_mine(link.reading)  # in a callback of a future whose result this thread has just read
+        is_nested = locks.is_mine(link.reading)  # in a callback of a future whose result this thread has just read
         try:
             if not link.reading.acquire(blocking=False):
                 return
@@ -155,7 +153,7 @@ class Network:
         except BaseException:  # Ctrl-C, anywhere
             if not is_nested:  # otherwise the outer call does it
                 link.is_led = False
-                while is_mine(link.reading):
+                while locks.is_mine(link.reading):
                     link.reading.release()
             self._look_after(link, future)
             raise
@@ -178,7 +176,7 @@ class Network:
     def _spins(self, link: Link) -> bool:
         """Try for a moment before sleeping, as the engine does (transport/spin.py), unless other threads want to
         work."""
-        if link.is_stuck or self._is_running():
+        if link.is_stuck or self.is_running():
             return False
         until = time.monotonic() + LONGEST
         for _ in range(self._spin.budget):
@@ -284,7 +282,7 @@ class Network:
                 if link.is_open and (seconds := tcp.silence(link.sock)) >= self._patience:
                     link.mark_broken(f"its machine has not answered for {seconds:.1f} s")
                     self.stuck(link)
-        return min(self._next_look, self._expire(now))
+        return min(self._next_look, self.expire(now))
 
     def _pending(self) -> list[Link]:
         """Links with something to read that poll does not report."""
@@ -299,7 +297,7 @@ class Network:
 
     def _read(self, link: Link) -> None:
         try:
-            link.read(lambda event: self._on_event(link, event))
+            link.read(lambda event: self.on_event(link, event))
         except Exception as exc:  # a bug of ours: a message may be half read, so the link cannot be used any more
             _log.exception("Bug in the RPC agent; closing the link with rank %d", link.peer)
             link.broken = f"bug in this rank's agent: {exc!r}"
@@ -322,7 +320,7 @@ class Network:
         if link.broken is not None:
             self._drop(link)
             self.lost[link.peer] = link.broken
-            self._on_lost(link.peer)
+            self.on_lost(link.peer)
             if len(self.lost) == len(self.links):
                 self.all_lost.set()
 

@@ -113,9 +113,8 @@ class References:
         for each other rank."""
         self.rank = rank
         self.most = most
-        self._slack = SLACK
         self._world_size = world_size
-        self._told: Counter[int] = Counter()  # how many entries each rank was the first to mention
+        self._told: Counter[int] = Counter()  # how many values are kept or expected because each rank mentioned them
         self._post = post
         self._wake = wake
         self._numbers = count(1)
@@ -205,7 +204,7 @@ class References:
                 return ""
             if not 0 <= user < self._world_size:
                 return f"it sent a count for rank {user}, which does not exist"
-            if name not in self._entries and teller != self.rank and self.kept_for(teller) >= self.most + self._slack:
+            if name not in self._entries and teller != self.rank and self._told[teller] >= self.most + SLACK:
                 return f"it keeps asking for values to be kept: max_references here is {self.most}"
             entry = self._entry(name, teller)
             entry.holders[user] += delta
@@ -214,13 +213,9 @@ class References:
             self._free(name)
         return ""
 
-    def kept_for(self, peer: int) -> int:
-        """How many values are kept here, or expected, because `peer` mentioned them."""
-        return self._told[peer]
-
     def is_full_for(self, peer: int) -> bool:
         """Whether `peer` has this rank keep more than it may. A rank may keep its own values without a bound."""
-        return peer != self.rank and self.kept_for(peer) > self.most
+        return peer != self.rank and self._told[peer] > self.most
 
     def _entry(self, name: Reference, teller: int) -> _Entry:
         entry = self._entries.get(name)

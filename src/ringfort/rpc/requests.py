@@ -91,11 +91,6 @@ def overloaded(why: str) -> Failure:
     return Failure("overloaded", message=f"{why}; the function was not run, call again later")
 
 
-def not_found(name: str, known: list[str]) -> Failure:
-    """Return the answer to a request for a function that is not registered."""
-    return Failure("function", message=name, known=known)
-
-
 def raised(exc: BaseException) -> Failure:
     """Return the answer if the function raised."""
     text = "".join(traceback.format_exception(exc))[-_LONGEST:]

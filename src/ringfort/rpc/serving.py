@@ -183,7 +183,7 @@ class Serving:
         try:
             function = self.functions.get(request.name)
             if function is None:
-                self._end(call, requests.not_found(request.name, sorted(self.functions)))
+                self._end(call, requests.Failure("function", message=request.name, known=sorted(self.functions)))
                 return
             try:
                 args, kwargs = function.bind(*self._arguments(call, message, request))

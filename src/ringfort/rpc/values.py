@@ -15,11 +15,10 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from ringfort.collectives.arrays import as_view, plain_view
-from ringfort.collectives.reduction import ElementType, by_code
+from ringfort.collectives.arrays import as_view, plain_view, wrap_torch
+from ringfort.collectives.reduction import by_code
 from ringfort.errors import DistributedError, InvalidMessageError
 from ringfort.rpc.protocol import MAX_BUFFERS, MAX_REFERENCES, Reference
-from ringfort.transport.reducer import Array
 
 SMALL, LARGE, REFERENCE = 1, 2, 3
 """Extension codes of msgpack: an array with its elements, an array whose elements are a buffer, a reference."""
@@ -106,7 +105,7 @@ def _array(code: int, data: memoryview, buffers: Buffers) -> Any:
         raise InvalidMessageError(f"Malformed message: {len(memory)} bytes for shape {shape} of {element.name}")
     flat = np.frombuffer(memory, element.storage)
     if is_torch and "torch" in sys.modules:
-        return _as_tensor(flat.reshape(shape), element)
+        return wrap_torch(flat.reshape(shape), element)
     return plain_view(flat, element, shape).finish()
 
 
@@ -120,10 +119,3 @@ def _memory(code: int, rest: memoryview, buffers: Buffers) -> memoryview | bytes
     if not index:
         raise InvalidMessageError("Malformed message: an array refers to the buffer of the values")
     return buffers[index]
-
-
-def _as_tensor(array: Array, element: ElementType) -> Any:
-    torch = sys.modules["torch"]
-    if element.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)

@@ -37,24 +37,22 @@ def tcp_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
 ) -> AbstractContextManager[Sequence[TcpBackend]]:
     """Ranks over TCP that meet at rank 0, which listens at `host`."""
-    credentials = passing_credentials()
-    return _together(
-        world_size,
-        host,
-        lambda rank, nodes: TcpBackend(rank, world_size, nodes[0], config=config, credentials=credentials),
-    )
+
+    def connect(rank: int, nodes: list[str], credentials: Credentials) -> TcpBackend:
+        return TcpBackend(rank, world_size, nodes[0], config=config, credentials=credentials)
+
+    return _together(world_size, host, connect)
 
 
 def ring_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
 ) -> AbstractContextManager[Sequence[RingBackend]]:
     """Ranks over TCP that know each other's addresses."""
-    credentials = passing_credentials()
-    return _together(
-        world_size,
-        host,
-        lambda rank, nodes: RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials),
-    )
+
+    def connect(rank: int, nodes: list[str], credentials: Credentials) -> RingBackend:
+        return RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials)
+
+    return _together(world_size, host, connect)
 
 
 def sub_group_of(factory: GroupFactory) -> GroupFactory:
@@ -109,9 +107,12 @@ def closing_all(backends: Sequence[B]) -> Generator[Sequence[B], None, None]:
 
 
 @contextmanager
-def _together(world_size: int, host: str, connect: Callable[[int, list[str]], B]) -> Generator[Sequence[B], None, None]:
+def _together(
+    world_size: int, host: str, connect: Callable[[int, list[str], Credentials], B]
+) -> Generator[Sequence[B], None, None]:
     """The backends of all ranks, which connect at the same time. If one fails, the others are closed."""
     with reserved_addresses(world_size, host) as nodes:
-        outcomes = run_ranks(range(world_size), lambda rank: connect(rank, nodes))
+        credentials = passing_credentials()
+        outcomes = run_ranks(range(world_size), lambda rank: connect(rank, nodes, credentials))
         with closing_all([outcome for outcome in outcomes if isinstance(outcome, Backend)]):
             yield results(outcomes)

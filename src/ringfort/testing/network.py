@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from ringfort.cluster.core.contacts import node_of
-from ringfort.cluster.core.events import Close, Instruction, Learn, Notify, Persist, Send
+from ringfort.cluster.core.events import Close, Fence, Instruction, Learn, Notify, Persist, Send
 from ringfort.cluster.core.membership import promised_by
 from ringfort.cluster.core.peer import PeerCore
 from ringfort.cluster.core.peer_messages import AnyMessage, Member, Votes
@@ -373,6 +373,8 @@ class SimulatedNetwork:
                         written.append(votes)
                 case Learn(peer=about):
                     peer.known.add(about)
+                case Fence():
+                    pass  # for the observer, which has the programs
                 case Notify(event=event):
                     if self.traced:
                         self.log(f"{peer.id}: {event}")

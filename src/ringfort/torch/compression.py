@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringfort.collectives.ops import ReduceOp
-from ringfort.compression.collective import Compression
+from ringfort.compression.collective import Compression, compressor_of
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import Method
 from ringfort.context import DistributedContext
@@ -35,7 +35,7 @@ def compress_hook(compression: Compression = "auto") -> Callable[[Any, Any], Any
     Raises `InvalidArgumentError` for an unknown strategy, and from the backward pass for a group that is not
     Ringfort's; torch passes that on, and `NonFiniteError`, as a `RuntimeError`.
     """
-    compressor = _compressor_of(compression)
+    compressor = compressor_of(compression, error_feedback=True)
     names: dict[int, str] = {}
 
     def hook(state: Any, bucket: Any) -> Any:
@@ -66,7 +66,7 @@ def compress_reduce_scatter(model: Any, compression: Compression = "int8") -> Gr
 
     Raises `InvalidArgumentError` for a model without such modules, and for other strategies, which need whole tensors.
     """
-    compressor = _compressor_of(compression)
+    compressor = compressor_of(compression, error_feedback=True)
     if compressor.strategy.method not in (Method.NONE, Method.QUANTIZE):
         why = "a reduce-scatter can only quantize: fp16, bf16, int8, int4, onebit"
         raise InvalidArgumentError("compression", str(compressor.strategy), why)
@@ -98,10 +98,6 @@ class _ReduceScatter:
         if not place.is_cpu:
             place.copy_(on_host)
         return RingfortWork([output_tensor], found if async_op and place.is_cpu else None) if async_op else None
-
-
-def _compressor_of(compression: Compression) -> GradientCompressor:
-    return compression if isinstance(compression, GradientCompressor) else GradientCompressor(compression)
 
 
 def _context_of(group: Any) -> DistributedContext:

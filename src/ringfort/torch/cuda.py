@@ -220,7 +220,7 @@ def _issue(ctx: DistributedContext, tensor: Any, call: Call, timeout: float | No
         where = f"tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise UnsupportedArrayError("tensor", where, "must be on a GPU; for others, use the methods of the context")
     seconds = ctx.group.check_timeout(timeout)
-    ctx.group.check_root(call.root)
+    ctx.group.check_rank(call.root, "root")
     operation = by_engine(ctx.group, call, timeout)
     if operation is not None:
         return ctx.issue(operation, async_op)

@@ -60,11 +60,6 @@ def tell_of_cuda(store: Any, rank: int) -> None:
         dist.Backend.backend_capability[BACKEND] = ["cpu"]
 
 
-def all_have_cuda(store: Any, world_size: int) -> bool:
-    """Return whether all ranks have a GPU."""
-    return all(store.get(f"ringfort/cuda/{rank}") == b"1" for rank in range(world_size))
-
-
 def named_for(group: Any) -> dict[str, str]:
     """Return the engine that the program has named for each type of device; nothing while torch is making the group."""
     config = dist.distributed_c10d._world.pg_backend_config.get(group, "")
@@ -79,7 +74,8 @@ def make_engine(group: Any, device: Any, timeout: float) -> Any:
     """
     name = named_for(group).get(device.type, BACKEND)
     if name == BACKEND and device.type == "cuda":
-        is_chunked = all_have_cuda(group.get_group_store(), group.size())
+        told = group.get_group_store()  # by `tell_of_cuda`
+        is_chunked = all(told.get(f"ringfort/cuda/{rank}") == b"1" for rank in range(group.size()))
         return CudaEngine(group.context, chunk_bytes=CHUNK_BYTES if is_chunked else 0)
     if name == BACKEND:
         how = "move the tensor to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"

@@ -211,7 +211,7 @@ def by_engine(group: Group, call: Call, timeout: float | None) -> Operation | No
     is_reduced, config = call.kind is ALL_REDUCE, group.config.collective
     what, op = ("all_reduce", reduction.summed(call.op)) if is_reduced else ("broadcast", "")
     engine, configured = group.native, config.all_reduce if is_reduced else config.broadcast
-    if engine is None or engine.tensors_on != tensor.device.type or not native.is_asked(group, None, configured):
+    if engine is None or engine.tensors_on != tensor.device.type or not native.may_use_engine(group, configured):
         return None
     if not engine.takes(what, str(tensor.dtype).removeprefix("torch."), op):
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.compression.collective import Compression
 from ringfort.compression.compressor import GradientCompressor, check_floats
@@ -139,14 +139,9 @@ class Leaf(NamedTuple):
             raise InvalidArgumentError(path, view.kind.name, "must be an array of floats; convert it or leave it out")
         return cls(path, array, view)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return tuple(int(size) for size in getattr(self.array, "shape", self.view.flat.shape))
-
     def describe(self) -> str:
         """Return element type and shape, such as `float32(3, 4)`."""
-        return f"{self.view.kind.name}{self.shape}"
+        return f"{self.view.kind.name}{self.view.shape}"
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -282,16 +277,13 @@ def _start(
     packed = views[0].flat if len(views) == 1 else np.concatenate([view.flat for view in views])
     if isinstance(op, PremulSum) and op.factor == 0:
         packed.fill(0)  # a rank without samples may hold NaN, and 0 * NaN would make the mean NaN at every rank
-    operand = _operand(packed, views[0])
+    # NumPy has no bfloat16: its bits are stored as uint16, and only the view has the element type.
+    kind = views[0].kind
+    operand = plain_view(packed, kind, packed.shape) if kind.name == "bfloat16" else packed
     if compressor is None:
         return _Reduction(members, packed, ctx.all_reduce(operand, op, async_op=True))
-    tensors = [(leaves[index].path, leaves[index].shape) for index in members]
+    tensors = [(leaves[index].path, leaves[index].view.shape) for index in members]
     return _Reduction(members, packed, ctx.all_reduce_compressed(operand, op, compressor, tensors, async_op=True))
-
-
-def _operand(packed: Array, like: ArrayView) -> Any:
-    # NumPy has no bfloat16: its bits are stored as uint16, and only the view has the element type.
-    return ArrayView(packed, like.kind) if like.kind.name == "bfloat16" else packed
 
 
 def _finish(reduction: _Reduction, leaves: list[Leaf], results: list[Any]) -> None:

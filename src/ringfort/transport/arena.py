@@ -147,8 +147,10 @@ class Arena:
         end = size * dtype.itemsize
         return tuple(tuple(self._slots[r, turn, :end].view(dtype) for r in range(self.world_size)) for turn in (0, 1))  # pyright: ignore[reportReturnType]
 
-    def sign(self, envelope: Envelope) -> None:
-        """Say what this rank is about to do. The next `publish` carries it to the others."""
+    def begin(self, envelope: Envelope) -> None:
+        """Raise what has ended the group; else say what this rank is about to do, which the next `publish` tells the
+        others."""
+        self.engine.check(envelope)
         self._sign(envelope.call, envelope.operation)
 
     def _sign(self, call: bytes, operation: int) -> None:
@@ -168,7 +170,7 @@ class Arena:
                 self.engine.nudge(self._member(flag))
 
     def meeting(self, call: bytes) -> Callable[[int], bool]:
-        """`sign`, `publish` and a look, for operations that are such a `call`: with an operation's number, whether all
+        """`_sign`, `publish` and a look, for operations that are such a `call`: with an operation's number, whether all
         others are there soon and have called the same. If not, `wait_signed` goes on from there.
 
         A function with all that it needs in its own scope, and one more for two ranks, which have no loops: of the 3 us

@@ -24,17 +24,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ringfort.errors import AbortedError, ChannelClosedError, PeerLostError, sentence
 from ringfort.transport import abort_reasons
-from ringfort.transport.abort_reasons import Aborted, AbortReason
+from ringfort.transport.abort_reasons import Aborted, AbortReason, Lost
 from ringfort.transport.fast_path import FastPath, is_small
 from ringfort.transport.forks import FORKED, keep_from_children
 from ringfort.transport.frames import WAKE_UP, pack
 from ringfort.transport.inbound import Disagreement
-from ringfort.transport.links import Describe, LinkTable
+from ringfort.transport.links import LinkTable
 from ringfort.transport.locks import Signal, is_mine
 from ringfort.transport.messages import Envelope, Job, MakeError, Watch
 from ringfort.transport.progress import Progress, Spin
@@ -78,16 +78,9 @@ class Engine:
     """Its place among the engines of the process, in the order in which they were made: the same at every rank."""
 
     def __init__(
-        self,
-        rank: int,
-        streams: dict[int, Stream],
-        poller: Poller,
-        *,
-        inbox_bytes: int,
-        epoch: int = 0,
-        describe: Describe = bytes.hex,
+        self, rank: int, streams: dict[int, Stream], poller: Poller, *, inbox_bytes: int, epoch: int = 0
     ) -> None:
-        table = LinkTable(rank, streams, poller, inbox_bytes=inbox_bytes, epoch=epoch, describe=describe)
+        table = LinkTable(rank, streams, poller, inbox_bytes=inbox_bytes, epoch=epoch)
         spin = Spin()
         self.rank = rank
         self.now = poller.now
@@ -166,9 +159,10 @@ class Engine:
     def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
         """Block until `is_ready()`, which is looked at whenever something arrives; raise what ends a collective that
         waits for `peer`."""
-        job = Job("watch", envelope.timeout, envelope.deadline or 0.0)
-        job.receive, job.receive_link = Watch(envelope, is_ready), self.links[peer]
-        self.run(job)
+        receive = Watch(envelope, is_ready)
+        self.run(
+            Job("watch", envelope.timeout, envelope.deadline or 0.0, receive=receive, receive_link=self.links[peer])
+        )
 
     def nudge(self, peer: int) -> None:
         """Make `peer` look at what it watches."""
@@ -188,13 +182,9 @@ class Engine:
         self._as_leader(lambda: self.table.mismatch(link, disagreement))
         raise abort_reasons.to_error(self.table.failed_comms[envelope.comm_id], self.rank)
 
-    @property
-    def has_trouble(self) -> bool:
-        """Whether something has failed or a link is closed: a collective must `check` before it begins."""
-        return self.table.has_trouble
-
     def check(self, envelope: Envelope) -> None:
-        """Raise what keeps a collective from beginning. What needs a peer finds out about that peer by itself."""
+        """Raise what keeps a collective from beginning, if `table.has_trouble`. What needs a peer finds out about that
+        peer by itself."""
         error = self.table.trouble_of(envelope) if self.table.has_trouble else None
         if error is not None:
             raise error()
@@ -236,15 +226,10 @@ class Engine:
         """End every call of this process, now and later, with `error`. The peers are not told. Return at once."""
         self._soon(lambda: self.table.fail_all(error))
 
-    def traffic(self) -> tuple[int, int, int, int]:
-        """Return messages and bytes sent, messages and bytes received, since the start."""
-        links = self.links.values()
-        return (
-            sum(link.outbound.messages for link in links),
-            sum(link.outbound.bytes for link in links),
-            sum(link.inbound.messages for link in links),
-            sum(link.inbound.bytes for link in links),
-        )
+    def traffic(self) -> list[tuple[int, int, int, int]]:
+        """Return for each link the messages and bytes sent and those received, since the start."""
+        halves = [(link.outbound, link.inbound) for link in self.links.values()]
+        return [(out.messages, out.bytes, into.messages, into.bytes) for out, into in halves]
 
     def abandon(self) -> None:
         """In a forked child: make every later call raise. The locks may be held by threads that do not exist here."""
@@ -347,7 +332,8 @@ class Engine:
         abort_reason = Aborted(self.rank, "interrupted while it moved data")
         self._is_led = self._is_interrupted = True
         self.table.drop(lambda: abort_reasons.to_error(abort_reason, self.rank))
-        self._progress.recover()
+        self._progress.hand_over()  # ends what had arrived too
+        self._jobs.clear()
         self._is_led = self._is_interrupted = False
         while is_mine(self._lead):
             self._lead.release()
@@ -371,3 +357,16 @@ def _raise_error_of(job: Job) -> None:
                 # Its traceback knows this frame, which must not know it: else all that the caller holds, such as
                 # shared memory, would stay until the garbage collector comes.
                 half.error = None
+
+
+def end_all(engines: Sequence[Engine], failed: int, envelope: Envelope, error: BaseException) -> None:
+    """End the collective of `envelope` on all engines of a process that share it, because `error` ended it on the one
+    with the number `failed`."""
+    abort_reason = engines[failed].abort_reason_of(envelope)
+    if abort_reason is None and isinstance(error, PeerLostError) and isinstance(error.peer, int):
+        abort_reason = Lost(error.peer, error.reason, engines[failed].rank)
+    for engine in (*engines[:failed], *engines[failed + 1 :]):
+        if abort_reason is not None:
+            engine.end(envelope, abort_reason)
+        else:  # this process cannot continue, whatever the group: it was interrupted, aborted or closed
+            engine.abort(str(error) or type(error).__name__)

@@ -55,17 +55,15 @@ class FastPath:
             try:
                 out.outbound.went(send, head, _push(out, head + send.data))
             except OSError as exc:
-                self._table.failed(out, exc)
+                self._table.end_after(out, exc)
                 return False
             if not send.done:
                 self._table.post(job)  # the rest of the message is with the link: so the job must be too
                 return False
             job.send = job.send_link = None
         receive, link = job.receive, job.receive_link
-        return receive is None or link is None or self._receive(receive, link)
-
-    def _receive(self, receive: Receive, link: Link) -> bool:
-        """Receive a message, or leave what came of it to the ordinary path."""
+        if receive is None or link is None:
+            return True
         inbound = link.inbound
         if not inbound.is_idle_for(receive.key):
             return False
@@ -76,7 +74,7 @@ class FastPath:
                 receive.take(data)
                 receive.done = True
         except OSError as exc:
-            self._table.failed(link, exc)
+            self._table.end_after(link, exc)
             return False
         self._table.after_read(link)
         return receive.done
@@ -114,7 +112,7 @@ class FastPath:
                 if 0 < have < total:
                     inbound.leave(min(have, HEADER_BYTES), into[: max(0, have - HEADER_BYTES)])
         except OSError as exc:
-            self._table.failed(link, exc)
+            self._table.end_after(link, exc)
             if left is None:  # posting it will find out why it cannot be done
                 left = Job("exchange", envelope.timeout, envelope.deadline or 0.0)
                 left.receive, left.receive_link = Receive(into, envelope, None), link

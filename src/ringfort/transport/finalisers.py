@@ -56,9 +56,6 @@ class WeakKeys(Generic[K, V]):
     def __init__(self) -> None:
         self._values: dict[ref[K], V] = {}
 
-    def __getitem__(self, key: K) -> V:
-        return self._values[ref(key)]
-
     def __setitem__(self, key: K, value: V) -> None:
         self._values[ref(key, self._values.__delitem__)] = value
 
@@ -68,10 +65,6 @@ class WeakKeys(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value, or None."""
         return self._values.get(ref(key))
-
-    def setdefault(self, key: K, value: V) -> V:
-        """Return the value, which is `value` if there was none."""
-        return self._values.setdefault(ref(key, self._values.__delitem__), value)
 
 
 def weakly(method: Callable[P, V], otherwise: V) -> Callable[P, V]:

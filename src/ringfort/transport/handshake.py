@@ -54,13 +54,10 @@ Steps = Generator[int, bytes, None]
 class Handshake:
     """One side of a handshake. Send `outgoing` and clear it; then read at most `wants` bytes and `feed` them."""
 
+    version = PROTOCOL_VERSION
+
     def __init__(
-        self,
-        credentials: Credentials | None,
-        purpose: Hello | None = None,
-        *,
-        version: int = PROTOCOL_VERSION,
-        ciphers: tuple[int, ...] | None = None,
+        self, credentials: Credentials | None, purpose: Hello | None = None, *, ciphers: tuple[int, ...] | None = None
     ) -> None:
         """Start the initiator's side if `purpose` is given, else the responder's. Without `credentials`, encryption is
         off. `ciphers` defaults to what this machine prefers."""
@@ -78,7 +75,7 @@ class Handshake:
         self._ciphers = preferred() if ciphers is None else ciphers
         self._preamble = PREAMBLE.pack(
             MAGIC,
-            version,
+            self.version,
             PLAIN if credentials is None else NOISE,
             0,
             credentials.namespace.network_id if credentials else b"",
@@ -95,7 +92,7 @@ class Handshake:
         """
         self._data += data
         if self._is_first and not MAGIC.startswith(self._data[: len(MAGIC)]):
-            raise _not_ringfort(self._data)
+            raise ProtocolError(f"The other side is not Ringfort: it began with {bytes(self._data[:16])!r}")
         self.wants -= len(data)
         if self.wants > 0:
             return
@@ -125,17 +122,14 @@ class Handshake:
         proof = make_proof(self._credentials.identity, static, initiator=True, binding=noise.binding)
         said = (proof, hello.encode(purpose), self._ciphers)
         self.outgoing += _framed(noise.write(msgspec.msgpack.encode(said)))
-        sealer, opener = self._split(noise)
-        head = yield LENGTH.size
-        length = opener.body_length(head)
-        if length > MAX_PROOF_BYTES + opener.overhead:
-            raise HandshakeError(f"Invalid identity proof: {length} bytes; the limit is {MAX_PROOF_BYTES}")
-        plain = bytearray(length + LENGTH.size - opener.overhead)
-        opener.open(head + (yield length), memoryview(plain))
-        if not plain or plain[0] not in self._ciphers:
+        send, receive = noise.keys()
+        opener = Opener(receive)
+        answer = yield from _next_message(opener, MAX_PROOF_BYTES)
+        if not answer or answer[0] not in self._ciphers:
             raise HandshakeError("The other side chose a cipher that was not offered")
-        self._use(plain[0], sealer, opener)
-        self.identity = check_proof(bytes(plain[1:]), noise.remote_static, initiator=False, binding=noise.binding)
+        cipher = CIPHERS[answer[0]]
+        self.sealer, self.opener = Sealer(send, cipher), opener.with_cipher(cipher)
+        self.identity = check_proof(answer[1:], noise.remote_static, initiator=False, binding=noise.binding)
 
     def _respond(self) -> Steps:
         preamble = yield PREAMBLE.size
@@ -143,27 +137,27 @@ class Handshake:
         self._compare(preamble)
         if self._credentials is None:
             self.has_begun = True
-            length = _checked(LENGTH.unpack((yield LENGTH.size))[0], MAX_PURPOSE)
-            self.purpose = hello.decode((yield length) if length else b"")
+            self.purpose = hello.decode((yield from _next_message(None, MAX_PURPOSE)))
             return
         noise = self._noise(initiator=False)
         noise.read((yield MESSAGE_1_BYTES))
         self.has_begun = True
         self.outgoing += noise.write()
         limit = MAX_PURPOSE + MAX_PROOF_BYTES + MESSAGE_3_OVERHEAD + 64
-        length = _checked(LENGTH.unpack((yield LENGTH.size))[0], limit, least=MESSAGE_3_OVERHEAD)
-        payload = noise.read((yield length))
+        payload = noise.read((yield from _next_message(None, limit, MESSAGE_3_OVERHEAD)))
         try:
             proof, purpose, theirs = msgspec.msgpack.decode(payload, type=tuple[bytes, bytes, tuple[int, ...]])
         except msgspec.MsgspecError as exc:
             raise HandshakeError(f"Malformed third message: {exc}") from exc
         self.identity = check_proof(proof, noise.remote_static, initiator=True, binding=noise.binding)
-        sealer, opener = self._split(noise)
+        send, receive = noise.keys()
+        sealer = Sealer(send)
         static = self._credentials.static_public
         ours = make_proof(self._credentials.identity, static, initiator=False, binding=noise.binding)
-        cipher = agree(self._ciphers, theirs)
-        self.outgoing += sealed(sealer, bytes((cipher,)) + ours)
-        self._use(cipher, sealer, opener)
+        number = agree(self._ciphers, theirs)
+        self.outgoing += sealed(sealer, bytes((number,)) + ours)
+        cipher = CIPHERS[number]
+        self.sealer, self.opener = sealer.with_cipher(cipher), Opener(receive, cipher)
         self.purpose = hello.decode(purpose)
 
     def _noise(self, *, initiator: bool) -> NoiseHandshake:
@@ -176,20 +170,9 @@ class Handshake:
             prologue=self._preamble,
         )
 
-    @staticmethod
-    def _split(noise: NoiseHandshake) -> tuple[Sealer, Opener]:
-        send, receive = noise.keys()
-        return Sealer(send), Opener(receive)
-
-    def _use(self, cipher: int, sealer: Sealer, opener: Opener) -> None:
-        kind = CIPHERS[cipher]
-        self.sealer, self.opener = sealer.with_cipher(kind), opener.with_cipher(kind)
-
     def _compare(self, theirs: bytes) -> None:
-        magic, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)
+        _, version, mode, reserved, network_id = PREAMBLE.unpack(theirs)  # `feed` has looked at the magic
         _, our_version, our_mode, _, our_id = PREAMBLE.unpack(self._preamble)
-        if magic != MAGIC:
-            raise _not_ringfort(theirs)
         if version != our_version:
             raise VersionMismatchError(
                 f"The other side has protocol version {version}, this side {our_version}; run "
@@ -226,10 +209,11 @@ def sealed(sealer: Sealer | None, body: bytes) -> bytes:
 class RecordReader:
     """Splits what arrives on an open connection into messages: the reverse of `sealed`."""
 
-    def __init__(self, opener: Opener | None, limit: int) -> None:
-        """`limit` is the largest message in bytes."""
+    def __init__(self, opener: Opener | None, limit: int, least: int = 0) -> None:
+        """`limit` and `least` are the bytes of the largest and the smallest message."""
         self._opener = opener
         self._limit = limit
+        self._least = least
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -259,16 +243,14 @@ class RecordReader:
             return LENGTH.size
         head = bytes(self._data[: LENGTH.size])
         length = LENGTH.unpack(head)[0] if self._opener is None else self._opener.body_length(head)
-        if length > self._limit + MAX_OVERHEAD:
+        if not self._least <= length <= self._limit + (0 if self._opener is None else MAX_OVERHEAD):
             raise ProtocolError(f"Invalid message: {length} bytes; the limit is {self._limit}")
         return LENGTH.size + length
 
 
-def _checked(length: int, limit: int, *, least: int = 0) -> int:
-    if not least <= length <= limit:
-        raise ProtocolError(f"Invalid message: {length} bytes; the limits are {least} and {limit}")
-    return length
-
-
-def _not_ringfort(data: bytes | bytearray) -> ProtocolError:
-    return ProtocolError(f"The other side is not Ringfort: it began with {bytes(data[:16])!r}")
+def _next_message(opener: Opener | None, limit: int, least: int = 0) -> Generator[int, bytes, bytes]:
+    """Read one message; yields as `Steps`."""
+    reader = RecordReader(opener, limit, least)
+    while (body := reader.next()) is None:
+        reader.feed((yield reader.wants))
+    return body

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Union
+
 import msgspec
 
 from ringfort.errors import InvalidArgumentError, ProtocolError, RankTakenError, RefusedError, WorldSizeMismatchError
@@ -18,7 +20,11 @@ NOWHERE = Machine()
 """For a rank that does not tell its machine: no other rank shares memory with it."""
 
 
-class Join(msgspec.Struct, frozen=True, tag="join"):
+class Hello(msgspec.Struct, frozen=True):
+    """The base of all hellos."""
+
+
+class Join(Hello, frozen=True, tag="join"):
     """To rank 0: I am `rank` of `world_size`, and the other ranks find me at this address."""
 
     rank: int
@@ -28,7 +34,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     machine: Machine = NOWHERE
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+class Welcome(Hello, frozen=True, tag="welcome"):
     """From rank 0, once all ranks have joined: every rank's address, and the token that its members know."""
 
     token: bytes
@@ -40,7 +46,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     off."""
 
 
-class Meet(msgspec.Struct, frozen=True, tag="meet"):
+class Meet(Hello, frozen=True, tag="meet"):
     """To a lower rank: I am `rank` of the group with this `token`."""
 
     rank: int
@@ -49,25 +55,25 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
     machine: Machine = NOWHERE
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class Ready(Hello, frozen=True, tag="ready"):
     """My connections are open; from rank 0: all ranks' are. Also the answer to `Meet`, with the machine."""
 
     machine: Machine = NOWHERE
 
 
-class Share(msgspec.Struct, frozen=True, tag="share"):
+class Share(Hello, frozen=True, tag="share"):
     """To a higher rank on the same machine: the shared memory for the two of us. None if it could not be created."""
 
     offer: Offer | None
 
 
-class Shared(msgspec.Struct, frozen=True, tag="shared"):
+class Shared(Hello, frozen=True, tag="shared"):
     """The answer to `Share`: whether the memory could be opened. If not, both sides use the connection."""
 
     is_open: bool
 
 
-class OfferConnections(msgspec.Struct, frozen=True, tag="connections"):
+class OfferConnections(Hello, frozen=True, tag="connections"):
     """To every rank, once connected: I want `count` connections with each. Higher ranks open theirs at this port, and
     prove with the token that they were told."""
 
@@ -78,7 +84,7 @@ class OfferConnections(msgspec.Struct, frozen=True, tag="connections"):
     """A digest of the keys that all ranks proved to me, by rank: every rank must be connected to the same machines."""
 
 
-class ExtraConnection(msgspec.Struct, frozen=True, tag="connection"):
+class ExtraConnection(Hello, frozen=True, tag="connection"):
     """To a lower rank: I am `rank`, and this is our connection `number`; the first one has number 0."""
 
     rank: int
@@ -86,22 +92,22 @@ class ExtraConnection(msgspec.Struct, frozen=True, tag="connection"):
     token: bytes
 
 
-class Calls(msgspec.Struct, frozen=True, tag="calls"):
+class Calls(Hello, frozen=True, tag="calls"):
     """To a lower rank of an existing group: I am `rank`, and this connection is for RPC between our agents."""
 
     rank: int
     token: bytes
 
 
-class Control(msgspec.Struct, frozen=True, tag="control"):
+class Control(Hello, frozen=True, tag="control"):
     """This is a control link of a cluster; its own messages follow."""
 
 
-class Probe(msgspec.Struct, frozen=True, tag="probe"):
+class Probe(Hello, frozen=True, tag="probe"):
     """A short burst follows: measure its speed and answer."""
 
 
-class OpenStream(msgspec.Struct, frozen=True, tag="stream"):
+class OpenStream(Hello, frozen=True, tag="stream"):
     """From the peer `sender` of a cluster to the program of the peer `receiver`: a connection for `purpose`. The answer
     is `Ready`, once that program takes it."""
 
@@ -110,39 +116,21 @@ class OpenStream(msgspec.Struct, frozen=True, tag="stream"):
     purpose: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The connection is refused. `code` is one of `REFUSALS`."""
+class Refused(Hello, frozen=True, tag="refused"):
+    """The connection is refused. `code` is `world_size`, `rank_taken`, `rank_range`, `group`, `failed` or `stream`."""
 
     code: str
     reason: str
 
 
-Hello = (
-    Join
-    | Welcome
-    | Meet
-    | Ready
-    | Share
-    | Shared
-    | OfferConnections
-    | ExtraConnection
-    | Calls
-    | Control
-    | Probe
-    | OpenStream
-    | Refused
-)
-
 REFUSALS: dict[str, type[RefusedError]] = {
     "world_size": WorldSizeMismatchError,
     "rank_taken": RankTakenError,
-    "rank_range": RefusedError,
-    "group": RefusedError,
-    "failed": RefusedError,
-    "stream": RefusedError,
 }
+"""The codes that have an error of their own."""
 
-_decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
+_kinds = tuple(Hello.__subclasses__())
+_decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Union[_kinds])  # noqa: UP007  # of any number
 
 
 def encode(hello: Hello) -> bytes:

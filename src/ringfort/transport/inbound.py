@@ -194,24 +194,23 @@ class Inbound:
             return sink
         self.messages += 1
         self.bytes += header.total
-        is_rendezvous = bool(header.flags & RENDEZVOUS)
         receive = take_first(self._posted, key)
         if receive is None:
-            sink = Stored(header.total, header.operation, header.call, is_rendezvous=is_rendezvous)
+            sink = Stored(header)
             self._inbox.setdefault(key, deque()).append(sink)
         else:
-            sink = self._match(receive, header.operation, header.call, header.total, is_rendezvous)
+            sink = self._match(receive, header)
         if header.length < header.total:
             self._open[key] = sink
         return sink
 
-    def _match(self, receive: Receive, operation: int, call: bytes, total: int, is_rendezvous: bool) -> Sink:
+    def _match(self, receive: Receive, header: Header) -> Sink:
         """`receive` itself if the message is for it, else a sink that drops the message, with the reason told."""
-        envelope = receive.envelope
+        envelope, operation, call, total = receive.envelope, header.operation, header.call, header.total
         if call != envelope.call or (operation != envelope.operation and call != NO_CALL):
             self.events.append(Disagreement(envelope, operation, call))
             return Discard(total)
-        if is_rendezvous:
+        if header.flags & RENDEZVOUS:
             self.events.append(Reply(receive.key, operation))
         if total != receive.total:
             return Discard(total, refused=receive)
@@ -240,7 +239,7 @@ class Inbound:
             self._posted.setdefault(key, deque()).appendleft(sink.refused)
         elif isinstance(sink, Receive):
             if sink.reducer is None:
-                sink.restart()
+                sink.seen = 0  # only a reduction cannot be undone
                 self._posted.setdefault(key, deque()).appendleft(sink)
             else:
                 self.events.append(Cancelled(sink))
@@ -255,7 +254,7 @@ class Inbound:
             self._posted.setdefault(key, deque()).append(receive)
             return
         self.stored_bytes -= len(stored.data)
-        sink = self._match(receive, stored.operation, stored.call, stored.total, stored.is_rendezvous)
+        sink = self._match(receive, stored.header)
         sink.absorb(memoryview(stored.data), self._scratch)
         if stored.seen == stored.total:
             self._message_ended(sink)
@@ -292,8 +291,8 @@ class Inbound:
     def early(self, comm_id: int) -> list[tuple[int, bytes]]:
         """Operation and call of the stored messages of collectives on `comm_id`: what the peer is doing while we wait
         for something else."""
-        inbox = [stored for key, queue in self._inbox.items() if key[0] == comm_id for stored in queue]
-        return [(stored.operation, stored.call) for stored in inbox if stored.call != NO_CALL]
+        inbox = [stored.header for key, queue in self._inbox.items() if key[0] == comm_id for stored in queue]
+        return [(header.operation, header.call) for header in inbox if header.call != NO_CALL]
 
     @property
     def is_full(self) -> bool:

@@ -1,7 +1,17 @@
 """`Link`: one peer; and `LinkTable`: all links of one process, the jobs posted on them, and what has failed.
 
-It moves one system call's worth of bytes at a time, and it decides what the end of a message, a communicator, a peer or
-the whole process means for the other jobs. It knows nothing of threads: only the leader of the engine calls it, except
+It moves one system call's worth of bytes at a time, and it decides what an end means for the other jobs:
+
+    what ends                         method              who is told               error of the jobs that need it
+    a job, by its timeout             time_out            the communicator, if any  OperationTimeoutError
+    a collective, by disagreement     mismatch            the communicator          CollectiveMismatchError
+    a communicator, for any reason    fail_comm           its members, once         that of the reason
+    a link, by an error or its end    end_after           every collective with it  PeerLostError, ProtocolError, ...
+    a peer that another part reports  lose                every collective with it  PeerLostError
+    everything in this process        fail_all, abort,    all peers, or none        AbortedError, ChannelClosedError
+                                      close, drop
+
+It knows nothing of threads: only the leader of the engine calls it, except
 where a method says otherwise. Nothing here waits, except `close` and `abort`, which give their last frames a moment.
 """
 
@@ -35,8 +45,6 @@ _WITHOUT_CLOSING = "its program ended or dropped the group while this group stil
 _MOST_WAITS = 1024
 """Communicators for which a link remembers where its peer waits; torch's callbacks make many that end soon."""
 
-Describe = Callable[[bytes], str]
-"""Turns a call's 16 bytes into words for people; the collectives know how."""
 Members = Container[int] | None
 
 
@@ -61,10 +69,6 @@ class Link:
         self.watch: tuple[bool, bool] = (True, False)
         """What the poller looks for: reading, writing."""
 
-    @property
-    def is_open(self) -> bool:
-        return self.error is None
-
     def write(self) -> bool:
         """Write once; whether bytes moved. Raises `OSError` when the connection is gone."""
         try:
@@ -74,14 +78,12 @@ class Link:
                     return False
             else:
                 head, body = self.outbound.pieces()
-                if not body:
-                    if not head:
-                        return False
-                    count = self.stream.send(head)
-                elif head:
+                if head and body:
                     count = self.stream.sendmsg((head, body))
+                elif head or body:
+                    count = self.stream.send(head or body)
                 else:
-                    count = self.stream.send(body)
+                    return False
         except BlockingIOError:
             return False
         self.outbound.wrote(count)
@@ -107,14 +109,7 @@ class LinkTable:
     """The links, the jobs posted on them, and what has failed."""
 
     def __init__(
-        self,
-        rank: int,
-        streams: dict[int, Stream],
-        poller: Poller,
-        *,
-        inbox_bytes: int,
-        epoch: int = 0,
-        describe: Describe = bytes.hex,
+        self, rank: int, streams: dict[int, Stream], poller: Poller, *, inbox_bytes: int, epoch: int = 0
     ) -> None:
         scratch = Scratch(max((stream.chunk for stream in streams.values()), default=CHUNK))
         self.rank = rank
@@ -131,7 +126,8 @@ class LinkTable:
         self.has_trouble = False
         """Something has failed or a link is closed: posting must look closer."""
         self.is_closed = False
-        self.describe = describe
+        self.describe: Callable[[bytes], str] = bytes.hex
+        """Turns a call's 16 bytes into words for people; the collectives set one that knows how."""
         self._inbox_bytes = inbox_bytes
         self._failure: MakeError | None = None  # of everything
         self._lost: dict[int, MakeError] = {}  # peers that went without a goodbye
@@ -164,8 +160,8 @@ class LinkTable:
             trouble = self.trouble_of(half.envelope)
             if trouble is not None:
                 return trouble
-            # What came before the link ended can still be received.
-            if not link.is_open and not half.done and not (half is job.receive and link.inbound.holds_whole(half.key)):
+            is_here = half is job.receive and link.inbound.holds_whole(half.key)  # it came before the link ended
+            if link.error is not None and not half.done and not is_here:
                 if half.envelope.members is not None and link.goodbye is not None:
                     self.fail_comm(half.envelope.comm_id, half.envelope.members, link.goodbye)
                 return link.error
@@ -200,7 +196,7 @@ class LinkTable:
         try:
             return link.write()
         except OSError as exc:
-            self.failed(link, exc)
+            self.end_after(link, exc)
             return True
 
     def read(self, link: Link) -> bool:
@@ -211,7 +207,7 @@ class LinkTable:
             if not link.read():
                 return False
         except (OSError, EOFError) as exc:
-            self.failed(link, exc)
+            self.end_after(link, exc)
             return True
         self.after_read(link)
         return True
@@ -262,7 +258,7 @@ class LinkTable:
             try:
                 abort_reason = abort_reasons.decode(event.payload)
             except ProtocolError as exc:
-                self.failed(link, exc)
+                self.end_after(link, exc)
                 return
             if not isinstance(abort_reason, Aborted):
                 self.fail_comm(header.comm_id, None, abort_reason)
@@ -333,31 +329,31 @@ class LinkTable:
 
     # --- the end of one peer --------------------------------------------------------------------------------------
 
-    def failed(self, link: Link, exc: OSError | EOFError) -> None:
+    def end_after(self, link: Link, exc: OSError | EOFError) -> None:
         """End `link`: reading or writing it raised `exc`."""
         if isinstance(exc, (ProtocolError, TamperedError)):
             kind, peer = TamperedError if isinstance(exc, TamperedError) else ProtocolError, link.peer
             why = exc.why if isinstance(exc, TamperedError) else f"Invalid data from rank {peer}: {exc}"
             self.lose(link, lambda: kind(why, peer=peer), str(exc))
         elif isinstance(exc, EOFError):
-            self._ended(link, _WITHOUT_GOODBYE)
+            self._end_peer(link, _WITHOUT_GOODBYE)
         else:
-            self.broken(link, f"connection broken ({exc.strerror or exc})")
+            self.end_broken(link, f"connection broken ({exc.strerror or exc})")
 
-    def broken(self, link: Link, reason: str = _WITHOUT_GOODBYE) -> None:
+    def end_broken(self, link: Link, reason: str = _WITHOUT_GOODBYE) -> None:
         """End `link`: the kernel says that the connection is gone. What the peer sent before is read first, because it
         may name another rank. That is no more than a socket holds, so the limit of the inbox does not matter."""
         try:
             while link.error is None and link.read():
                 self._settle(link)
         except (ProtocolError, TamperedError) as found:
-            self.failed(link, found)
+            self.end_after(link, found)
         except (OSError, EOFError):
             pass  # the end that is reported below
         if link.error is None:
-            self._ended(link, reason)
+            self._end_peer(link, reason)
 
-    def _ended(self, link: Link, reason: str) -> None:
+    def _end_peer(self, link: Link, reason: str) -> None:
         peer, goodbye = link.peer, link.goodbye
         if goodbye is None:
             self.lose(link, lambda: PeerLostError(peer, reason), reason)

@@ -48,16 +48,12 @@ def _machine_id() -> bytes:
 
 def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
     """Return, for each rank, the lowest rank on its machine. `machines` has all ranks."""
-    first: dict[bytes, int] = {}
-    hosts: list[int] = []
-    for rank in range(len(machines)):
-        machine = machines[rank].id
-        hosts.append(first.setdefault(machine, rank) if machine else rank)
-    return tuple(hosts)
+    first: dict[bytes | int, int] = {}  # by machine; a rank that does not tell its machine stands for itself
+    return tuple(first.setdefault(machines[rank].id or rank, rank) for rank in range(len(machines)))
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors this process may use, which a container or `taskset` may limit."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux tells
@@ -68,15 +64,10 @@ def check_hosts(hosts: Sequence[int], world_size: int) -> tuple[int, ...]:
     """Return `hosts` as a tuple. Raises `InvalidArgumentError` unless it has, for each rank, the lowest rank on its
     host."""
     given = tuple(hosts)
-    if len(given) != world_size or any(not _is_lowest(given, rank) for rank in range(world_size)):
+    if len(given) != world_size or given != tuple(map(given.index, given)):
         raise InvalidArgumentError(
             "hosts",
             given,
             f"must name for each of {world_size} ranks the lowest rank on its host, such as (0, 0, 2, 2)",
         )
     return given
-
-
-def _is_lowest(hosts: tuple[int, ...], rank: int) -> bool:
-    host = hosts[rank]
-    return 0 <= host <= rank and hosts[host] == host

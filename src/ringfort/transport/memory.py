@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ringfort.config import KIB
 from ringfort.transport.locks import Condition
 from ringfort.transport.messages import CHUNK
-from ringfort.transport.stream import Ready, ready_streams
+from ringfort.transport.stream import Ready, WatchedPoller, ready_streams
 
 _CAPACITY = 512 * KIB
 """Bytes a pipe holds: like a socket's buffer, small enough that back-pressure is met in tests."""
@@ -43,8 +42,7 @@ class Pipe:
 
     def __init__(self, wake_reader: Callable[[], None], wake_writer: Callable[[], None]) -> None:
         self._lock = threading.RLock()  # a finaliser may end the pipe in a thread that is moving bytes
-        self._pieces: deque[memoryview] = deque()
-        self._held = 0
+        self._data = bytearray()
         self._is_ended = False
         self._is_cut = False
         self._wake_reader = wake_reader
@@ -55,36 +53,26 @@ class Pipe:
         with self._lock:
             if self._is_ended:
                 raise BrokenPipeError("the other end is closed")
-            room = left = _CAPACITY - self._held
-            if not room:
+            before = len(self._data)
+            if before == _CAPACITY:
                 raise BlockingIOError
             for data in buffers:
-                piece = memoryview(bytes(data[:left]))
-                left -= len(piece)
-                if piece:
-                    self._pieces.append(piece)
-            self._held += room - left
+                self._data += data[: _CAPACITY - len(self._data)]
+            count = len(self._data) - before
         self._wake_reader()
-        return room - left
+        return count
 
     def read(self, buffer: memoryview) -> int:
         """Give what is there. Raises as a socket does."""
         with self._lock:
-            if self._is_cut or (not self._pieces and not self._is_ended):
+            if not self.is_readable:
                 raise BlockingIOError
-            done = 0
-            while self._pieces and done < len(buffer):
-                piece = self._pieces[0]
-                count = min(len(piece), len(buffer) - done)
-                buffer[done : done + count] = piece[:count]
-                done += count
-                if count == len(piece):
-                    self._pieces.popleft()
-                else:
-                    self._pieces[0] = piece[count:]
-            self._held -= done
+            count = min(len(self._data), len(buffer))
+            with memoryview(self._data) as data:
+                buffer[:count] = data[:count]
+            del self._data[:count]
         self._wake_writer()
-        return done
+        return count
 
     def end(self) -> None:
         """End the pipe: no more bytes will come."""
@@ -97,7 +85,7 @@ class Pipe:
         """Drop what is in the pipe and make writing fail: nobody reads any more."""
         with self._lock:
             self._is_ended = True
-            self._pieces.clear()
+            self._data.clear()
         self.end()
 
     def cut(self, *, is_cut: bool = True) -> None:
@@ -109,12 +97,12 @@ class Pipe:
     @property
     def is_readable(self) -> bool:
         with self._lock:
-            return not self._is_cut and (bool(self._pieces) or self._is_ended)
+            return not self._is_cut and (bool(self._data) or self._is_ended)
 
     @property
     def is_writable(self) -> bool:
         with self._lock:
-            return self._is_ended or self._held < _CAPACITY
+            return self._is_ended or len(self._data) < _CAPACITY
 
 
 class MemoryStream:
@@ -152,15 +140,15 @@ class MemoryStream:
         self.incoming.abandon()
 
 
-class MemoryPoller:
+class MemoryPoller(WatchedPoller):
     """Sleeps on memory streams."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
         self._condition = Condition()
         self._has_moved = False
         self._woken = False
-        self._watched: dict[int, tuple[bool, bool]] = {}
         self.streams: dict[int, MemoryStream] = {}
         self.now = clock.now
 
@@ -172,17 +160,10 @@ class MemoryPoller:
 
     def wake(self) -> None:
         with self._condition:
-            self._woken = self._has_moved = True
-            self._condition.notify_all()
+            self._woken = True
+            self.notify()
 
-    def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        self._watched[peer] = (read, write)
-
-    def forget(self, peer: int) -> None:
-        self._watched.pop(peer, None)
-
-    def silent(self) -> list[tuple[int, float]]:
-        return []
+    close = wake
 
     def wait(self, deadline: float) -> list[Ready]:
         while True:
@@ -194,6 +175,3 @@ class MemoryPoller:
             with self._condition:
                 if not self._has_moved:  # else a pipe moved after it was looked at
                     self._clock.wait(self._condition, deadline)
-
-    def close(self) -> None:
-        self.wake()

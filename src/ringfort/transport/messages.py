@@ -12,7 +12,7 @@ import numpy as np
 
 from ringfort.config import KIB
 from ringfort.errors import DistributedError
-from ringfort.transport.frames import NO_CALL, Key
+from ringfort.transport.frames import NO_CALL, Header, Key
 from ringfort.transport.locks import Signal
 from ringfort.transport.reducer import Array, Reducer
 
@@ -176,13 +176,11 @@ class Discard(Sink):
 class Stored(Sink):
     """A message that came before its receive. Memory is taken as bytes arrive, not as the header claims."""
 
-    __slots__ = ("call", "data", "is_rendezvous", "operation")
+    __slots__ = ("data", "header")
 
-    def __init__(self, total: int, operation: int, call: bytes, *, is_rendezvous: bool) -> None:
-        super().__init__(total)
-        self.operation = operation
-        self.call = call
-        self.is_rendezvous = is_rendezvous
+    def __init__(self, header: Header) -> None:
+        super().__init__(header.total)
+        self.header = header
         self.data = bytearray()
 
     def filled(self, count: int, scratch: Scratch) -> None:
@@ -219,10 +217,6 @@ class Receive(Sink):
             self.into[:] = data
         elif self.total:
             self._reduce(self.array, np.frombuffer(data, self.reducer.dtype))
-
-    def restart(self) -> None:
-        """Forget a message that its sender cancelled. Only without a reduction: that cannot be undone."""
-        self.seen = 0
 
     def space(self, limit: int, scratch: Scratch) -> memoryview:
         if self.reducer is None:

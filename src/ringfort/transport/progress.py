@@ -86,7 +86,7 @@ class Progress:
                 if not receive.done:
                     moved = read(into) or moved
             if (send is None or send.done) and (receive is None or receive.done):
-                if into is None or not into.outbound.owes_clear or not into.is_open:
+                if into is None or not into.outbound.owes_clear or into.error is not None:
                     break
                 job.deadline = min(job.deadline, now() + _CLEAR_PATIENCE)
                 if now() >= job.deadline:
@@ -130,11 +130,6 @@ class Progress:
             if job.turn is not None and job.is_done:
                 self._table.jobs.remove(job)
                 job.turn.send()
-
-    def recover(self) -> None:
-        """End what had arrived too, and forget all jobs, after the links have been dropped."""
-        self.hand_over()
-        self._table.jobs.clear()
 
     def _sleep(self, job: Job, clearing: Link | None) -> None:
         """Wait until something can move. While only this job is there and data flow, that is all there is to do.
@@ -199,7 +194,7 @@ class Progress:
             if ready.writable and not table.write(link) and link.error is None:
                 table.update_watch(link)  # nothing is left to write there
             if ready.readable and not table.read(link) and link.inbound.is_full:
-                table.broken(link)  # a hang-up: nothing else is looked for on a link that is full
+                table.end_broken(link)  # a hang-up: nothing else is looked for on a link that is full
         return bool(events)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Protocol
 
 from ringfort.transport.locks import Event, Thread
 from ringfort.transport.memory import MemoryStream, Pipe
@@ -20,20 +19,16 @@ _WATCH = 1.0
 """Seconds that a thread sleeps before it looks again, should an interrupt have lost what was to wake it."""
 
 
-class Carrier(Protocol):
-    """Moves packets to and from one peer. Both calls block, and raise anything when the connection is gone."""
-
-    def send(self, packet: memoryview) -> None: ...
-    def recv(self, packet: memoryview) -> None:
-        """Receive a packet of at most the size of `packet`."""
-        ...
+Carry = Callable[[memoryview], object]
+"""Moves a packet to or from one peer; one that comes has at most the size of the memory. Blocks, and raises anything
+when the connection is gone."""
 
 
 class Pumps:
     """Two threads and the stream that they feed. `notify` tells the poller of the stream that it can move."""
 
-    def __init__(self, name: str, carrier: Carrier, notify: Callable[[], None]) -> None:
-        self._carrier = carrier
+    def __init__(self, name: str, send: Carry, recv: Carry, notify: Callable[[], None]) -> None:
+        self._carry_out, self._carry_in = send, recv
         self._to_send, self._has_room = Event(), Event()
         self._outgoing = Pipe(wake_reader=self._to_send.set, wake_writer=notify)
         self._incoming = Pipe(wake_reader=notify, wake_writer=self._has_room.set)
@@ -63,7 +58,7 @@ class Pumps:
                     self._to_send.wait(_WATCH)
                     continue
                 _COUNT.pack_into(packet, 0, count)
-                self._carrier.send(packet[: _COUNT.size + count])
+                self._carry_out(packet[: _COUNT.size + count])
                 if not count:
                     return  # the end, which the other side was just told
         except Exception:
@@ -74,7 +69,7 @@ class Pumps:
         packet = memoryview(bytearray(PACKET))
         try:
             while True:
-                self._carrier.recv(packet)
+                self._carry_in(packet)
                 (count,) = _COUNT.unpack_from(packet)
                 if not 0 < count <= CHUNK:
                     break

@@ -5,8 +5,8 @@ what it has **read**, each on a cache line of its own. The socket over which the
 peer is gone, and a byte on it wakes a peer that has set a flag in the memory to say that it sleeps.
 
 That works where one processor sees the writes of another in their order, as on x86. Elsewhere the counters always go
-over the socket, because the kernel orders memory between a send and its receive. Then nobody looks at the counters in
-the memory.
+over the socket, because the kernel orders memory between a send and its receive. Then each side has counters of its
+own, and nobody looks at those in the memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from struct import Struct
+from typing import NamedTuple
 
 from ringfort.config import DEFAULT_PATIENCE, KIB
 from ringfort.transport.messages import CHUNK
@@ -35,21 +36,15 @@ _HEAD = 4 * _WORDS * 8
 _TELL = Struct("<Q")
 _TELL_READ = 1 << 63
 """Marks a counter told over the socket as one of bytes read."""
+STREAM_BYTES = 2 * (_HEAD + RING)
+"""Bytes of a segment for the two rings of a stream."""
 
 
-def stream_bytes() -> int:
-    """Bytes of a segment for the two rings of a stream."""
-    return 2 * (_HEAD + RING)
-
-
-class _Ring:
+class _Ring(NamedTuple):
     """One direction."""
 
-    __slots__ = ("data", "words")
-
-    def __init__(self, memory: memoryview) -> None:
-        self.words = memory[:_HEAD].cast("Q")
-        self.data = memory[_HEAD : _HEAD + RING]
+    words: memoryview
+    data: memoryview
 
 
 class ShmStream(SocketEnd):
@@ -61,8 +56,9 @@ class ShmStream(SocketEnd):
 
     def __init__(self, sock: socket.socket, segment: Segment, *, is_first: bool, is_ordered: bool) -> None:
         """`is_first` at one side and not at the other; `is_ordered` the same at both."""
-        half = _HEAD + RING
-        rings = [_Ring(segment.memory[:half]), _Ring(segment.memory[half : 2 * half])]
+        halves = segment.memory[: STREAM_BYTES // 2], segment.memory[STREAM_BYTES // 2 : STREAM_BYTES]
+        heads = [half[:_HEAD] if is_ordered else memoryview(bytearray(_HEAD)) for half in halves]
+        rings = [_Ring(head.cast("Q"), half[_HEAD:]) for head, half in zip(heads, halves, strict=True)]
         super().__init__(sock)
         self._segment = segment
         self._out, self._in = rings if is_first else reversed(rings)
@@ -70,20 +66,19 @@ class ShmStream(SocketEnd):
         self._fence = threading.Lock()
         self._sent = 0  # bytes written to the ring, ever
         self._taken = 0  # bytes read from the other, ever
-        self._told_written = self._told_read = 0  # the peer's counters, as it told them
         self._heard = b""  # the beginning of a counter that has not come whole
-        self._owed = b""  # counters that the socket would not take yet
+        self.owed = b""  # counters that the socket would not take yet
         self.is_over = False
         """The peer has ended its side; what is in the ring can still be read."""
 
     # --- moving ---------------------------------------------------------------------------------------------------
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        have = self._arrived() - self._taken
+        have = self._in.words[_WRITTEN] - self._taken
         if not have:
             if self._is_told:
                 self.listen()
-                have = self._arrived() - self._taken
+                have = self._in.words[_WRITTEN] - self._taken
             if not have:
                 if self.is_over:
                     return 0
@@ -101,10 +96,10 @@ class ShmStream(SocketEnd):
     def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
         if self.is_over:
             raise BrokenPipeError(32, "the peer has closed")
-        room = RING - (self._sent - self._consumed())
+        room = RING - (self._sent - self._out.words[_READ])
         if not room and self._is_told:
             self.listen()
-            room = RING - (self._sent - self._consumed())
+            room = RING - (self._sent - self._out.words[_READ])
         if not room:
             raise BlockingIOError
         total = 0
@@ -133,15 +128,9 @@ class ShmStream(SocketEnd):
 
     # --- counters -------------------------------------------------------------------------------------------------
 
-    def _arrived(self) -> int:
-        return self._told_written if self._is_told else self._in.words[_WRITTEN]
-
-    def _consumed(self) -> int:
-        return self._told_read if self._is_told else self._out.words[_READ]
-
     def _publish(self, ring: _Ring, counter: int, value: int, sleeper: int) -> None:
         if self._is_told:
-            self._owed += _TELL.pack(value | (_TELL_READ if counter == _READ else 0))
+            self.owed += _TELL.pack(value | (_TELL_READ if counter == _READ else 0))
             self.flush()
             return
         ring.words[counter] = value
@@ -154,14 +143,9 @@ class ShmStream(SocketEnd):
 
     def flush(self) -> None:
         """Send what the socket would not take before."""
-        if self._owed:
+        if self.owed:
             with suppress(OSError):
-                self._owed = self._owed[self._sock.send(self._owed) :]
-
-    @property
-    def owes(self) -> bool:
-        """The socket would not take everything."""
-        return bool(self._owed)
+                self.owed = self.owed[self._sock.send(self.owed) :]
 
     def listen(self) -> None:
         """Take what has come over the socket: wake-ups, counters, the end."""
@@ -183,9 +167,9 @@ class ShmStream(SocketEnd):
         whole = len(said) - len(said) % _TELL.size
         for (value,) in _TELL.iter_unpack(said[:whole]):
             if value & _TELL_READ:
-                self._told_read = value ^ _TELL_READ
+                self._out.words[_READ] = value ^ _TELL_READ
             else:
-                self._told_written = value
+                self._in.words[_WRITTEN] = value
         self._heard = said[whole:]
 
     # --- sleeping -------------------------------------------------------------------------------------------------
@@ -200,11 +184,11 @@ class ShmStream(SocketEnd):
 
     @property
     def is_readable(self) -> bool:
-        return self.is_over or self._arrived() > self._taken
+        return self.is_over or self._in.words[_WRITTEN] > self._taken
 
     @property
     def is_writable(self) -> bool:
-        return self.is_over or self._sent - self._consumed() < RING
+        return self.is_over or self._sent - self._out.words[_READ] < RING
 
 
 class LocalPoller(SocketPoller):
@@ -235,7 +219,7 @@ class LocalPoller(SocketPoller):
             if stream.is_over:
                 super().forget(peer)  # its end would be told for ever
             else:
-                self._poll.register(self._files[peer][0], select.POLLIN | (select.POLLOUT if stream.owes else 0))
+                self._poll.register(self._files[peer][0], select.POLLIN | (select.POLLOUT if stream.owed else 0))
         found = super().wait(0.0 if self._ready() else deadline)
         for ready in found:
             if ready.peer in self._local:

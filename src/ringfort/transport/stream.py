@@ -59,6 +59,22 @@ def ready_streams(watched: Mapping[int, tuple[bool, bool]], streams: Mapping[int
     return [ready for ready in found if ready.readable or ready.writable]
 
 
+class WatchedPoller:
+    """What pollers have in common that ask `ready_streams`. Their peers are never silent: no machine is looked at."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[bool, bool]] = {}
+
+    def watch(self, peer: int, *, read: bool, write: bool) -> None:
+        self._watched[peer] = (read, write)
+
+    def forget(self, peer: int) -> None:
+        self._watched.pop(peer, None)
+
+    def silent(self) -> list[tuple[int, float]]:
+        return []
+
+
 class Poller(Protocol):
     """Sleeps until a stream can move, somebody calls `wake`, or time is up. Only `wake` is for other threads."""
 

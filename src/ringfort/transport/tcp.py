@@ -32,6 +32,12 @@ _TCP_RXT_CONNDROPTIME = 0x80
 _TCP_INFO = Struct("=3xB20xI28xI")
 """Of Linux's struct tcp_info: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv (milliseconds)."""
 
+_ADVICE = {
+    errno.EADDRINUSE: "the port is in use; stop the other program or choose another port",
+    errno.EACCES: "permission denied; choose a port above 1023 (those below need root)",
+    errno.EADDRNOTAVAIL: "this machine does not have this address; `ip address` or `ifconfig` lists its addresses",
+}
+
 
 def resolve(host: str, port: int, *, passive: bool = False) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
     """Return the addresses of a host name, as the operating system prefers them. Raises `TransportError`."""
@@ -132,15 +138,7 @@ def adopt_listener(fd: int) -> socket.socket:
 
 
 def _in_words(exc: OSError) -> str:
-    match exc.errno:
-        case errno.EADDRINUSE:
-            return "the port is in use; stop the other program or choose another port"
-        case errno.EACCES:
-            return "permission denied; choose a port above 1023 (those below need root)"
-        case errno.EADDRNOTAVAIL:
-            return "this machine does not have this address; `ip address` or `ifconfig` lists its addresses"
-        case _:
-            return exc.strerror or str(exc)
+    return _ADVICE.get(exc.errno or 0, exc.strerror or str(exc))
 
 
 def sleep_on(sock: socket.socket, event: int, deadline: float, beside: socket.socket | None = None) -> None:

@@ -106,7 +106,7 @@ def test_without_a_terminal_each_case_is_a_line() -> None:
     screen = io.StringIO()
     watcher = Watcher(Console(file=screen, width=80))
     case = Case.of("all_reduce", 4096, "float32", 2)
-    with watcher.shown():
+    with watcher.bar:
         watcher.step(Step(0.0, 1, case, None))
         watcher.step(Step(1.0, 1, case, row(2, 4096, 10.0, 25.0)))
     assert screen.getvalue() == "all_reduce 4 KiB, 2 ranks: ringfort 10.0 us, gloo 25.0 us\n"

@@ -22,33 +22,37 @@ class One:
     has_begun: bool = False
 
 
-def first(crowd: list[One]) -> One:
+def makes_room(waiting: list[One], pick: Callable[[list[int]], int] = random.choice) -> One:
+    return waiting[who_makes_room([(one.source, one.has_begun) for one in waiting], pick)]
+
+
+def first(crowd: list[int]) -> int:
     return crowd[0]
 
 
 def test_the_source_with_most_places_gives_one_up() -> None:
     member, *crowd = One("a"), One("b"), One("b")
-    assert who_makes_room([member, *crowd]) is crowd[0]
+    assert makes_room([member, *crowd]) is crowd[0]
 
 
 def test_among_those_the_oldest_that_has_said_nothing_valid_goes_first() -> None:
     waiting = [One("b", has_begun=True), One("b"), One("b"), One("a")]
-    assert who_makes_room(waiting) is waiting[1]
+    assert makes_room(waiting) is waiting[1]
 
 
 def test_a_source_that_sends_valid_first_messages_still_pays_for_its_own_flood() -> None:
     waiting = [One("b", has_begun=True), One("b", has_begun=True), One("a")]
-    assert who_makes_room(waiting, first) is waiting[0]
+    assert makes_room(waiting, first) is waiting[0]
 
 
 def test_of_sources_with_as_many_places_the_silent_go_first() -> None:
     waiting = [One("a", has_begun=True), One("b"), One("c", has_begun=True)]
-    assert who_makes_room(waiting) is waiting[1]
+    assert makes_room(waiting) is waiting[1]
 
 
 def test_where_all_are_alike_chance_decides() -> None:
     waiting = [One("a", has_begun=True) for _ in range(4)]
-    assert {id(who_makes_room(waiting, random.Random(seed).choice)) for seed in range(50)} == {*map(id, waiting)}
+    assert {id(makes_room(waiting, random.Random(seed).choice)) for seed in range(50)} == {*map(id, waiting)}
 
 
 # --- floods -----------------------------------------------------------------------------------------------------------
@@ -64,7 +68,7 @@ def gets_in(client: Client, *, rate: float, round_trip: float, source: str = MEM
 
     def arrives(one: One) -> None:
         if len(waiting) >= MAX_WAITING:
-            waiting.remove(who_makes_room(waiting, pick))
+            waiting.remove(makes_room(waiting, pick))
         waiting.append(one)
 
     for number in range(2 * MAX_WAITING):

@@ -10,7 +10,7 @@ from ringfort.bootstrap import connection as connection_module
 from ringfort.bootstrap.connection import Connection
 from ringfort.errors import NoConnectionError
 from ringfort.transport.handshake import sealed
-from ringfort.transport.hello import Ready, encode
+from ringfort.transport.hello import Hello, Ready, encode
 
 
 class Dripping:
@@ -24,7 +24,7 @@ class Dripping:
     def setblocking(self, is_blocking: bool) -> None:
         assert not is_blocking
 
-    def sleep(self, sock: object, event: int, deadline: float, beside: object) -> None:
+    def sleep(self, sock: object, event: int, deadline: float, beside: object = None) -> None:
         """As `tcp.sleep_on` does."""
         if deadline <= self.now:
             raise TimeoutError(errno.ETIMEDOUT, "timed out")
@@ -51,13 +51,13 @@ def test_who_drips_is_heard_until_the_deadline_and_not_longer(monkeypatch: pytes
     """10 ms for each byte after the deadline would be hours for a hello."""
     connection, sock = connection_over(monkeypatch, bytes((0, 16, 0, 0)) + bytes(4096), pause)
     with pytest.raises(NoConnectionError, match="No answer in time from rank 1"):
-        connection.hear("rank 1", 101.0)
+        connection.hear(1, Hello, 101.0)
     assert sock.now <= 101.0 + 1e-6
 
 
 def test_who_drips_quickly_enough_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     connection, sock = connection_over(monkeypatch, sealed(None, encode(Ready())), 0.001)
-    assert connection.hear("rank 1", 101.0) == Ready()
+    assert connection.hear(1, Hello, 101.0) == Ready()
     assert sock.now < 101.0
 
 

@@ -34,7 +34,7 @@ from ringfort.transport.hello import MAX_PURPOSE, Hello, Join, Ready, Refused
 from ringfort.transport.records import LENGTH
 from ringfort.transport.tcp import listen
 from tests.helpers.background import Background
-from tests.helpers.handshakes import CLUSTER, impostor, member
+from tests.helpers.handshakes import CLUSTER, handshake_of, impostor, member
 
 JOIN = Join(1, 2, "here", 5)
 HOST = member()
@@ -44,7 +44,8 @@ class Scene:
     """A listener and all its clients, in one thread: no call blocks."""
 
     def __init__(self, credentials: Credentials | None = HOST, **limits: Any) -> None:
-        self.listener = Listener(credentials, listen("127.0.0.1", 0), **limits)
+        self.listener = Listener(credentials, listen("127.0.0.1", 0))
+        vars(self.listener).update(limits)
         self._sockets: list[socket.socket] = []
 
     def call(self, words: bytes = b"") -> socket.socket:
@@ -131,7 +132,7 @@ def test_somebody_who_proves_membership_arrives_with_what_they_came_for(encrypti
     assert connection.identity == (HOST.identity.public_key if encryption == "on" else b"")
     accepted.say(Ready(), soon())
     connection.sock.settimeout(5)
-    assert connection.hear("rank 0", soon()) == Ready()
+    assert connection.hear(0, Hello, soon()) == Ready()
     scene.close()
 
 
@@ -230,7 +231,7 @@ def test_a_member_of_another_cluster_is_told_why(scene: Scene, encryption: str) 
 
 
 def test_another_version_is_told_why(scene: Scene) -> None:
-    handshake = Handshake(member(), JOIN, version=7)
+    handshake = handshake_of(7, member(), JOIN)
     sock = scene.call(bytes(handshake.outgoing))
     scene.refused()
     with pytest.raises(VersionMismatchError, match=f"version {PROTOCOL_VERSION}, this side 7"):
@@ -436,7 +437,7 @@ def test_who_is_refused_hears_why(scene: Scene) -> None:
     [accepted] = scene.accepted()
     scene.listener.refuse(accepted, Refused("rank_taken", "rank 1 is here already"))
     with pytest.raises(RankTakenError, match="rank 1 is here already"):
-        connecting.result().hear("rank 0", soon())
+        connecting.result().hear(0, Hello, soon())
     assert "rank 1 is here already" in scene.listener.refusals[0]
 
 
@@ -477,19 +478,19 @@ def test_what_is_said_is_heard_and_nothing_behind_it(pair: tuple[Connection, Con
     a, b = pair
     a.say(Ready(), soon())
     a.sock.sendall(b"data")
-    assert b.hear("rank 1", soon()) == Ready()
+    assert b.hear(1, Hello, soon()) == Ready()
     assert b.sock.recv(10) == b"data"
 
 
 def test_a_peer_that_does_not_answer_is_named(pair: tuple[Connection, Connection]) -> None:
     with pytest.raises(NoConnectionError, match="No answer in time from rank 7, which accepted the connection"):
-        pair[0].hear("rank 7", time.monotonic() + 0.05)
+        pair[0].hear(7, Hello, time.monotonic() + 0.05)
 
 
 def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[Connection, Connection]) -> None:
     pair[1].close()
     with pytest.raises(NoConnectionError, match="Connection closed by rank 7 before it answered"):
-        pair[0].hear("rank 7", soon())
+        pair[0].hear(7, Hello, soon())
     with pytest.raises(NoConnectionError, match="broke"):
         pair[0].say(Ready(), soon())
 
@@ -497,7 +498,7 @@ def test_a_peer_that_ends_instead_of_answering_is_named(pair: tuple[Connection, 
 def test_a_refusal_is_raised_as_what_it_means(pair: tuple[Connection, Connection]) -> None:
     pair[1].say(Refused("rank_taken", "taken"), soon())
     with pytest.raises(RankTakenError, match="Refused by rank 7: taken"):
-        pair[0].hear("rank 7", soon())
+        pair[0].hear(7, Hello, soon())
 
 
 def test_a_refusal_to_somebody_who_has_gone_is_no_error(pair: tuple[Connection, Connection]) -> None:
@@ -508,7 +509,7 @@ def test_a_refusal_to_somebody_who_has_gone_is_no_error(pair: tuple[Connection, 
 @pytest.mark.parametrize("far", [1e10, 1e300])
 def test_a_deadline_may_be_further_than_any_clock_counts(pair: tuple[Connection, Connection], far: float) -> None:
     pair[0].say(Ready(), far)
-    assert pair[1].hear("rank 1", far) == Ready()
+    assert pair[1].hear(1, Hello, far) == Ready()
 
 
 def test_a_hello_that_was_changed_on_the_way_is_noticed() -> None:
@@ -519,7 +520,7 @@ def test_a_hello_that_was_changed_on_the_way_is_noticed() -> None:
     record[-1] ^= 1
     a.sock.sendall(record)
     with pytest.raises(TamperedError):
-        b.hear("rank 1", soon())
+        b.hear(1, Hello, soon())
     a.close()
     b.close()
 

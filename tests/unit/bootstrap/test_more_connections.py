@@ -23,7 +23,7 @@ from ringfort.testing import run_ranks
 from ringfort.testing.groups import passing_credentials, ring_group, tcp_group, with_settings
 from ringfort.testing.ranks import at_once, results
 from ringfort.transport import tcp
-from ringfort.transport.hello import Control, ExtraConnection, OfferConnections
+from ringfort.transport.hello import Control, ExtraConnection, Hello, OfferConnections
 from ringfort.transport.machine import Machine
 
 CONFIG = DistributedConfig(timeout=20, shared_memory="off", collective=CollectiveConfig(connections=3))
@@ -39,8 +39,9 @@ def test_every_two_ranks_have_so_many_connections_and_all_carry_a_large_array(gr
         sub = SubBackend(backend, (0, 1, 2))
         assert (DistributedContext(sub).all_gather(x)[:, -1] == 6).all()
         engines = [connection.engine for connection in backend.group.connections]
-        assert backend.traffic().bytes_sent == sum(engine.traffic()[1] for engine in engines)
-        return [(len(engine.links), engine.traffic()[1] > 1_000_000) for engine in engines]
+        sent = [sum(link[1] for link in engine.traffic()) for engine in engines]
+        assert backend.traffic().bytes_sent == sum(sent)
+        return [(len(engine.links), nbytes > 1_000_000) for engine, nbytes in zip(engines, sent, strict=True)]
 
     with group(3, CONFIG) as backends:
         assert results(run_ranks(backends, program)) == [[(2, True)] * 3] * 3
@@ -126,7 +127,7 @@ def test_another_member_at_the_port_is_refused_and_keeps_nobody_out(ends: Any, m
         ):
             connection = connector.connect(rank, addresses, purpose, terms)
             try:
-                connection.hear("it", terms.deadline)
+                connection.hear(0, Hello, terms.deadline)
             except DistributedError as exc:
                 refused.append(str(exc))
             connection.close()

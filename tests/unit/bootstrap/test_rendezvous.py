@@ -40,7 +40,7 @@ from ringfort.transport.hello import Hello, Join, Meet, Ready, Welcome
 from ringfort.transport.machine import Machine
 from ringfort.transport.tcp import listen
 from tests.helpers.background import Background
-from tests.helpers.handshakes import impostor, member
+from tests.helpers.handshakes import handshake_of, impostor, member
 
 LONG = DistributedConfig(timeout=20)
 """For groups that come together: they need milliseconds, and a busy machine more."""
@@ -176,7 +176,7 @@ BAD_CLIENTS: dict[str, bytes | Hello] = {
     "another cluster": bytes(Handshake(member(), Ready()).outgoing),
     "a forged cluster": bytes(Handshake(impostor(Credentials.load().namespace), Ready()).outgoing) + bytes(500),
     "encryption off": bytes(Handshake(None, Ready()).outgoing),
-    "another version": bytes(Handshake(member(), Ready(), version=9).outgoing),
+    "another version": bytes(handshake_of(9, member(), Ready()).outgoing),
     "meets instead of joining": Meet(1, 3, b"token"),
     "already ready": Ready(),
     "welcomes": Welcome(b"token", [("127.0.0.1", 1)] * 3),
@@ -224,7 +224,7 @@ def test_a_hundred_bad_clients_neither_break_nor_stall_the_others(group: NewGrou
 )
 def test_who_is_refused_is_told_why(group: NewGroup, purpose: Hello, kind: type[RefusedError], saying: str) -> None:
     with pytest.raises(kind, match=saying):
-        group.hello(purpose).hear("rank 0", time.monotonic() + 20)
+        group.hello(purpose).hear(0, Hello, time.monotonic() + 20)
     group.start(1, 2)
     group.check()
 
@@ -240,7 +240,7 @@ def test_a_rank_that_is_taken_is_an_error_of_its_own_and_the_others_go_on(group:
     first = group.hello(Join(1, 3, "127.0.0.1", 1))
     second = group.hello(Join(1, 3, "127.0.0.1", 1))
     with pytest.raises(RankTakenError, match="rank 1 is taken by 127"):
-        second.hear("rank 0", time.monotonic() + 20)
+        second.hear(0, Hello, time.monotonic() + 20)
     first.close()  # it dies before the welcome, and the seat is free again
     group.start(1, 2)
     group.check()
@@ -305,7 +305,7 @@ def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: NewGroup
     with reserved_addresses(1) as (nowhere,):
         connection = failing.hello(Join(1, 3, *parse_address(nowhere)))
         [waiting] = failing.start(2, config=SHORT)
-        assert isinstance(connection.hear("rank 0", time.monotonic() + 20), Welcome)
+        assert connection.hear(0, Welcome, time.monotonic() + 20)
         for rank in (waiting.result, failing.host):
             with pytest.raises(DistributedError, match=r"rank 1\b"):
                 rank()
@@ -315,7 +315,7 @@ def test_a_rank_that_cannot_be_reached_fails_the_group_for_all(failing: NewGroup
 def test_a_rank_that_stops_after_the_welcome_fails_the_group_for_all(failing: NewGroup, gone: str) -> None:
     connection = failing.hello(Join(2, 3, "127.0.0.1", 1))
     [waiting] = failing.start(1, config=SHORT)
-    assert isinstance(connection.hear("rank 0", time.monotonic() + 20), Welcome)
+    assert connection.hear(0, Welcome, time.monotonic() + 20)
     if gone == "closed":
         connection.close()
     for rank in (waiting.result, failing.host):
@@ -368,10 +368,12 @@ def test_a_welcome_to_another_number_of_ranks_is_none() -> None:
     while not (accepted := listener.wait(deadline)):
         assert time.monotonic() < deadline
     accepted[0].say(Welcome(b"token", [("", 0), ("127.0.0.1", 1)]), deadline)
-    with pytest.raises(ProtocolError, match="Unexpected answer from rank 0, which should welcome"):
+    with pytest.raises(ProtocolError, match="Invalid welcome from rank 0: it is for another number of ranks"):
         joining.result()
-    with pytest.raises(RefusedError, match="Unexpected answer from rank 0, which should welcome"):  # it has said so
-        accepted[0].hear("rank 1", deadline)
+    with pytest.raises(
+        RefusedError, match="Invalid welcome from rank 0: it is for another number of ranks"
+    ):  # it has said so
+        accepted[0].hear(1, Hello, deadline)
     accepted[0].close()
     listener.close()
 
@@ -379,12 +381,12 @@ def test_a_welcome_to_another_number_of_ranks_is_none() -> None:
 @pytest.mark.parametrize("group", [2], indirect=True)
 def test_a_rank_that_is_not_ready_fails_the_group(group: NewGroup) -> None:
     connection = group.hello(Join(1, 2, "127.0.0.1", 1))
-    assert isinstance(connection.hear("rank 0", time.monotonic() + 20), Welcome)
+    assert connection.hear(0, Welcome, time.monotonic() + 20)
     connection.say(Join(1, 2, "127.0.0.1", 1), time.monotonic() + 20)
-    with pytest.raises(ProtocolError, match="Unexpected message from rank 1, which should be ready"):
+    with pytest.raises(ProtocolError, match="Unexpected message from rank 1: Join, not Ready"):
         group.host()
-    with pytest.raises(RefusedError, match="Unexpected message from rank 1, which should be ready"):
-        connection.hear("rank 0", time.monotonic() + 20)
+    with pytest.raises(RefusedError, match="Unexpected message from rank 1: Join, not Ready"):
+        connection.hear(0, Hello, time.monotonic() + 20)
     connection.close()
 
 
@@ -448,7 +450,7 @@ def test_who_does_not_belong_is_told_why_by_every_rank(
 ) -> None:
     meeting.connect(2)
     with pytest.raises(kind, match=saying):
-        meeting.hello(purpose).hear("rank 1", meeting.terms.deadline)
+        meeting.hello(purpose).hear(1, Hello, meeting.terms.deadline)
     meeting.connect(3)
     meeting.accepting.result()
     assert sorted(meeting.connections) == [2, 3]

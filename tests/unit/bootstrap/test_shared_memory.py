@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ringfort import DistributedConfig, DistributedContext, SubBackend, TcpBackend
-from ringfort.backends import arena_setup
 from ringfort.errors import TransportError
 from ringfort.testing import run_ranks
 from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses, tcp_group
@@ -111,8 +110,11 @@ def test_memory_that_cannot_be_had_costs_nothing_but_speed(monkeypatch: pytest.M
 
 
 def test_a_arena_that_one_cannot_open_is_used_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(offer: Offer, size: int) -> Segment:
+        raise TransportError("no")
+
     with tcp_group(3, CONFIG) as backends:
-        monkeypatch.setattr(arena_setup, "_open", lambda offer, size: None)
+        monkeypatch.setattr(Segment, "open", staticmethod(refuse))
         results(run_ranks(backends, all_works))
         assert [backend.group._arena for backend in backends] == [None] * 3
         assert set(streams_of(backends[0]).values()) == {True}

@@ -138,7 +138,7 @@ def test_what_forms_is_given_up_when_its_epoch_ends(is_early: bool) -> None:
     def end() -> None:
         if is_early:
             return
-        assert isinstance(node.theirs.hear("it", _soon()), OfferConnections)  # now it waits for ours
+        assert node.theirs.hear(0, OfferConnections, _soon())  # now it waits for ours
         node.end_epoch()
 
     def form() -> None:

@@ -11,7 +11,15 @@ from hypothesis import given, strategies as st
 from ringfort import DistributedConfig, DistributedContext, SimulatedBackend
 from ringfort.collectives import cost_model
 from ringfort.collectives.algorithms import tree_links
-from ringfort.collectives.cost_model import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES, CostModel, settle, tree_depth
+from ringfort.collectives.cost_model import (
+    BLOCK_BYTES,
+    DOUBLING_BYTES,
+    READY_BYTES,
+    CostModel,
+    check_strategy,
+    settle,
+    tree_depth,
+)
 from ringfort.collectives.link_costs import LinkCosts
 from ringfort.config import (
     GIB,
@@ -265,7 +273,9 @@ def test_a_strategy_that_was_asked_for_or_configured_is_taken_as_it_is() -> None
     config = DistributedConfig(collective=CollectiveConfig(reduce=ReduceStrategy.RING))
     backend = SimulatedBackend.create_group(1, config=config)[0]
     assert settle(backend.group, AllReduceStrategy.tree(7), 4) == AllReduceStrategy.tree(7)
-    assert settle(backend.group, ReduceStrategy.AUTO, 4) == ReduceStrategy.RING
+    assert check_strategy(ReduceStrategy.AUTO, config.collective.reduce) == ReduceStrategy.RING
+    assert check_strategy(None, config.collective.reduce) == ReduceStrategy.RING
+    assert check_strategy(ReduceStrategy.TREE, config.collective.reduce) == ReduceStrategy.TREE
     assert settle(backend.group, ReduceStrategy.tree(3), 4) == ReduceStrategy.tree(3)
     assert settle(backend.group, BroadcastStrategy.AUTO, 4) != BroadcastStrategy.AUTO
     backend.close()

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ringfort import Backend, DistributedConfig, DistributedContext
+from ringfort import Backend, DistributedConfig, DistributedContext, SimulatedBackend
 from ringfort.backends.group import Group
 from ringfort.collectives import cost_model, link_costs
 from ringfort.collectives.link_costs import LinkCosts, combine, distances
 from ringfort.compression import auto as compression
 from ringfort.config import AllReduceStrategy, CollectiveConfig
 from ringfort.errors import CollectiveMismatchError, DistributedError
-from ringfort.testing.groups import tcp_group
+from ringfort.testing.groups import closing_all, tcp_group
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.transport.machine import Machine
 from ringfort.transport.messages import Envelope
@@ -190,8 +190,11 @@ def test_a_probe_is_never_taken_for_data(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_probes_have_a_communicator_id_of_their_own() -> None:
-    envelope = Envelope(0, 1)
-    ids = {link_costs.probe_envelope(envelope._replace(comm_id=comm_id)).comm_id for comm_id in range(100)}
+    ids: set[int] = set()
+    with closing_all(SimulatedBackend.create_group(1)) as (backend,):
+        for comm_id in range(100):
+            with link_costs.probing(backend.group, Envelope(comm_id, 1)) as probes:
+                ids.add(probes.comm_id)
     assert len(ids) == 100
     assert not ids & set(range(100))
 

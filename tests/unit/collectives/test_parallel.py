@@ -26,8 +26,8 @@ from ringfort.errors import (
 from ringfort.testing import VirtualClock, run_ranks
 from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results
+from ringfort.transport.engine import end_all
 from ringfort.transport.machine import Machine
-from ringfort.transport.parallel import end_all
 from tests.helpers.background import Background
 
 COUNT = 10_007

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp, SimulatedBackend
+from ringfort.collectives import persistent
 from ringfort.collectives.cost_model import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES
-from ringfort.collectives.persistent import _VIEWED, OverLinks
+from ringfort.collectives.persistent import _VIEWED
+from ringfort.collectives.plan import Run
 from ringfort.collectives.shared_memory import SMALL_BYTES, SharedReducer
 from ringfort.errors import AbortedError
 from ringfort.testing import run_ranks
@@ -21,13 +23,20 @@ from ringfort.testing.ranks import results
 def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each all-reduce that goes over links by a chain that was prepared."""
     found: list[int] = []
-    through = OverLinks.__call__
+    make = persistent.over_links
 
-    def spy(self: OverLinks, flat: Any, timeout: float | None = None) -> None:
-        found.append(flat.nbytes)
-        through(self, flat, timeout)
+    def spy(*arguments: Any) -> Run | None:
+        through = make(*arguments)
+        if through is None:
+            return None
 
-    monkeypatch.setattr(OverLinks, "__call__", spy)
+        def run(flat: Any, timeout: float | None = None) -> None:
+            found.append(flat.nbytes)
+            through(flat, timeout)
+
+        return run
+
+    monkeypatch.setattr(persistent, "over_links", spy)
     return found
 
 
@@ -77,33 +86,37 @@ def test_a_chain_serves_every_call_but_those_that_ask_for_a_strategy(short: list
     assert short == [60] * 10  # all but those by a strategy that was asked for
 
 
-def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know() -> None:
+def test_who_is_interrupted_between_two_exchanges_lets_its_partner_know(
+    monkeypatch: pytest.MonkeyPatch, short: list[int]
+) -> None:
     def program(backend: Backend) -> None:
         context = DistributedContext(backend)
         x = np.ones(BLOCK_BYTES, np.float32)
         context.all_reduce(x)
         if context.rank == 0:
-            ready = next(iter(backend.group.fast_plans.values())).run
-            assert isinstance(ready, OverLinks)
-            ready._steps = tuple((step._replace(combine=interrupted), place) for step, place in ready._steps)
+            swap = backend.group.swap
+
+            def interrupted(*arguments: Any) -> None:
+                swap(*arguments)
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(backend.group, "swap", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 context.all_reduce(x)
         else:
             with pytest.raises(AbortedError):
                 context.all_reduce(x)
 
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
         results(run_ranks(backends, program))
+    assert len(short) == 4
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_what_is_more_than_a_frame_for_a_partner_is_no_chain(world_size: int) -> None:
-    def chain(backend: Backend, count: int) -> OverLinks | None:
+    def chain(backend: Backend, count: int) -> Run | None:
         reducer = SharedReducer(np.dtype(np.float32), np.add, np.add)
-        return OverLinks.suited(backend.group, AllReduceStrategy.HALVING_DOUBLING, bytes(16), count, reducer)
+        return persistent.over_links(backend.group, AllReduceStrategy.HALVING_DOUBLING, bytes(16), count, reducer)
 
     with closing_all(SimulatedBackend.create_group(world_size)) as backends:
         for backend in backends:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ringfort.compression import encoded
-from ringfort.compression.noise import CHUNK
+from ringfort.compression.codec import CHUNK
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import BLOCK, drawn, largest
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType

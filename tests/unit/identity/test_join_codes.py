@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from ringfort.errors import InvalidArgumentError, InvalidKeyError, JoinCodeError
 from ringfort.identity import base32, typos
 from ringfort.identity.join_codes import decode, encode
+from ringfort.identity.namespace import NetworkNamespace
 
 SECRET = bytes(range(100, 132))
 CODE = encode("default", SECRET)
@@ -259,10 +260,10 @@ def test_the_error_says_which_setting_the_code_came_from() -> None:
 @pytest.mark.parametrize("name", ["", "x" * 33, "Lab", "a_b", "a b", "-a", "a-", "a--b", "..", "a/b", "ä", "a\n"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="must have 1 to 32"):
-        encode(name, SECRET)
+        NetworkNamespace(name, SECRET)
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_a_secret_of_another_size_is_refused_without_showing_it(size: int) -> None:
     with pytest.raises(InvalidKeyError, match=f"^secret: must have 32 bytes, not {size}$"):
-        encode("default", b"\xab" * size)
+        NetworkNamespace("default", b"\xab" * size)

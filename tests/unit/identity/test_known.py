@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfort.errors import HandshakeError
-from ringfort.identity.keypair import NodeIdentity
-from ringfort.identity.known import KnownKeys
+from ringfort.identity.keypair import KnownKeys, NodeIdentity
 
 
 def test_a_key_is_known_by_its_short_id_however_often_it_comes() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, strategies as st
@@ -20,7 +19,6 @@ from ringfort.identity.noise import (
     MESSAGE_1_BYTES,
     MESSAGE_2_BYTES,
     MESSAGE_3_OVERHEAD,
-    PATTERNS,
     PROTOCOL_NAME,
     CipherState,
     HandshakeState,
@@ -71,7 +69,9 @@ def finish(
 
 
 def vectors() -> list[Any]:
-    return json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"] if VECTORS.is_file() else []
+    """Those of our protocol: the file has others too."""
+    found = json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"] if VECTORS.is_file() else []
+    return [vector for vector in found if vector["protocol_name"] == PROTOCOL_NAME]
 
 
 def test_the_published_vectors_are_here_and_have_our_protocol() -> None:
@@ -80,21 +80,17 @@ def test_the_published_vectors_are_here_and_have_our_protocol() -> None:
             f"no {VECTORS}: take the vectors of these protocols from github.com/haskell-cryptography/cacophony "
             "(vectors/) and github.com/mcginty/snow (tests/vectors/)"
         )
-    assert PROTOCOL_NAME in {vector["protocol_name"] for vector in vectors()}
+    assert vectors()
 
 
 @pytest.mark.parametrize("vector", vectors(), ids=lambda vector: f"{vector['source']} {vector['protocol_name']}")
 def test_every_message_of_a_published_vector_comes_out_to_the_byte(vector: dict[str, Any]) -> None:
-    assert vector["protocol_name"] in PATTERNS
-
     def state(which: str) -> HandshakeState:
-        psks = vector.get(f"{which}_psks") or [""]
         return HandshakeState(
-            vector["protocol_name"],
             initiator=which == "init",
             static=X25519PrivateKey.from_private_bytes(bytes.fromhex(vector[f"{which}_static"])),
             ephemeral=X25519PrivateKey.from_private_bytes(bytes.fromhex(vector[f"{which}_ephemeral"])),
-            psk=bytes.fromhex(psks[0]),
+            psk=bytes.fromhex(vector[f"{which}_psks"][0]),
             prologue=bytes.fromhex(vector[f"{which}_prologue"]),
         )
 
@@ -116,9 +112,7 @@ def test_every_message_of_a_published_vector_comes_out_to_the_byte(vector: dict[
 def test_the_handshake_that_is_used_gives_the_bytes_of_the_framework() -> None:
     static, ephemeral = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     ours = NoiseHandshake(initiator=True, static=static, psk=PSK, prologue=PROLOGUE, ephemeral=ephemeral)
-    plain = HandshakeState(
-        PROTOCOL_NAME, initiator=True, static=static, psk=PSK, prologue=PROLOGUE, ephemeral=ephemeral
-    )
+    plain = HandshakeState(initiator=True, static=static, psk=PSK, prologue=PROLOGUE, ephemeral=ephemeral)
     assert ours.write() == plain.write_message(b"")
 
 
@@ -155,7 +149,7 @@ def test_an_independent_implementation_accepts_ours_as_initiator() -> None:
     other.read_message(ours.write())
     assert ours.read(bytes(other.write_message(b""))) == b""
     assert other.read_message(ours.write(b"who I am")) == b"who I am"
-    assert ours.handshake_hash == other.get_handshake_hash()
+    assert ours.symmetric.hash == other.get_handshake_hash()
     assert ours.remote_static == static.public_key().public_bytes_raw()
     check_transport(ours, other)
 
@@ -166,7 +160,7 @@ def test_an_independent_implementation_accepts_ours_as_responder() -> None:
     ours.read(bytes(other.write_message(b"")))
     other.read_message(ours.write())
     assert ours.read(bytes(other.write_message(b"who it is"))) == b"who it is"
-    assert ours.handshake_hash == other.get_handshake_hash()
+    assert ours.symmetric.hash == other.get_handshake_hash()
     assert ours.remote_static == static.public_key().public_bytes_raw()
     check_transport(ours, other)
 
@@ -181,8 +175,8 @@ def test_both_sides_end_with_the_same_keys_crosswise() -> None:
     assert responder.is_finished
     assert initiator.keys() == responder.keys()[::-1]
     assert len({*initiator.keys(), PSK}) == 3
-    assert initiator.handshake_hash == responder.handshake_hash
-    assert initiator.binding == responder.binding != initiator.handshake_hash
+    assert initiator.symmetric.hash == responder.symmetric.hash
+    assert initiator.binding == responder.binding != initiator.symmetric.hash
 
 
 def test_each_side_learns_the_others_static_key() -> None:
@@ -210,7 +204,7 @@ def test_two_handshakes_of_the_same_processes_have_nothing_in_common() -> None:
         initiator.read(messages[1])
         messages.append(initiator.write(b"the same payload"))
         responder.read(messages[2])
-        seen.append({*messages, *initiator.keys(), initiator.handshake_hash, initiator.binding})
+        seen.append({*messages, *initiator.keys(), initiator.symmetric.hash, initiator.binding})
     assert not seen[0] & seen[1]
 
 
@@ -297,9 +291,7 @@ def test_a_truncated_message_is_refused(number: int, cut: int) -> None:
 def test_a_key_that_makes_the_agreement_zero_is_refused(low: bytes) -> None:
     _, responder = pair()
     # A stranger seals its own first message rightly: the payload's key comes from the ephemeral key alone.
-    stranger = HandshakeState(
-        PROTOCOL_NAME, initiator=True, static=X25519PrivateKey.generate(), psk=PSK, prologue=PROLOGUE
-    )
+    stranger = HandshakeState(initiator=True, static=X25519PrivateKey.generate(), psk=PSK, prologue=PROLOGUE)
     stranger._mix_ephemeral(low)
     responder.read(low + stranger.symmetric.encrypt_and_hash(b""))
     with pytest.raises(HandshakeError, match="key of the other side is invalid"):
@@ -365,7 +357,7 @@ def test_after_a_fault_nothing_works_any_more() -> None:
             call()
     with pytest.raises(HandshakeError):
         responder.keys()
-    for name in ("remote_static", "binding", "handshake_hash"):
+    for name in ("remote_static", "binding"):
         with pytest.raises(HandshakeError):
             getattr(responder, name)
     assert not responder.is_finished
@@ -382,7 +374,7 @@ def test_what_was_known_before_a_fault_is_not_given_out_after_it() -> None:
     with pytest.raises(HandshakeError):
         initiator.write()
     for handshake in (initiator, responder):
-        for name in ("remote_static", "binding", "handshake_hash"):
+        for name in ("remote_static", "binding"):
             with pytest.raises(HandshakeError):
                 getattr(handshake, name)
 
@@ -390,7 +382,7 @@ def test_what_was_known_before_a_fault_is_not_given_out_after_it() -> None:
 def test_nothing_is_given_out_before_its_time() -> None:
     initiator, responder = pair()
     for handshake in (initiator, responder):
-        for name in ("remote_static", "binding", "handshake_hash"):
+        for name in ("remote_static", "binding"):
             with pytest.raises(HandshakeError):
                 getattr(handshake, name)
         with pytest.raises(HandshakeError):
@@ -411,20 +403,6 @@ def test_a_fourth_message_is_refused() -> None:
 def test_a_pre_shared_key_of_another_size_is_refused(size: int) -> None:
     with pytest.raises(InvalidKeyError, match=f"psk: must have 32 bytes, not {size}"):
         side(initiator=True, psk=bytes(size))
-
-
-def test_a_counter_that_has_run_out_seals_nothing_more() -> None:
-    cipher = CipherState(PSK)
-    cipher.nonce = 2**64 - 1
-    with pytest.raises(ValueError, match="run out"):
-        cipher.encrypt_with_ad(b"", b"")
-
-
-def test_what_does_not_open_does_not_count() -> None:
-    sender, receiver = CipherState(PSK), CipherState(PSK)
-    with pytest.raises(InvalidTag):
-        receiver.decrypt_with_ad(b"", bytes(40))
-    assert receiver.decrypt_with_ad(b"", sender.encrypt_with_ad(b"", b"hello")) == b"hello"
 
 
 # --- anything at all --------------------------------------------------------------------------------------------------

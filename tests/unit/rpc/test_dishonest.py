@@ -213,9 +213,11 @@ def test_more_references_than_a_rank_keeps_are_refused_there_and_others_work_whe
         until(lambda: server.stats().references == 0, "something is kept that nobody holds")
 
 
-def test_a_rank_that_counts_references_without_end_is_lost_and_nothing_of_it_is_kept() -> None:
+def test_a_rank_that_counts_references_without_end_is_lost_and_nothing_of_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ringfort.rpc.references.SLACK", 10)
     with agents(3, config=RpcConfig(max_references=5)) as (flooder, server, other):
-        server._references._slack = 10
         server.register("one", lambda: 1)
         for number in range(100):
             flooder._network.post(1, pack_count(Count(Reference(1, 0, number), 0, 1)))

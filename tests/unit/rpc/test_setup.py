@@ -12,7 +12,7 @@ from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Terms
 from ringfort.errors import HandshakeError, RefusedError
 from ringfort.rpc import setup
-from ringfort.transport.hello import Calls
+from ringfort.transport.hello import Calls, Hello
 from ringfort.transport.machine import Machine
 from ringfort.transport.tcp import listen
 from tests.helpers.background import Background
@@ -41,7 +41,7 @@ def test_a_member_with_another_key_does_not_get_a_ranks_connection_and_the_rank_
     other = terms()
     claim = connect(0, [listener.address], Calls(1, TOKEN), other)
     with pytest.raises(RefusedError, match="for the agents of a group that has formed"):
-        claim.hear("rank 0", other.deadline)
+        claim.hear(0, Hello, other.deadline)
     claim.close()
     connection = connect(0, [listener.address], Calls(1, TOKEN), rank)
     accepting.result()

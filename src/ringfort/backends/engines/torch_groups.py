@@ -82,10 +82,6 @@ class TorchNative(Native):
 
         return Pending(is_done, (work, arguments))
 
-    def close(self) -> None:
-        """Let go of the group."""
-        self.group = None
-
 
 def may_have(group: str, library: str = "") -> bool:
     """Whether torch is installed with `library` and, where the program has imported it, with the class `group`."""

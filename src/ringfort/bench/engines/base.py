@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -34,8 +33,7 @@ class Host(NamedTuple):
     """The name of the interface that has `address`, for engines that ask for it."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How an engine's group is laid out."""
 
     ranks: int
@@ -48,8 +46,7 @@ class Plan:
         return self.hosts[rank % len(self.hosts)]
 
 
-@dataclass(frozen=True)
-class Seat:
+class Seat(NamedTuple):
     """One rank's place in its group."""
 
     rank: int

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
 from ringfort.bench.engines.base import Bound, Engine, Plan, Seat, output
 from ringfort.bench.options import Case
 from ringfort.bench.patterns import Array
+from ringfort.collectives.arrays import wrap_torch
+from ringfort.collectives.reduction import element_type_named
 
 
 class GlooEngine(Engine):
@@ -30,9 +30,8 @@ class GlooEngine(Engine):
 
     def setup(self, seat: Seat) -> None:
         """Meet through a file, so that no port is guessed."""
-        self._torch: Any = import_module("torch")
         self._dist: Any = import_module("torch.distributed")
-        self._torch.set_num_threads(1)  # ranks share the cores, as ours do
+        import_module("torch").set_num_threads(1)  # ranks share the cores, as ours do
         store = self._dist.FileStore(str(seat.folder / "store"), seat.world_size)
         self._dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world_size)
         self._rank = seat.rank
@@ -41,7 +40,8 @@ class GlooEngine(Engine):
         """See `Engine.bind`."""
         dist = self._dist
         out = output(case, self._rank)
-        x, y = self._tensor(source), self._tensor(out)
+        kind = element_type_named(case.dtype)
+        x, y = (None if array is None else wrap_torch(array, kind) for array in (source, out))
         # The parts that torch wants as a list, at the root only.
         whole = {"gather": y, "scatter": x}.get(case.op) if self._rank == 0 else None
         rows = None if whole is None else list(whole.unbind(0))
@@ -60,14 +60,6 @@ class GlooEngine(Engine):
             "scatter": lambda: dist.scatter(y, rows, 0),
         }
         return Bound(runs[case.op], lambda: source if out is None else out)
-
-    def _tensor(self, array: Array | None) -> Any:
-        """A tensor of the same memory."""
-        if array is None:
-            return None
-        if array.dtype.name == "bfloat16":  # torch does not know NumPy's, but reads the same bits
-            return self._torch.from_numpy(array.view(np.dtype(np.int16))).view(self._torch.bfloat16)
-        return self._torch.from_numpy(array)
 
     def barrier(self) -> object:
         """See `Engine.barrier`."""

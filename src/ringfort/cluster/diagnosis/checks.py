@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
@@ -40,8 +40,7 @@ class Outcome(Enum):
     """It could not be checked."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One line of the doctor's report."""
 
     name: str
@@ -51,8 +50,7 @@ class Check:
     """What to do; empty if nothing."""
 
 
-@dataclass(frozen=True)
-class Firewall:
+class Firewall(NamedTuple):
     """How to look at one kind of firewall, and how to open it."""
 
     command: tuple[str, ...]

@@ -9,11 +9,10 @@ from ringfort.cluster.core.link_kinds import LinkKind
 from ringfort.cluster.core.other_clusters import HOW_TO_JOIN, describe_other_clusters
 from ringfort.cluster.core.peer_messages import Epoch, Hello
 from ringfort.cluster.core.proposer import TOO_FEW
+from ringfort.cluster.discovery.interfaces import host_of
 from ringfort.cluster.net.control import Control
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.view import PeerView
-from ringfort.config import parse_address
-from ringfort.errors import ConfigError
 
 MAX_LISTED: Final = 6
 """Entries of each list that are shown."""
@@ -70,16 +69,9 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
 
 def _listening_address(remote: str, hello: Hello) -> str:
     """Return the address that the peer listens on at the host of `remote`, whose port may be an ephemeral one."""
-    host = _host(remote)
-    return next((address for address in hello.member.addresses if host and _host(address) == host), remote)
-
-
-def _host(address: str) -> str:
-    """Return the host without scope and port; empty for an invalid address, which a peer may have sent."""
-    try:
-        return parse_address(address)[0].partition("%")[0]
-    except ConfigError:
-        return ""
+    host = host_of(remote).partition("%")[0]  # without its scope, which means nothing on another machine
+    there = (address for address in hello.member.addresses if host and host_of(address).partition("%")[0] == host)
+    return next(there, remote)
 
 
 def _ranks(epoch: Epoch | None, peer: str) -> tuple[int, ...]:

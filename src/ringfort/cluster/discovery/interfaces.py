@@ -111,10 +111,7 @@ class Choice:
 
     def interface_at(self, address: str) -> Interface | None:
         """Return the interface that leads to `address`, which is `host:port`."""
-        try:
-            return self.interface_of(parse_address(address)[0])
-        except ConfigError:
-            return None
+        return self.interface_of(host_of(address))
 
 
 def choose(listing: Sequence[Interface], wanted: Sequence[str] = (), *, strict: bool = True) -> Choice:
@@ -204,6 +201,14 @@ def is_on_link(address: str, choice: Choice) -> bool:
     """
     ip = parse_ip(address)
     return ip is not None and ((ip.version == 6 and ip.is_link_local) or choice.interface_of(address) is not None)
+
+
+def host_of(address: str) -> str:
+    """Return the host in `host:port`; empty for an invalid address, which a peer may have sent."""
+    try:
+        return parse_address(address)[0]
+    except ConfigError:
+        return ""
 
 
 def parse_ip(text: str) -> IPAddress | None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from zeroconf import IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -38,8 +38,7 @@ _RESOLVE_MS: Final = 3000
 _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})\." + re.escape(SERVICE))
 
 
-@dataclass(frozen=True)
-class Announcement:
+class Announcement(NamedTuple):
     """A process that claims to be in a cluster, and its addresses. Nothing of it is proved."""
 
     network: str
@@ -48,8 +47,7 @@ class Announcement:
     port: int
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(NamedTuple):
     """Discovery does not work, at least on one interface. Peers that are named by address can still be reached."""
 
     what: str

@@ -253,12 +253,10 @@ class PeerConnector:
         self.directory.failed(address, clock(), why)
         self.look()
 
-    def linked(self, peer: str, address: str) -> None:
-        """Note that the link with `peer` goes to `address`; empty if the peer opened it."""
-        self.directory.linked(key_of(peer), address)
-
-    def unlinked(self, peer: str) -> None:
-        """Note that the link with `peer` has ended, if there was one."""
-        if key_of(peer) in self.directory.linked_peers:
+    def linked(self, peer: str, address: str | None) -> None:
+        """Note that the link with `peer` goes to `address`, empty if the peer opened it; None if there is no link."""
+        if address is not None:
+            self.directory.linked(key_of(peer), address)
+        elif key_of(peer) in self.directory.linked_peers:
             self.directory.unlinked(key_of(peer), clock())
             self.look()

@@ -2,7 +2,7 @@
 
     core: PeerCore                      decides who leads, who is lost and which epoch follows. No I/O
     driver: CoreDriver                  tells the core what happens and carries out its instructions
-    links: LinkTable                    the open control links
+    links: ControlLinks                    the open control links
     connector, listener                 dial peers and accept their connections
     votes: VoteWriter                   keeps the core's votes on the disk
     link_metrics: LinkMetrics           measured speeds, and the ring order that follows from them
@@ -18,7 +18,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ringfort.bootstrap.connection import Connection
@@ -34,7 +34,7 @@ from ringfort.cluster.diagnosis.recent_events import RecentEvents
 from ringfort.cluster.discovery.interfaces import Choice
 from ringfort.cluster.discovery.mdns import THIS_MACHINE
 from ringfort.cluster.net.connector import PeerConnector
-from ringfort.cluster.net.control_link import ControlLink, LinkTable
+from ringfort.cluster.net.control_link import ControlLink, ControlLinks
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.core_driver import CoreDriver
 from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
@@ -59,24 +59,25 @@ _LOOK_FOR_OTHER_CLUSTERS: Final = 0.5
 """Seconds between two looks for other clusters."""
 
 
+@dataclass(eq=False)
 class Control:
     """One peer's control plane. Call its methods in the loop."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        publish: Callable[[ClusterEvent], None],
-        work_done: Callable[[], int] | None = None,
-        *,
-        on_change: Callable[[], object] = lambda: None,
-        before_tick: Callable[[], None] = lambda: None,
-        on_stream: Callable[[str, str, Connection], None] = lambda _peer, _purpose, connection: connection.close(),
-        on_fence: Callable[[Fence], None] = lambda _: None,
-    ) -> None:
-        """`publish` receives every event. `on_change` is called before that and whenever the core may have changed,
-        `before_tick` before every heartbeat. `on_stream` takes over the streams that peers open, `on_fence` fences the
-        program of an elastic run."""
-        self.setup = setup
+    setup: Setup
+    publish: Callable[[ClusterEvent], None]
+    """Receives every event."""
+    work_done: Callable[[], int] | None = None
+    on_change: Callable[[], object] = lambda: None
+    """Called before `publish`, and whenever the core may have changed."""
+    before_tick: Callable[[], None] = lambda: None
+    """Called before every heartbeat."""
+    on_stream: Callable[[str, str, Connection], None] = lambda _peer, _purpose, connection: connection.close()
+    """Takes over the streams that peers open."""
+    on_fence: Callable[[Fence], None] = lambda _: None
+    """Fences the program of an elastic run."""
+
+    def __post_init__(self) -> None:
+        setup = self.setup
         self.core = PeerCore(
             setup.member(),
             setup.config,
@@ -84,13 +85,13 @@ class Control:
             name=setup.name,
             version=setup.version,
             ring_order=self._ring_order,
-            work_done=work_done,
+            work_done=self.work_done,
         )
-        self.links = LinkTable()
+        self.links = ControlLinks()
         self.connector = PeerConnector(setup, self._attach, self._moved, self._measured)
         self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
-        self.streams = PeerStreams(setup, self.connector, self.core.contacts, on_stream)
+        self.streams = PeerStreams(setup, self.connector, self.core.contacts, self.on_stream)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
         store = DurableVotes(setup.home, setup.vote_scope, setup.peer)
         self.votes = VoteWriter(
@@ -102,14 +103,12 @@ class Control:
             close=self._close,
             learn=self.connector.learn,
             persist=self.votes.write,
-            fence=on_fence,
+            fence=self.on_fence,
             publish=self._on_event,
-            changed=on_change,
+            changed=self.on_change,
             before_tick=self._before_tick,
         )
         self.recent = RecentEvents()
-        self._publish = publish
-        self._on_tick = before_tick
         self._probing = asyncio.Semaphore(MAX_PROBES)
         self._tasks = BackgroundTasks()
 
@@ -162,7 +161,7 @@ class Control:
         self.votes.close(is_released=self.core.is_released)
 
     def _before_tick(self) -> None:
-        self._on_tick()
+        self.before_tick()
         self.votes.store.touch()
 
     async def _vouch(self) -> None:
@@ -279,7 +278,7 @@ class Control:
         elif contact is None or contact.link != number or contact.hello is None:
             return
         elif isinstance(message, Note):
-            self._publish(Noted(link.peer, message.topic, message.body))
+            self.publish(Noted(link.peer, message.topic, message.body))
         elif isinstance(message, MachineReport):
             self.link_metrics.on_machine_report(contact.hello, message, now)
         else:
@@ -308,10 +307,7 @@ class Control:
         """Tell the address directory which address the link with `peer` uses now, if there is a link."""
         contact = self.core.contacts.get(peer)
         link = None if contact is None else self.links.open.get(contact.link)
-        if link is None:
-            self.connector.unlinked(peer)
-        else:
-            self.connector.linked(peer, link.dialled)
+        self.connector.linked(peer, None if link is None else link.dialled)
 
     def _measured(self, address: str, found: Measurement) -> None:
         """Share the result of a probe. A control link stays on its path: only data follows the fastest one."""
@@ -333,7 +329,7 @@ class Control:
                 self._tasks.start(self._vouch())
         elif isinstance(event, EpochEnded):
             self.epoch_connections.ended(event.epoch, event.why)
-        self._publish(event)
+        self.publish(event)
 
     def _moved(self, choice: Choice) -> None:
         """Listen on the interfaces of `choice`, if they are still the current ones."""

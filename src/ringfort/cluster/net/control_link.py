@@ -1,5 +1,5 @@
-"""Connections of the control service: `connect` opens one, `ControlLink` carries messages over one, and `LinkTable` has
-all control links of this peer."""
+"""Connections of the control service: `connect` opens one, `ControlLink` carries messages over one, and `ControlLinks`
+has all control links of this peer."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class ControlLink(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.on_end, why)
 
 
-class LinkTable:
+class ControlLinks:
     """Numbers links, sends on them, and follows those that were closed until their last messages have left."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -68,8 +68,7 @@ class _Content(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(_Content)
 
 
-@dataclass(frozen=True)
-class _Process:
+class _Process(NamedTuple):
     """Another process of this node, as its file tells."""
 
     peer: str

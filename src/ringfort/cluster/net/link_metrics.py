@@ -71,10 +71,8 @@ class LinkMetrics:
 
     def add(self, found: Measurement, address: str) -> bool:
         """Take the result of a probe. Return False if a faster path to that peer is known."""
-        path = self._paths.get(found.peer)
-        if path is None or self._connector.choice.interface_at(path.address) != self._connector.choice.interface_at(
-            address
-        ):
+        path, interface_at = self._paths.get(found.peer), self._connector.choice.interface_at
+        if path is None or interface_at(path.address) != interface_at(address):
             if path is not None and path.latest.bandwidth >= found.bandwidth:
                 return False
             path = self._paths[found.peer] = _Path(address, found)

@@ -15,8 +15,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -61,21 +60,19 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 _decoder = msgspec.msgpack.Decoder(_Said)
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """What a probe found, seen from this side; bytes a second."""
 
     peer: str
     bandwidth_out: float
     bandwidth_in: float
+    round_trip: float | None = None
+    """Seconds for connecting: about two round trips and the arithmetic of a handshake. None at the responder."""
 
     @property
     def bandwidth(self) -> float:
         """Of the slower direction."""
         return min(self.bandwidth_out, self.bandwidth_in)
-
-    round_trip: float | None = None
-    """Seconds for connecting: about two round trips and the arithmetic of a handshake. None at the responder."""
 
 
 async def probe(host: str, port: int, credentials: Credentials | None, me: str, turn: asyncio.Lock) -> Measurement:

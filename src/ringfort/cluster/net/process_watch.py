@@ -58,9 +58,6 @@ class ProcessWatch:
 
 def open_own_pidfd() -> int | None:
     """Return a pidfd of this process, or None if the system has none."""
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
+    with suppress(AttributeError, OSError):  # another system; an older kernel, or a sandbox
         return os.pidfd_open(os.getpid())
-    except OSError:  # an older kernel, or a sandbox
-        return None
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
@@ -13,6 +12,7 @@ from typing import Any, Final
 from ringfort.cluster.core.topology import Accelerator, NodeProfile
 from ringfort.cluster.discovery.system import run_tool
 from ringfort.config import MIB
+from ringfort.transport.machine import cores
 
 NVIDIA_FOLDER: Final = Path("/proc/driver/nvidia/gpus")
 _TOOL_TIMEOUT: Final = 2.0
@@ -21,11 +21,9 @@ _MAX_NAME: Final = 64
 """Characters of a name that are sent to others."""
 
 
-def this_machine(
-    peer: str, host: str, accelerators: tuple[Accelerator, ...] = (), version: str | None = None
-) -> NodeProfile:
-    """Return the profile of this machine. Detect `accelerators` and `version` unless they are given. This takes
-    milliseconds, or up to two seconds if nvidia-smi has to be called."""
+def this_machine(peer: str, host: str, accelerators: tuple[Accelerator, ...], version: str) -> NodeProfile:
+    """Return the profile of this machine. Detect its accelerators if none are given. This takes milliseconds, or up to
+    two seconds if nvidia-smi has to be called."""
     import psutil  # not at the top: the command line starts without it
 
     memory = psutil.virtual_memory().total
@@ -34,10 +32,10 @@ def this_machine(
         host=host,
         name=platform.node()[:_MAX_NAME],
         platform=f"{platform.system()} {platform.machine()}",
-        cores=usable_cores(),
+        cores=cores(),
         memory=memory,
         accelerators=accelerators or find_accelerators(memory),
-        version=own_version() if version is None else version,
+        version=version,
     )
 
 
@@ -49,13 +47,6 @@ def own_version() -> str:
         return version("ringfort")
     except PackageNotFoundError:
         return ""
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use, which a container or `taskset` may limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def find_accelerators(memory: int) -> tuple[Accelerator, ...]:

@@ -19,7 +19,7 @@ from ringfort.cluster.net.profile import from_torch, own_version
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, Environment, choose_encryption, patience_of
 from ringfort.errors import HandshakeError, InvalidArgumentError
 from ringfort.identity.credentials import Credentials
-from ringfort.identity.known import KnownKeys
+from ringfort.identity.keypair import KnownKeys
 
 MAX_SLOTS = 4096
 """The limit of `Member.slots`."""

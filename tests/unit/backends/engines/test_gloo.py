@@ -19,8 +19,8 @@ from ringfort import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from ringfort.backends.engines import gloo
 from ringfort.bootstrap import torch_store
+from ringfort.bootstrap.terms import warn_once
 from ringfort.bootstrap.torch_store import Place
 from ringfort.testing.groups import closing_all, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
@@ -56,7 +56,7 @@ def test_wrong_arguments_raise_at_once(rank: int, world_size: int, error: type[E
 
 
 def test_groups_of_one_store_do_not_meet_and_gloo_is_said_not_to_encrypt(caplog: pytest.LogCaptureFixture) -> None:
-    gloo._say_once.cache_clear()
+    warn_once.cache_clear()
     store = torch.distributed.HashStore()
     with caplog.at_level(logging.WARNING):
         for turn in range(2):
@@ -130,6 +130,6 @@ def test_a_person_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_store._where_to_listen(place(), ["", ""], machines, "eth8") == {"interface": "eth8"}
 
 
-def test_where_nothing_is_known_the_person_is_asked() -> None:
+def test_where_nothing_is_known_the_person_may_use_engine() -> None:
     with pytest.raises(ConfigError, match="name the network interface"):
         torch_store._where_to_listen(place(), ["", ""], {0: HERE, 1: THERE}, None)

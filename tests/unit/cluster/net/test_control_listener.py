@@ -37,7 +37,8 @@ class Scene:
         self.refused: list[str] = []
         self._sockets: list[socket.socket] = []
         self._changed = asyncio.Event()
-        self.core = Listener(member(), on_refused=self._refused, **limits)
+        self.core = Listener(member(), on_refused=self._refused)
+        vars(self.core).update(limits)
         self.listener = ControlListener(self.core, self._accepted)
         self.listener.open(["127.0.0.1"], 0)
         self.address = parse_address(self.listener.addresses[0])

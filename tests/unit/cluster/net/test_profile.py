@@ -10,12 +10,12 @@ import pytest
 
 from ringfort.cluster.core.topology import Accelerator
 from ringfort.cluster.net import profile
-from ringfort.cluster.net.profile import from_driver, from_torch, parse_nvidia_smi, this_machine
+from ringfort.cluster.net.profile import from_driver, from_torch, own_version, parse_nvidia_smi, this_machine
 from ringfort.config import GIB, MIB
 
 
 def test_this_machine_has_cores_and_memory_and_a_name() -> None:
-    node = this_machine("peer", "host")
+    node = this_machine("peer", "host", (), own_version())
     assert (node.peer, node.host) == ("peer", "host")
     assert node.cores >= 1
     assert node.memory > 64 * MIB
@@ -25,7 +25,7 @@ def test_this_machine_has_cores_and_memory_and_a_name() -> None:
 
 def test_asking_for_it_does_not_load_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    this_machine("peer", "host")
+    this_machine("peer", "host", (), own_version())
     assert "torch" not in sys.modules
 
 

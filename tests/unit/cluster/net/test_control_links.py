@@ -8,7 +8,7 @@ from typing import Any, cast
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.contacts import Contact
 from ringfort.cluster.core.gossip import Note, encode
-from ringfort.cluster.net.control_link import GOSSIP_BURST, GOSSIP_RATE, ControlLink, LinkTable
+from ringfort.cluster.net.control_link import GOSSIP_BURST, GOSSIP_RATE, ControlLink, ControlLinks
 from ringfort.cluster.net.host import clock
 
 
@@ -28,8 +28,8 @@ class FakeLink:
         self.is_closed = True
 
 
-def table(count: int) -> tuple[LinkTable, list[Any]]:
-    links, made = LinkTable(), [FakeLink() for _ in range(count)]
+def table(count: int) -> tuple[ControlLinks, list[Any]]:
+    links, made = ControlLinks(), [FakeLink() for _ in range(count)]
     for link in made:
         links.add(cast("ControlLink", link))
     return links, made
