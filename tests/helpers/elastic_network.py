@@ -36,6 +36,20 @@ HEALING = 15.0
 """Virtual seconds after the last fault within which all peers train together again."""
 
 
+class Reduced(int):
+    """A sum that remembers the epoch that it was reduced in: of one step, all members apply that of one epoch, though
+    every epoch would compute the same number."""
+
+    epoch: tuple[int, str]
+
+    @classmethod
+    def of(cls, values: list[int], epoch: Epoch) -> Reduced:
+        """Add up the values of the members of `epoch`."""
+        found = cls(sum(values))
+        found.epoch = epoch.key
+        return found
+
+
 @dataclass(eq=False)
 class Program:
     """The training process of one peer."""
@@ -133,7 +147,7 @@ class Program:
                     values = self.exchange(me, self.local)
                     if values is None:
                         return
-                    self.resume(sum(values))
+                    self.resume(Reduced.of(values, self.epoch))
                 case Share(root=root, result=result):
                     values = self.exchange(me, result, root)
                     if values is None:
@@ -264,7 +278,7 @@ class World:
         self.trainers = hosts - witnesses
         self.disks: dict[int, tuple[int, int]] = {}
         self.programs: dict[str, Program] = {}
-        self.results: dict[tuple[str, int], int] = {}
+        self.results: dict[tuple[str, int], Any] = {}
         self.marks: dict[tuple[str, int], Mark] = {}
         config = AutoDiscoveryConfig(min_peers=0)
         self.network = SimulatedNetwork(seed, hosts, config, observer=self.observe, traced=traced)
@@ -357,8 +371,9 @@ class World:
         """The state is that of one process without faults."""
         key = (result.branch, result.step)
         self.network.log(f"{program.peer.id} applies {key}")
-        if self.results.setdefault(key, result.payload) != result.payload:
-            raise Wrong(f"two results for {key}")
+        made = result.payload.epoch if isinstance(result.payload, Reduced) else result.payload
+        if self.results.setdefault(key, made) != made:
+            raise Wrong(f"two results for {key}: {self.results[key]} and {made}")
         if program.state != expected(result.cursor):
             raise Wrong(f"{program.peer.id} has {program.state} after {key}, not {expected(result.cursor)}")
 

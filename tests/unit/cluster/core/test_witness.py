@@ -173,6 +173,17 @@ def test_a_witness_that_comes_late_is_seated_between_two_messages_of_a_step() ->
     assert all(now > then for now, then in zip(steps(world), before, strict=True))
 
 
+def test_a_witness_does_not_help_one_machine_to_repeat_the_steps_of_the_other() -> None:
+    world = begun()
+    world.network.partition([1])
+    world.network.run_until(15.0)
+    assert members(world, 0) == [0, WITNESS]
+    world.network.heal()
+    world.network.partition([0])  # alone it wins the tie with the witness, as the holder
+    world.network.run_until(30.0)
+    assert (members(world, 0), members(world, 1), members(world, WITNESS)) == ([0], [], [])
+
+
 def test_a_witness_that_starts_again_keeps_its_votes() -> None:
     world = begun()
     world.network.partition([1])
