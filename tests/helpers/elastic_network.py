@@ -104,8 +104,8 @@ class Program:
         """Take part in an epoch."""
         self.end()
         self.epoch, self.round, self.got, self.has_sent = epoch, 0, {}, False
-        me = epoch.peers.index(self.peer.id)
-        self.script = self.replica.epoch(epoch.number, me, len(epoch.peers), epoch.lineages[0])
+        me = epoch.holders.index(self.peer.id)
+        self.script = self.replica.epoch(epoch.number, me, len(epoch.holders), epoch.lineages[0])
         self.doing = next(self.script)
         self.advance()
 
@@ -183,10 +183,10 @@ class Program:
             self.got[self.round, me] = value
             self.replica.wants_pause = self.world.has_learner_for(self)
             if root is None or root == me:
-                for other in self.epoch.peers:
+                for other in self.epoch.holders:
                     if other != self.peer.id:
                         self.world.send(self, other, self.epoch.key, self.round, me, value)
-        needed = range(len(self.epoch.peers)) if root is None else (root,)
+        needed = range(len(self.epoch.holders)) if root is None else (root,)
         if any((self.round, rank) not in self.got for rank in needed):
             return None
         values = [self.got[self.round, rank] for rank in needed]
@@ -254,8 +254,10 @@ class Program:
 class World:
     """A simulated network with a program on each peer, and the promises that are checked at every step."""
 
-    def __init__(self, seed: int, hosts: int, *, traced: bool = False) -> None:
+    def __init__(self, seed: int, hosts: int, *, witnesses: int = 0, traced: bool = False) -> None:
+        """The last `witnesses` hosts have no program: they only vote."""
         self.random = Random(seed ^ 0x5EED)
+        self.trainers = hosts - witnesses
         self.disks: dict[int, Saved] = {}
         self.programs: dict[str, Program] = {}
         self.results: dict[tuple[str, int], Total] = {}
@@ -265,7 +267,9 @@ class World:
 
     def start(self, host: int) -> None:
         """Start a process and its program."""
-        peer = self.network.start(host)
+        peer = self.network.start(host, witness=host >= self.trainers)
+        if host >= self.trainers:
+            return
         program = self.programs[peer.id] = Program(peer, self)
         self.call(peer, "set_run_state", program.run_state())
         self.later(program, 0.3, 0.5, program.look)
@@ -350,7 +354,7 @@ class World:
         key = (result.branch, result.step)
         self.network.log(f"{program.peer.id} applies {key}")
         if self.results.setdefault(key, result.payload) != result.payload:
-            raise Wrong(f"two results for {key}")
+            raise Wrong(f"two results for {key}: {self.results[key]} and {result.payload}")
         if program.state != expected(result.cursor):
             raise Wrong(f"{program.peer.id} has {program.state} after {key}, not {expected(result.cursor)}")
 
@@ -358,12 +362,12 @@ class World:
 class History:
     """One random history."""
 
-    def __init__(self, seed: int, *, duration: float = 8.0, traced: bool = False) -> None:
+    def __init__(self, seed: int, *, witnesses: int = 0, duration: float = 8.0, traced: bool = False) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.hosts = self.random.randint(2, 6)
+        self.hosts = self.random.randint(2, 6) + witnesses
         self.duration = duration
-        self.world = World(seed, self.hosts, traced=traced)
+        self.world = World(seed, self.hosts, witnesses=witnesses, traced=traced)
 
     def run(self) -> str | None:
         """Live the history. Return what went wrong."""

@@ -14,6 +14,7 @@ from ringfort.cli.key import key
 from ringfort.cli.outcome import Commands
 from ringfort.cli.peers import peers
 from ringfort.cli.run import run
+from ringfort.cli.witness import witness
 
 # Plain help and errors: an error is one line that a log or another program can read, not a box or a traceback.
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.command()(bench)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(peers)
 app.command()(doctor)
+app.command()(witness)
 app.add_typer(key, name="key")
 app.add_typer(checkpoint, name="checkpoint")
 

@@ -72,7 +72,7 @@ def _counted(node: ClusterNode) -> Callable[[], int]:
 def _bandwidths(node: ClusterNode, epoch: Epoch) -> dict[int, float]:
     """Return the measured bytes per second between this member and others, by rank."""
     topology, me = node.topology(), node.peer_id
-    links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.peers) if peer != me}
+    links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.holders) if peer != me}
     return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
 
@@ -146,7 +146,7 @@ class AutoDiscoveryBackend(Backend):
         self.node.hold(False)
         epoch = self.node.wait_for_peers(n, timeout)
         formed = self._mesh.epoch
-        if len(epoch.members) > 1 and (formed is None or formed.key != epoch.key):
+        if len(epoch.holders) > 1 and (formed is None or formed.key != epoch.key):
             self._expect(epoch)
         return epoch
 
@@ -188,7 +188,7 @@ class AutoDiscoveryBackend(Backend):
             if left <= 0:
                 raise RendezvousTimeoutError("establishing the ring", timeout, state=str(failure)) from failure
             epoch = self.node.wait_for_peers(0, left)
-            if len(epoch.members) > 1:
+            if len(epoch.holders) > 1:
                 self._expect(epoch)
             # First of all: once every member holds, none accepts an epoch that only adds peers.
             self.node.hold(True)
@@ -206,7 +206,7 @@ class AutoDiscoveryBackend(Backend):
     def _form(self, epoch: Epoch, deadline: float) -> None:
         left = max(0.01, deadline - time.monotonic())
         connections = self.node.connect_members(epoch, left, machine_for(self.config))
-        place = epoch.peers.index(self.node.peer_id)
+        place = epoch.holders.index(self.node.peer_id)
         self._forming = (epoch, tuple(connections.values()))
         try:
             if self.node.epoch != epoch:  # it ended before `_forming` was set
@@ -214,12 +214,12 @@ class AutoDiscoveryBackend(Backend):
             links = links_over(place, connections, self.config, self.node.credentials, deadline=deadline)
             mesh = _EpochBackend(
                 place,
-                len(epoch.members),
+                len(epoch.holders),
                 self.config,
                 *links,
                 epoch=epoch.number % _EPOCHS,
                 # Checked, because it comes from the leader: no collective could complete on a ring without a member.
-                ring=epoch.ring if sorted(epoch.ring) == list(range(len(epoch.members))) else (),
+                ring=epoch.ring if sorted(epoch.ring) == list(range(len(epoch.holders))) else (),
                 bandwidths=_bandwidths(self.node, epoch),
                 is_measured=True,
                 next_operation=_counted(self.node),
@@ -240,12 +240,12 @@ class AutoDiscoveryBackend(Backend):
             return
         if isinstance(event, ControlLost):
             mesh.group.fail(lambda: ControlLostError(event.why))
-        elif isinstance(event, PeerLost) and event.peer in mesh.epoch.peers:
+        elif isinstance(event, PeerLost) and event.peer in mesh.epoch.holders:
             mesh.has_lost = True
             # A peer that has left may only have finished first: the engine learns by itself which calls still need it.
             # Of a peer that was killed it may not learn, because a forked child can keep the connections open.
             if not event.left:
-                mesh.group.lose(mesh.epoch.peers.index(event.peer), f"{event.why} ({event.peer})")
+                mesh.group.lose(mesh.epoch.holders.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == mesh.epoch.key:
             with suppress(ChannelClosedError):  # it may end because this node leaves
                 self.node.hold(False)  # peers that were cut off may come back

@@ -88,11 +88,11 @@ class ClusterNode:
     ) -> None:
         """Prepare a node; `start` starts it.
 
-        `slots` is the number of ranks of this process; 0 makes it an observer. `credentials` default to this user's
-        own. `encryption` overrides `config` and the environment (see `choose_encryption`). `control` says where the
-        control service runs: by default in a process of its own, for an observer in a thread. `steps_done` returns the
-        training steps done so far, for `ringfort peers`; by default, the steps of this process's optimizers and of
-        `average_gradients`.
+        `slots` is the number of ranks of this process; 0 makes it an observer, or with `config.elastic` a witness of
+        the run `config.run`. `credentials` default to this user's own. `encryption` overrides `config` and the
+        environment (see `choose_encryption`). `control` says where the control service runs: by default in a process of
+        its own, for an observer or a witness in a thread. `steps_done` returns the training steps done so far, for
+        `ringfort peers`; by default, the steps of this process's optimizers and of `average_gradients`.
 
         Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` if `config` and the environment
         contradict each other, and `IdentityError` if the key or secret cannot be read.
@@ -240,7 +240,7 @@ class ClusterNode:
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("n", n, "must be a whole number of at least 0")
         what = f"waiting for {n} other peer{'' if n == 1 else 's'}" if n else "waiting for an epoch"
-        return self._wait(lambda epoch: len(epoch.members) > n, what, timeout)
+        return self._wait(lambda epoch: len(epoch.holders) > n, what, timeout)
 
     def wait_for_epoch(self, above: int, timeout: float | None = None) -> Epoch:
         """Wait for an epoch with a number above `above`, as follows a loss or the arrival of a new peer, and return

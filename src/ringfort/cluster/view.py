@@ -40,6 +40,8 @@ class PeerView:
     run: str = ""
     """The run it belongs to: the `--name` of `ringfort run`; empty for a program that joined by itself."""
     slots: int = 1
+    is_witness: bool = False
+    """It votes in its run and has no rank (`ringfort witness`)."""
     ranks: tuple[int, ...] = ()
     """Its ranks in its epoch; empty if it is in none."""
     program: str = ""
@@ -52,7 +54,7 @@ class PeerView:
 
     @property
     def role(self) -> str:
-        """Its role: leader, member, waiting, or observer."""
+        """Its role: leader, member, waiting, witness, or observer."""
         if self.slots == 0:
-            return "observer"
+            return "witness" if self.is_witness else "observer"
         return "leader" if self.is_leader else "member" if self.is_member else "waiting"

@@ -123,16 +123,25 @@ class SimulatedNetwork:
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def start(
-        self, host: int, *, slots: int = 1, copy_of: int | None = None, without: Sequence[str] = (), run: str = ""
+        self,
+        host: int,
+        *,
+        slots: int = 1,
+        copy_of: int | None = None,
+        without: Sequence[str] = (),
+        run: str = "",
+        witness: bool = False,
     ) -> SimulatedPeer:
         """Start a new process on `host`. It vouches for those that ended there and takes over their votes. With 0
-        `slots` it is an observer. `copy_of`: it runs with a copy of that host's disk, including the key; such files
-        bind it, but it cannot vouch for them. `without` sets `restart_without`. `run` is the run it belongs to."""
+        `slots` it is an observer; a `witness` votes and has none either. `copy_of`: it runs with a copy of that host's
+        disk, including the key; such files bind it, but it cannot vouch for them. `without` sets `restart_without`.
+        `run` is the run it belongs to."""
         if host in self.peers and self.peers[host].alive:
             raise InvalidArgumentError("host", host, "has a peer already")
         offset, rate = self.random.uniform(10.0, 1000.0), 1 + self.random.uniform(-1e-4, 1e-4)
         key = host if copy_of is None else copy_of
-        me = Member(f"n{key}.{next(self._instances)}", f"host{host}", slots, (f"host{host}:1",), name=f"host{host}")
+        name, slots = f"host{host}", 0 if witness else slots
+        me = Member(f"n{key}.{next(self._instances)}", name, slots, (f"{name}:1",), name=name, witness=witness)
         config = replace(self.config or AutoDiscoveryConfig(), restart_without=without, run=run)
         core = PeerCore(me, config, offset + self.now * rate, work_done=lambda: peer.work)
         peer = SimulatedPeer(host, core, offset, rate)

@@ -37,6 +37,7 @@ COMMANDS = {
     "demo": {"--framework", "--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
     "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
+    "witness": {"--name", "--peer", "--interface"},
     "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
     "run": {
         *("-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout"),

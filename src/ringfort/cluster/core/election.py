@@ -76,8 +76,10 @@ class Claim(NamedTuple):
 class ElectionManager:
     """One peer's part in elections. After each call, take the contents of `outbox` and `events` and clear them."""
 
-    def __init__(self, me: str, config: ElectionConfig | None = None, now: float = 0.0) -> None:
+    def __init__(self, me: str, config: ElectionConfig | None = None, now: float = 0.0, *, stands: bool = True) -> None:
+        """`stands`: whether this peer may lead; otherwise it only votes and follows."""
         self.me = me
+        self.stands = stands
         self.config = ElectionConfig() if config is None else config
         self.state = ElectionState.IDLE
         self.term = Term()
@@ -168,6 +170,8 @@ class ElectionManager:
     def _stand_at(self) -> float:
         """Return when to stand: the best candidate once things have settled, each next one a timeout later, in case the
         better ones cannot."""
+        if not self.stands:
+            return inf
         better = sum(claim < self._mine for claim in self._claims.values())
         return self._idle_since + self.config.settle + better * self.config.timeout
 
@@ -190,7 +194,7 @@ class ElectionManager:
         claim = self._claims.get(peer)
         if claim is None or term.number <= self._voted or term.candidate != peer:
             self.outbox.append((peer, ElectionVote(term, False)))
-        elif self._mine < claim:
+        elif self.stands and self._mine < claim:
             self.outbox.append((peer, ElectionVote(term, False)))
             if self.state is ElectionState.IDLE:
                 self._stand(now)

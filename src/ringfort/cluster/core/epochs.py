@@ -209,7 +209,8 @@ class Epochs:
     def _propose(self) -> str:
         """Make the next proposal if it is due. Return what the leader waits for."""
         state, proposal = self._state, self._proposer.step()
-        if self._proposer.is_stuck and any(not report.stuck for report in state.reports.values()):
+        free = (peer for peer, report in state.reports.items() if not (report.stuck or state.is_witness(peer)))
+        if self._proposer.is_stuck and any(free):
             state.yields = state.run_state is not None  # or it would win again, though another run is ahead
             state.election.step_down(state.time)
             state.tell_election()

@@ -22,6 +22,12 @@ may have applied, and its program is fenced first: it stays there until the epoc
 become the majority of an epoch in which a step is still to be settled, and settle it in another way. A peer that copied
 the state (a *learner*) respects the epoch that it copied from (`Voter.learn`): alone, its copy is no run.
 
+Witnesses. A witness is a member that votes and has no state: it breaks the tie of two machines. It counts in a
+majority, but it never leads and never wins a tie, and a group needs a holder of the state of every epoch that it
+follows. So if a member has applied a step, each lawful successor has a member that holds the step's result. An epoch
+that adds only witnesses adds no state, so it counts as one that shrinks. A lineage whose holders have all ended has
+ended, whatever witnesses are left of it.
+
 Restarts. A process takes over the votes of earlier processes of its machine, as doubts (`Voter.recall`). So a machine
 that was a member begins a new lineage only when each member of the last epoch it knows is present or departed, or when
 a person excludes the others (*without*).
@@ -44,20 +50,24 @@ Policy = Literal["majority", "stop", "continue"]
 
 
 def is_lawful(group: Collection[str], epoch: Epoch, dead: Collection[str], policy: Policy) -> bool:
-    """Return whether `group` may follow `epoch`: it contains more than half of its living members, or exactly half and
-    the lowest id among them. Peers in `group` are alive, whatever `dead` says."""
-    if not epoch.lineages or policy == "continue":
+    """Return whether `group` may follow `epoch`: it contains a holder of its state and more than half of its living
+    members, or exactly half and the lowest id among the holders. Peers in `group` are alive, whatever `dead` says."""
+    if not epoch.lineages or policy == "continue" or is_extinct(epoch, group, dead):
         return True
-    rest = sorted(peer for peer in epoch.peers if peer in group or peer not in dead)
+    rest = [peer for peer in epoch.peers if peer in group or peer not in dead]
     kept = sum(peer in group for peer in rest)
     if policy == "stop":
         return kept == len(rest)
-    return 2 * kept > len(rest) or (2 * kept == len(rest) and (not rest or rest[0] in group))
+    holders = sorted(peer for peer in epoch.holders if peer in rest)
+    # Without a holder, witnesses and new members could settle a step again that a holder elsewhere has applied.
+    if not any(peer in group for peer in holders):
+        return False
+    return 2 * kept > len(rest) or (2 * kept == len(rest) and holders[0] in group)
 
 
 def is_extinct(epoch: Epoch, group: Collection[str], dead: Collection[str]) -> bool:
-    """Return whether no peer is left that could be at work in `epoch`."""
-    return all(peer in dead and peer not in group for peer in epoch.peers)
+    """Return whether no peer is left that could be at work in `epoch`. A witness does no work."""
+    return all(peer in dead and peer not in group for peer in epoch.holders)
 
 
 def heritage(
@@ -155,8 +165,10 @@ class Voter:
         peers = set(epoch.peers)
         if epoch.number <= self.votes.highest:
             return f"number {epoch.number} is not above {self.votes.highest}"
-        if self.me not in peers or len(peers) != len(epoch.members) or epoch.leader not in peers:
+        if self.me not in peers or len(peers) != len(epoch.members) or epoch.leader not in epoch.holders:
             return "its members do not include the leader and this peer, or are not distinct"
+        if epoch.peers[: len(epoch.holders)] != epoch.holders:
+            return "its witnesses are not its last members"  # ranks are places among the members
         if len(peers) > 1 and not epoch.lineages:
             return "it has no lineage"
         if len(self._left_over(proposal)) >= MAX_DOUBTS:
@@ -184,7 +196,7 @@ class Voter:
             return "my run is of another lineage, which may have living members"
         if at is None:
             formed = self.votes.formed
-            if self.is_learner or formed is None or not set(epoch.peers) <= set(formed.peers):
+            if self.is_learner or formed is None or not set(epoch.holders) <= set(formed.holders):
                 return "it adds members and does not say at which step"
         elif state.is_pending:
             return f"I hold the result of step {state.step + 1}, which comes first"
@@ -323,19 +335,23 @@ def _with_the_departed(all_votes: Iterable[Votes], departed: Mapping[str, Votes]
 
 def seat(before: Epoch | None, members: Mapping[str, Member], number: int) -> tuple[Member, ...]:
     """Return `members` in order. Members of `before` keep their index if it still exists. The gaps are filled by
-    members whose index is gone, and then by new peers, sorted by host and id."""
-    seats: list[Member | None] = [None] * len(members)
-    moved: list[Member] = []
+    members whose index is gone, and then by new peers, sorted by host and id. Witnesses come last."""
     old = {} if before is None else {m.peer: (i, m.joined) for i, m in enumerate(before.members) if m.peer in members}
+    seats: list[Member | None] = [None] * sum(member.slots > 0 for member in members.values())
+    moved: list[Member] = []
+    witnesses = [m for m in members.values() if not m.slots]
     for peer, (place, joined) in old.items():
         member = _since(members[peer], joined)
+        if not member.slots:
+            continue
         if place < len(seats):
             seats[place] = member
         else:
             moved.append(member)
-    new = sorted((m for p, m in members.items() if p not in old), key=lambda m: (m.host, m.peer))
+    new = sorted((m for p, m in members.items() if p not in old and m.slots), key=lambda m: (m.host, m.peer))
     queue = [*moved, *(_since(member, number) for member in new)]
-    return tuple(queue.pop(0) if member is None else member for member in seats)
+    last = (_since(m, old[m.peer][1] if m.peer in old else number) for m in sorted(witnesses, key=lambda m: m.peer))
+    return (*(queue.pop(0) if member is None else member for member in seats), *last)
 
 
 def _since(member: Member, joined: int) -> Member:

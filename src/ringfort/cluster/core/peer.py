@@ -284,7 +284,7 @@ class PeerCore:
     def force_election(self) -> None:
         """Stand for election now; see `ElectionManager.force`. Raise `InvalidArgumentError` for an observer."""
         if not self.me.slots:
-            raise InvalidArgumentError("slots", 0, "an observer cannot lead")
+            raise InvalidArgumentError("slots", 0, "an observer or a witness cannot lead")
         self.election.force(self._state.time)
         self._state.tell_election()
         self._refresh()
@@ -314,7 +314,7 @@ class PeerCore:
     def recall(self, all_votes: Sequence[Votes]) -> None:
         """Respect the last votes of earlier processes of this machine, except released ones: this peer founds no new
         group beside theirs. To be called before any other event."""
-        if self.me.slots:
+        if self._state.can_vote:
             self._state.recall(all_votes)
             if self.voter.votes != Votes():
                 self._state.out.append(Persist(self.voter.votes))
@@ -361,7 +361,7 @@ class PeerCore:
         """Do everything that may follow from a change or from the passing of time."""
         state = self._state
         self._links.drop_silent_peers()
-        if state.me.slots:
+        if state.can_vote:
             self._epochs.check_current()
             state.election.observe(state.time, state.own_claim(), state.claims)
             state.tell_election()
@@ -371,7 +371,7 @@ class PeerCore:
         self._links.beat_all()
         waiting = (
             self._links.next_beat,
-            state.election.deadline if state.me.slots else inf,
+            state.election.deadline if state.can_vote else inf,
             self._epochs.deadline,
             state.time + LEAP / 2,
         )

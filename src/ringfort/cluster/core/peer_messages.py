@@ -50,23 +50,25 @@ class Member(Part, frozen=True):
     """Identifies the machine. Peers with the same host are neighbours in the ring; a key on two hosts is a clone."""
     slots: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1
     """Ranks of this peer: 1 for a script that joined, the local world size for a launcher, 0 for an observer, which
-    sees every peer and is in no epoch."""
+    sees every peer and is in no epoch, and for a witness."""
     addresses: Addresses = ()
     """Where it accepts data connections, as `host:port`, best first."""
     joined: Number = 0
     """The number of the first epoch in its unbroken membership: its seniority."""
     name: Text = ""
     """The machine's name, for messages to people."""
+    witness: bool = False
+    """It votes on the epochs of an elastic run and has no rank and no state (`slots` is 0)."""
 
 
 class Epoch(Part, frozen=True, dict=True):
-    """One agreed, ordered list of peers. The ranks are the members' slots in order."""
+    """One agreed, ordered list of peers, witnesses last. The ranks are the members' slots in order."""
 
     number: Number
     leader: PeerId
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     ring: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
-    """The order in which the ring visits the members, as indices; empty for the order of `members`."""
+    """The order in which the ring visits the holders, as indices; empty for the order of `members`."""
     lineages: Lineages = ()
     """The lineages it continues. Empty only for a peer that was always alone."""
     ended: Lineages = ()
@@ -81,6 +83,11 @@ class Epoch(Part, frozen=True, dict=True):
     def peers(self) -> tuple[str, ...]:
         """The members' ids, in order."""
         return tuple([member.peer for member in self.members])
+
+    @cached_property
+    def holders(self) -> tuple[str, ...]:
+        """The ids of the members that hold a state and have ranks: all but witnesses. They come first in `peers`."""
+        return tuple([member.peer for member in self.members if member.slots])
 
     @property
     def world_size(self) -> int:

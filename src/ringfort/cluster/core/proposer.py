@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
+import msgspec
+
 from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, seat
 from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, RunState
 from ringfort.cluster.core.state import PeerState
@@ -84,8 +86,9 @@ class Proposer:
             self.is_stuck = True
             return None
         is_founding = state.run_state is None or (at is not None and not at.mark)
-        if is_founding and len(group) - 1 < state.config.min_peers:
-            self.why = f"{len(group) - 1} of at least {state.config.min_peers} {TOO_FEW}"
+        others = sum(not state.is_witness(peer) for peer in group) - 1
+        if is_founding and others < state.config.min_peers:
+            self.why = f"{others} of at least {state.config.min_peers} {TOO_FEW}"
             return None
         if self._failures == MAX_FAILURES:  # most objections are gone by the next attempt
             self.why = self._why_failed
@@ -127,29 +130,32 @@ class Proposer:
 
     def _clique(self, reports: dict[str, Report]) -> list[str]:
         """Return peers that all see each other, including this one: first members of the last epoch in their order,
-        then others by id. A peer that does not see an earlier one has to wait."""
+        then others by id, then witnesses of an elastic run. A peer that does not see an earlier one has to wait."""
+        state = self._state
         before = self._state.voter.votes.formed
         old = [peer for peer in (before.peers if before else ()) if peer in reports and peer != self.me]
         group = [self.me]
         sees = {peer: set(report.sees) for peer, report in reports.items()}
-        for peer in [*old, *sorted(reports.keys() - set(old) - {self.me})]:
-            if all(other in sees[peer] and peer in sees[other] for other in group):
+        most = MAX_MEMBERS if state.config.max_peers is None else min(state.config.max_peers + 1, MAX_MEMBERS)
+        for peer in sorted([*old, *sorted(reports.keys() - set(old) - {self.me})], key=state.is_witness):
+            is_wanted = state.run_state is not None if state.is_witness(peer) else len(group) < most
+            if is_wanted and all(other in sees[peer] and peer in sees[other] for other in group):
                 group.append(peer)
-        most = self._state.config.max_peers
-        return group[: MAX_MEMBERS if most is None else min(most + 1, MAX_MEMBERS)]
+        return group[:MAX_MEMBERS]
 
     def _same_run(self, clique: list[str], reports: dict[str, Report]) -> tuple[list[str], RunState | None]:
         """Return the peers of an elastic run that may be in the next epoch, and where all of them must be: at a new
         beginning, if no run is alive that they know of; where this peer is, if all members of its last epoch are there;
-        anywhere, if the epoch only shrinks."""
+        anywhere, if the epoch only shrinks. Witnesses are in all of them: they have no state."""
         state = self._state
-        states = {peer: found for peer in clique if (found := reports[peer].state) is not None}
+        witnesses = [peer for peer in clique if state.is_witness(peer)]
+        states = {p: found for p in clique if p not in witnesses and (found := _state_in(reports[p])) is not None}
         clique = list(states)
-        votes = {peer: reports[peer].votes for peer in clique}
-        _, basis = largest_lawful(clique, votes, state.departed, state.without, state.config.on_partition)
-        lineages, ended = heritage(basis.formed, clique, state.dead)
+        votes = {peer: reports[peer].votes for peer in (*clique, *witnesses)}
+        _, basis = largest_lawful(tuple(votes), votes, state.departed, state.without, state.config.on_partition)
+        lineages, ended = heritage(basis.formed, votes, state.dead)
         if not lineages:
-            return [peer for peer in clique if states[peer].lineage in ("", *ended)], RunState()
+            return [*(peer for peer in clique if states[peer].lineage in ("", *ended)), *witnesses], RunState()
         mine, formed = states[self.me], state.voter.votes.formed
         seated = [p for p in clique if not states[p].is_learner]
         seats = [(states[p], e) for p in seated if (e := votes[p].formed) and states[p].lineage in e.lineages]
@@ -163,8 +169,8 @@ class Proposer:
         same = [peer for peer in clique if states[peer].mark == mine.mark and not states[peer].is_pending]
         is_idle = state.voter.current is None or all(states[peer].is_ready for peer in same)
         if is_idle and self.me in same and set(old) <= set(same):
-            return same, mine
-        return old, None
+            return [*same, *witnesses], mine
+        return [*old, *witnesses], None
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +199,8 @@ class Proposer:
     def _are_all(self, group: Sequence[Member]) -> bool:
         """Return whether no other peer is expected: `max_peers` are present, or all machines of the largest epoch."""
         hosts = Counter(member.host for member in group)
-        return len(group) - 1 == self._state.config.max_peers or hosts == self._largest
+        others = sum(member.slots > 0 for member in group) - 1
+        return others == self._state.config.max_peers or hosts == self._largest
 
     # --- what -------------------------------------------------------------------------------------------------------
 
@@ -210,7 +217,7 @@ class Proposer:
         followed = basis.formed if votes.formed is None else (*basis.formed, votes.formed)
         before = max(followed, key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number), default=None)
         members = seat(before, {peer: known[peer] for peer in group}, number)
-        ring = tuple(self._ring_order(members)) if self._ring_order else ()
+        ring = tuple(self._ring_order([m for m in members if m.slots])) if self._ring_order else ()
         lineages, ended = heritage(basis.formed, group, state.dead)
         if not lineages and (len(group) > 1 or basis.doubts or ended or state.run_state is not None):
             lineages = (f"{self.me}#{number}",)
@@ -230,3 +237,11 @@ class Proposer:
         self._accepted = set()
         self._last_number = number
         return self.pending
+
+
+def _state_in(report: Report) -> RunState | None:
+    """Return the state of a peer in an elastic run. In the epoch that founds the run, its news is from before that."""
+    state, formed = report.state, report.votes.formed
+    if state is not None and not state.lineage and report.current and formed is not None and formed.lineages:
+        return msgspec.structs.replace(state, lineage=formed.lineages[0])
+    return state

@@ -34,7 +34,7 @@ class PeerState:
         peers are measured by it."""
         self.contacts = Contacts(me)
         self.health = HealthMonitor(config.health)
-        self.election = ElectionManager(me.peer, config.election, 0.0)
+        self.election = ElectionManager(me.peer, config.election, 0.0, stands=me.slots > 0)
         self.voter = Voter(me.peer, config.on_partition)
         self.out: list[Instruction] = []
         """The instructions for the node."""
@@ -56,8 +56,8 @@ class PeerState:
         """The program of this peer runs but does not respond."""
         self.step = 0
         """Training steps that the program has done."""
-        self.run_state = RunState() if config.elastic else None
-        """Where the program is in an elastic run; None if it is in none."""
+        self.run_state = RunState() if config.elastic and me.slots else None
+        """Where the program is in an elastic run; None if it is in none, and for a witness, which has no state."""
         self.is_stuck = False
         """It may not continue: too many members of its last epoch are not connected."""
         self.yields = False
@@ -79,11 +79,24 @@ class PeerState:
         """The peers it has a working link with."""
         return tuple(sorted(self.reports.keys() - {self.me.peer}))
 
+    @property
+    def can_vote(self) -> bool:
+        """Whether this peer can be in an epoch. An observer cannot."""
+        return self.me.slots > 0 or self.me.witness
+
     def counts(self, contact: Contact) -> bool:
         """Return whether this peer and the other may be in one epoch. Observers and peers of another run may not: they
         do not vote here, and nobody waits for them."""
         assert contact.hello is not None
-        return self.me.slots > 0 and contact.hello.member.slots > 0 and contact.hello.run == self.config.run
+        other = contact.hello.member
+        return self.can_vote and (other.slots > 0 or other.witness) and contact.hello.run == self.config.run
+
+    def is_witness(self, peer: str) -> bool:
+        """Return whether this or a connected peer that counts is a witness."""
+        if peer == self.me.peer:
+            return not self.me.slots
+        contact = self.contacts.get(peer)
+        return contact is not None and contact.hello is not None and not contact.hello.member.slots
 
     def recall(self, all_votes: Iterable[Votes]) -> None:
         """Take over the votes of earlier processes of this machine."""
@@ -115,7 +128,7 @@ class PeerState:
     def note(self, peer: str, report: Report) -> None:
         """Keep the report of a peer that counts."""
         self.reports[peer] = report
-        self.claims[peer] = _claim(peer, report)
+        self.claims[peer] = _claim(peer, report, is_witness=self.is_witness(peer))
 
     def forget(self, peer: str) -> None:
         """Drop the report of a peer that is not connected any more."""
@@ -152,7 +165,7 @@ class PeerState:
 
     def own_claim(self) -> Claim:
         """Return this peer's claim in an election."""
-        return _claim(self.me.peer, self.own_report())
+        return _claim(self.me.peer, self.own_report(), is_witness=not self.me.slots)
 
     def tell_report(self) -> None:
         """Send this peer's report to all, if it has changed."""
@@ -193,8 +206,10 @@ def ambiguous_names(members: Iterable[Member]) -> set[str]:
     return {name for name, machines in hosts.items() if name and len(machines) > 1}
 
 
-def _claim(peer: str, report: Report) -> Claim:
+def _claim(peer: str, report: Report, *, is_witness: bool) -> Claim:
     formed, is_last = report.votes.formed, report.stuck or report.yields
+    if is_witness:
+        return Claim(True, 1, MAX_NUMBER, 0, peer)  # the last of all: it votes for others
     # A learner's last epoch is of a run that it has left: its number says nothing about the run that it joins.
     if formed is None or (report.state is not None and report.state.is_learner):
         return Claim(is_last, 0, MAX_NUMBER, -report.work, peer)

@@ -58,6 +58,7 @@ def _view(control: Control, peer: str, hello: Hello) -> PeerView:
         version=hello.version,
         run=hello.run,
         slots=hello.member.slots,
+        is_witness=hello.member.witness,
         ranks=_ranks(epoch, peer),
         program=machine.program,
         step=contact.beat.step if contact else 0,

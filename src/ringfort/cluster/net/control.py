@@ -267,7 +267,7 @@ class Control:
             self._tasks.start(self.link_metrics.measure(peer))
         self._update_directory(peer)
         self.connector.learn(peer, message.member.addresses, peer)
-        if self.setup.slots == 0:
+        if self.setup.slots == 0 and not self.setup.config.elastic:
             self._tasks.start(self.link_metrics.measure_range(peer))
 
     def _on_gossip(self, number: int, link: ControlLink, message: Gossip) -> None:

@@ -69,7 +69,7 @@ class _Group:
 
     @property
     def missing(self) -> list[int]:
-        return [rank for rank in range(len(self.epoch.members)) if rank != self.rank and rank not in self.connections]
+        return [rank for rank in range(len(self.epoch.holders)) if rank != self.rank and rank not in self.connections]
 
     def why_missing(self) -> str:
         """Say which ranks are not connected, and why, as far as that is known."""
@@ -122,7 +122,7 @@ class EpochConnections:
             self._group.changed.set()
 
     async def connect(self, epoch: Epoch, machine: Machine, timeout: float = inf) -> dict[int, Connection]:
-        """Return a connection to every other member, by its place in `epoch`; this one is on `machine`.
+        """Return a connection to every other holder, by its place in `epoch`; this one is on `machine`.
 
         Raises `AbortedError` if the epoch ends or has ended before, `RendezvousTimeoutError` with the ranks that are
         missing after `timeout` seconds and why.
@@ -188,7 +188,7 @@ class EpochConnections:
 
     def _why_not(self, group: _Group, connection: Connection, rank: int) -> str:
         """Return why a connection cannot be that of the member it claims to be; empty if it can."""
-        if not group.rank < rank < len(group.epoch.members):
+        if not group.rank < rank < len(group.epoch.holders):
             return f"rank {rank} does not connect to rank {group.rank}"
         # The token alone proves nothing: everyone who is told of the epoch, observers too, can compute it.
         return self._setup.other_identity(connection.identity, group.epoch.members[rank].peer)
@@ -208,7 +208,7 @@ class EpochConnections:
             await asyncio.sleep(_PAUSE)
 
     async def _meet(self, group: _Group, rank: int, member: Member, address: str) -> Connection:
-        meet = Meet(group.rank, len(group.epoch.members), group.token, group.machine)
+        meet = Meet(group.rank, len(group.epoch.holders), group.token, group.machine)
         connection = await connect(*parse_address(address), self._setup.wall, meet)
         with closed_on_error({rank: connection}):
             why = self._setup.other_identity(connection.identity, member.peer)

@@ -116,7 +116,8 @@ class Setup:
 
     def member(self) -> Member:
         """Return this peer as a member, without addresses."""
-        return Member(self.peer, host_id(self.network_id), self.slots, name=self.name)
+        is_witness = self.slots == 0 and self.config.elastic
+        return Member(self.peer, host_id(self.network_id), self.slots, name=self.name, witness=is_witness)
 
 
 def _completed(

@@ -17,10 +17,11 @@ Say = Callable[[int, str], None]
 
 def names_of(epoch: Epoch) -> dict[str, str]:
     """Return the name of each member, by peer id: that of its machine, and where that is not unique, its process."""
-    names = [member.name or member.peer for member in epoch.members]
+    members = [member for member in epoch.members if member.slots]  # a witness takes no part in the steps
+    names = [member.name or member.peer for member in members]
     return {
         member.peer: name if names.count(name) == 1 else f"{name}/{member.peer.rpartition('.')[2][:6]}"
-        for member, name in zip(epoch.members, names, strict=True)
+        for member, name in zip(members, names, strict=True)
     }
 
 

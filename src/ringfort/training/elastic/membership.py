@@ -101,7 +101,7 @@ class Membership:
         found: dict[str, Connection] = {}
         own = () if left is None else left.peers
         for view in self.node.snapshot():
-            is_other = not view.is_self and view.peer not in own
+            is_other = not view.is_self and view.peer not in own and view.slots
             if is_other and view.is_member and view.run == self.node.config.run:
                 try:
                     found[view.peer] = self.node.open_stream(view.peer, PURPOSE, _CONNECT)

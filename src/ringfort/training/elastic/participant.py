@@ -286,7 +286,7 @@ class Participant:
 
     def _take_part(self, epoch: Epoch) -> Iterator[Turn | Done]:
         self.is_busy, self._last_epoch = True, epoch
-        me, size = epoch.peers.index(self.members.node.peer_id), len(epoch.peers)
+        me, size = epoch.holders.index(self.members.node.peer_id), len(epoch.holders)
         self._exchange.begin()
         self.journal.began(names_of(epoch))
         script = self.replica.epoch(epoch.number, me, size, epoch.lineages[0], self._options.fewest)
@@ -357,7 +357,7 @@ class Participant:
         # The program has applied it: the state is that of the mark.
         mark, now = apply.after, time.monotonic()
         self.replica.wants_image = self.donor.wants_image
-        has_room = self._options.most is None or len(epoch.peers) < self._options.most
+        has_room = self._options.most is None or len(epoch.holders) < self._options.most
         self.replica.wants_pause = has_room and now >= self._no_pause_before and self.donor.has_caught_up
         if any(token.wants_image for token in apply.tokens):
             self.donor.offer(self.state.image(), mark, epoch)
@@ -381,7 +381,7 @@ class Participant:
 
     def _pause(self, epoch: Epoch) -> None:
         """Wait at the end of a step for learners to be seated, or for more members."""
-        if len(epoch.peers) < self._options.fewest:
+        if len(epoch.holders) < self._options.fewest:
             self.journal.waits(self._options.fewest)
         self.is_busy = False  # nothing is to be finished if a signal comes now
         self.members.tell(self.replica.fence(0), is_ready=True)

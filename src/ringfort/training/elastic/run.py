@@ -132,7 +132,7 @@ class ElasticRun:
             return False
         members = self._participant.members
         epoch = members.epoch
-        return epoch is not None and epoch.peers[0] == members.node.peer_id
+        return epoch is not None and epoch.holders[0] == members.node.peer_id
 
     @property
     def events(self) -> list[str]:

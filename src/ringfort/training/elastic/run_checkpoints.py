@@ -43,7 +43,7 @@ class RunCheckpoints:
 
     def save(self, mark: Mark, epoch: Epoch, me: int, state: StateTree, *, is_last: bool) -> None:
         """Write the state in the background, if it is this member's turn or the last step."""
-        is_mine = mark.step > 0 and is_due(mark.step, me, len(epoch.peers), self._every)
+        is_mine = mark.step > 0 and is_due(mark.step, me, len(epoch.holders), self._every)
         if self._writer is not None and (is_mine or is_last):
             self._writer.submit(self._stamp(mark, epoch.number), state.image())
 
