@@ -28,6 +28,7 @@ class Parts:
             close=lambda link: self.done.append(("close", link)),
             learn=lambda peer, addresses, introducer: self.done.append(("learn", peer, introducer)),
             persist=lambda votes: self.done.append(("persist", votes)),
+            fence=lambda fence: self.done.append(("fence", fence.epoch)),
             publish=lambda event: (self.done.append(("event", str(event))), on_event(event))[1],
             changed=lambda: self.done.append(("changed",)),
             before_tick=lambda: self.done.append(("before tick",)),
