@@ -363,6 +363,7 @@ class Participant:
             self.donor.offer(self.state.image(), mark, epoch)
         self.checkpoints.save(mark, epoch, me, self.state, is_last=mark.step >= self.total and not result.is_state)
         self.others.announce(now)
+        self._check_others(epoch)
 
     def done(self, result: Result, *, is_finite: bool) -> Done:
         """Return what the program is given to apply."""
