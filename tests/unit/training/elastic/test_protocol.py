@@ -155,7 +155,7 @@ def test_one_step_in_order() -> None:
     assert one.mark == HERE
     tokens = (doing.value,)
     doing = script.send(tokens)
-    assert doing == Apply(Result(HERE.branch, 5, 16), tokens)
+    assert doing == Apply(Result(HERE.branch, 5, 16), tokens, HERE)
     assert one.held is None
     assert one.mark == HERE.after(doing.result, 3)
     assert script.send(None) == Compute(6, 0)
