@@ -249,7 +249,7 @@ def test_a_leader_can_step_down_and_another_peer_stand(cluster: Cluster) -> None
     leader.force_election()  # its claim was the better one all the time
     wanted = (ElectionEventKind.NEW_MASTER, leader.peer_id)
     cluster.wait_for(other, lambda event: isinstance(event, ElectionEvent) and (event.kind, event.peer) == wanted)
-    with pytest.raises(InvalidArgumentError, match="an observer cannot lead"):
+    with pytest.raises(InvalidArgumentError, match="an observer or a witness cannot lead"):
         cluster.start(slots=0).force_election()
 
 
@@ -316,7 +316,7 @@ def test_programs_open_streams_to_each_other_outside_any_epoch(cluster: Cluster)
         said = Refused("group", str(number))
         ours.say(said, time.monotonic() + PATIENCE)
         with pytest.raises(RefusedError, match=f": {number}$"):  # sealed and opened with the session's keys
-            theirs.hear("it", time.monotonic() + PATIENCE)
+            theirs.hear(0, Join, time.monotonic() + PATIENCE)
         ours.close()
         theirs.close()
     end()
@@ -333,7 +333,7 @@ def test_a_stream_whose_callback_fails_is_closed(cluster: Cluster, caplog: pytes
     two.on_stream(lambda peer, purpose, connection: {}[purpose])
     stream = one.open_stream(two.peer_id, "echo", PATIENCE)
     with stream.sock, pytest.raises(NoConnectionError):
-        stream.hear("it", time.monotonic() + PATIENCE)
+        stream.hear(0, Join, time.monotonic() + PATIENCE)
     assert "A callback failed for a stream" in caplog.text
 
 

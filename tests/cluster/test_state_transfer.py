@@ -22,7 +22,7 @@ from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.training.elastic.donor import Donor
 from ringfort.training.elastic.learner import Fetched, Learner
-from ringfort.training.elastic.local_sum import Gradient, digest_share
+from ringfort.training.elastic.local_sum import Gradient, Layout, digest_share
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.state_tree import BLOCK, Image, StateTree, hashed
 from ringfort.training.elastic.transfer_link import PURPOSE
@@ -33,7 +33,7 @@ PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""
 LIMIT = 1 << 30
 EPOCH = Epoch(3, "a.1", (Member("a.1", addresses=("10.0.0.1:1",)), Member("b.2")), lineages=("a.1#1",))
-LAYOUT = (Gradient(("w",), "float32", (1000,)), Gradient(("b", 0), "float16", (3,)))
+LAYOUT = Layout((Gradient(("w",), "float32", (1000,)), Gradient(("b", 0), "float16", (3,))), {"w": None, "b": [None]})
 MARK = Mark("a.1#1@3", 7, b"chain", 700)
 
 

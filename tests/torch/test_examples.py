@@ -19,8 +19,9 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ELSEWHERE = {"language", "parameter_server", "actor_learner"}
-"""No example by itself; and those without torch, which are in tests/cluster/test_rpc_examples.py."""
+ELSEWHERE = {"language", "parameter_server", "actor_learner", "elastic_numpy"}
+"""No example by itself; and those without torch, which are in tests/cluster/test_rpc_examples.py and
+test_elastic_example.py."""
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE)
 RANKS = {"hsdp": 4}
 NEEDS = {"with_lightning": "lightning", "with_accelerate": "accelerate"}

@@ -13,7 +13,7 @@ from ringfort.cluster.node import ClusterNode
 state = {"w": np.zeros(4)}
 config = AutoDiscoveryConfig(interfaces=["127.0.0.1"])
 peer = ""
-with elastic(state, nodes="1:3", config=config, patience=1.0) as run:
+with elastic(state, name="elastic", nodes="1:3", config=config, patience=1.0) as run:
     for step in run.steps(100_000, samples=1000, batch=64, microbatch=16, seed=1):
         for part in step:
             time.sleep(0.005)  # computes

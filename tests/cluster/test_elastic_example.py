@@ -1,0 +1,22 @@
+"""The example of elastic training, as people run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic_numpy.py"
+
+
+def test_the_example_ends_with_the_same_weights_on_all_members(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ringfort", "run", "--elastic", "-n", "2", "--nodes", "2:2", "--interface"]
+    command += ["127.0.0.1", str(EXAMPLE), "--steps", "20"]
+    env = {**os.environ, "RINGFORT_HOME": str(tmp_path / "home")}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
+    assert run.returncode == 0, run.stderr
+    digests = re.findall(r"\b[0-9a-f]{12,}\b", run.stdout)
+    assert len(digests) == 2, run.stdout
+    assert digests[0] == digests[1]
