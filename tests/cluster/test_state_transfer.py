@@ -33,7 +33,10 @@ PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""
 LIMIT = 1 << 30
 EPOCH = Epoch(3, "a.1", (Member("a.1", addresses=("10.0.0.1:1",)), Member("b.2")), lineages=("a.1#1",))
-LAYOUT = Layout((Gradient(("w",), "float32", (1000,)), Gradient(("b", 0), "float16", (3,))), {"w": None, "b": [None]})
+LAYOUT = Layout(
+    (Gradient("gradients['w']", "float32", (1000,)), Gradient("gradients['b'][0]", "float16", (3,))),
+    {"w": None, "b": [None]},
+)
 MARK = Mark("a.1#1@3", 7, b"chain", 700)
 
 
