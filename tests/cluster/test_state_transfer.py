@@ -253,7 +253,7 @@ def test_a_state_that_this_process_cannot_use_or_that_is_too_large_is_refused_be
         why = StateTree({"w": np.zeros(3)}).manifest().differences(fetched.image.manifest)
         raise InvalidArgumentError("state", "the run's", why)
 
-    with pytest.raises(InvalidArgumentError, match="is float64.3,. here and uint8"):
+    with pytest.raises(InvalidArgumentError, match=r"is float64\(3,\) here and uint8"):
         learner.fetch(check, timeout=PATIENCE)
     donor = donor_that()
     small = Learner({"b": members.connect("b", donor)}, limit=BLOCK - 1)
