@@ -5,6 +5,7 @@ one step of the power method, which over many training steps finds the dominant 
 
 What every rank computes for itself must have the same bits on any processor. So orthonormal P and the product P Qᵀ are
 computed by single additions and products in a fixed order, and never by BLAS, whose order depends on the machine.
+Floats follow IEEE 754 silently: a received factor may hold an infinity, and the product of large values may become one.
 """
 
 from __future__ import annotations
@@ -38,24 +39,26 @@ def first_factor(rank: int, columns: int, name: str) -> Array:
 
 def orthonormal(factor: Array) -> Array:
     """Make the rows orthonormal, one after the other; rows that depend on earlier ones become zero."""
-    wide = factor.astype(np.float64)
-    for place in range(len(wide)):
-        row = wide[place]
-        before = float(np.sqrt((row * row).sum()))
-        for earlier in wide[:place]:
-            row -= (row * earlier).sum() * earlier
-        length = float(np.sqrt((row * row).sum()))
-        # What is left of a row that depends on the others is only rounding error, in any direction.
-        row *= 1 / length if length > 1e-6 * before else 0.0
-    return wide.astype(np.float32)
+    with np.errstate(all="ignore"):
+        wide = factor.astype(np.float64)
+        for place in range(len(wide)):
+            row = wide[place]
+            before = float(np.sqrt((row * row).sum()))
+            for earlier in wide[:place]:
+                row -= (row * earlier).sum() * earlier
+            length = float(np.sqrt((row * row).sum()))
+            # What is left of a row that depends on the others is only rounding error, in any direction.
+            row *= 1 / length if length > 1e-6 * before else 0.0
+        return wide.astype(np.float32)
 
 
 def unit_rows(factor: Array) -> Array:
     """Scale each row to length 1: the start of the next step, whatever the size of the gradients."""
-    wide = factor.astype(np.float64)
-    lengths = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
-    wide /= np.where(lengths > 0, lengths, 1)
-    return wide.astype(np.float32)
+    with np.errstate(all="ignore"):
+        wide = factor.astype(np.float64)
+        lengths = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
+        wide /= np.where(lengths > 0, lengths, 1)
+        return wide.astype(np.float32)
 
 
 def product(p: Array, q: Array, out: Array, combine: np.ufunc | None = None) -> None:
@@ -63,17 +66,18 @@ def product(p: Array, q: Array, out: Array, combine: np.ufunc | None = None) -> 
     columns = q.shape[1]
     step = max(1, _ROOM // max(columns, 1))
     total, one = np.empty((2, step, columns), np.float32)
-    for start in range(0, p.shape[1], step):
-        into = out[start : start + step]
-        height = len(into)
-        np.multiply(p[0, start : start + step, None], q[0], out=total[:height])
-        for row in range(1, len(p)):
-            np.multiply(p[row, start : start + step, None], q[row], out=one[:height])
-            total[:height] += one[:height]
-        if combine is None:
-            into[...] = total[:height]
-        else:
-            combine(into, total[:height], out=into)
+    with np.errstate(all="ignore"):
+        for start in range(0, p.shape[1], step):
+            into = out[start : start + step]
+            height = len(into)
+            np.multiply(p[0, start : start + step, None], q[0], out=total[:height])
+            for row in range(1, len(p)):
+                np.multiply(p[row, start : start + step, None], q[row], out=one[:height])
+                total[:height] += one[:height]
+            if combine is None:
+                into[...] = total[:height]
+            else:
+                combine(into, total[:height], out=into)
 
 
 class LowRank(Codec):

@@ -176,6 +176,16 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
         encoded.read(np.frombuffer(data, np.uint8))
 
 
+def test_a_factor_with_an_infinity_is_decoded_silently() -> None:
+    x = np.random.default_rng(3).standard_normal((40, 30)).astype(np.float32)
+    message, _ = encoded.write(parse("powersgd(2)"), x.reshape(-1).copy(), x.shape, None, 0, False)
+    numbers = message[encoded.SIZE :].view(np.float32)
+    numbers[0], numbers[-1] = np.inf, 0.0
+    got = encoded.read(message).reshape(x.shape)
+    assert not np.isfinite(got[0]).any()
+    assert np.isfinite(got[1:]).all()
+
+
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(NAMES), st.data())
 def test_a_message_with_a_changed_byte_is_read_or_refused(name: str, data: st.DataObject) -> None:
