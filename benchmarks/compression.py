@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.namespaces import INTERFACE, two_hosts, why_not  # noqa: E402
 from ringfort.bench.machine import describe_machine  # noqa: E402
-from ringfort.compression import messages  # noqa: E402
+from ringfort.compression import encoded  # noqa: E402
 from ringfort.compression.strategy import CompressionStrategy  # noqa: E402
 
 RATES = {"100 Mbit/s": (100_000_000, 64 * 1024), "1 Gbit/s": (1_000_000_000, 512 * 1024)}
@@ -64,9 +64,9 @@ def codecs(rounds: int) -> dict[str, dict[str, float]]:
         for name in names[:: 1 if turn % 2 == 0 else -1]:
             strategy = CompressionStrategy.parse(name)
             start = time.perf_counter()
-            data, _ = messages.write(strategy, x, shape, None, turn, keep_error=False)
+            data, _ = encoded.write(strategy, x, shape, None, turn, keep_error=False)
             middle = time.perf_counter()
-            messages.read(data)
+            encoded.read(data)
             taken[name].append((middle - start, time.perf_counter() - middle, data.size))
     found: dict[str, dict[str, float]] = {}
     for name, times in taken.items():

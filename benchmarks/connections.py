@@ -73,7 +73,7 @@ def rank_main(rank: int, world_size: int, address: str, rounds: int) -> None:
             start = time.perf_counter()
             groups[way].all_reduce(x)
             times[way].append((time.perf_counter() - start) * 1e3)
-    used = {way: parallel.used(group.backend) for way, group in groups.items()}
+    used = {way: parallel.used(context.group) for way, context in groups.items()}
     for group in groups.values():
         group.close()
     if rank == 0:
