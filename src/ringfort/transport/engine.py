@@ -108,7 +108,8 @@ class Engine:
             if self._lead.acquire(blocking=False) or self._follow(job):
                 self._is_led = leads = True
                 if (
-                    self._jobs
+                    job.is_posted  # the leader before had taken it up, and may have done it
+                    or self._jobs
                     or self._arrivals
                     or self.table.has_trouble
                     or job.before

@@ -12,7 +12,8 @@ from ringfort.backends.simulated import SimulatedBackend
 from ringfort.errors import AbortedError, ChannelClosedError, InvalidArgumentError, OperationTimeoutError
 from ringfort.testing import VirtualClock, run_ranks
 from ringfort.testing.check import pattern
-from ringfort.transport.frames import CANCEL, CLEAR_TO_SEND, DATA, HEADER_BYTES, WINDOW, pack, parse
+from ringfort.transport.engine import Engine
+from ringfort.transport.frames import CANCEL, CLEAR_TO_SEND, DATA, HEADER_BYTES, NO_CALL, WINDOW, pack, parse
 from ringfort.transport.memory import MemoryPoller
 from ringfort.transport.stream import Ready
 from tests.helpers.background import Background
@@ -257,6 +258,39 @@ def test_whoever_is_done_leaves_and_the_others_are_served_on(scene: Scene, first
         assert not calls[tag].is_over
         peer.write(messages[tag])
         assert calls[tag].result() == bytes([tag])
+
+
+class _HandedOver:
+    """The lock of the lead, as a call finds it that comes while another leads: taken at first, and free when the other
+    has done its job."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock, self._tries = engine, threading.RLock(), 0
+
+    def acquire(self, *, blocking: bool) -> bool:
+        self._tries += 1
+        if self._tries == 1:
+            return False
+        if self._tries == 2:
+            progress, table = self._engine._progress, self._engine.table
+            progress.admit()
+            table.write(table.links[1])
+            progress._wake_done()
+        return self._lock.acquire(blocking=blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def _is_owned(self) -> bool:
+        return self._lock._is_owned()
+
+
+def test_a_small_message_that_the_leader_has_sent_is_not_sent_again_by_its_caller(scene: Scene) -> None:
+    group = scene.me.group
+    engine = group.engine
+    engine._lead = _HandedOver(engine)
+    group.send(b"once", 1, group.envelope(b"c" * len(NO_CALL)))
+    assert engine.traffic() == [(1, 4, 0, 0)]
 
 
 def test_many_threads_share_one_link() -> None:
