@@ -313,7 +313,7 @@ def test_the_history_is_bounded_and_a_learner_that_is_too_late_is_told(members: 
     learner = members.learner({"a": donor})
     donor.offer(image_of(BLOCK), MARK, EPOCH)
     learner.fetch(anything, timeout=PATIENCE)
-    marks = seal([donor], MARK, 5)
+    marks = seal([donor], MARK, 6)
     with pytest.raises(StateTransferError, match="after step 7"):
         learner.next_result(MARK, timeout=PATIENCE)
     assert [one.after for one in learner.results(marks[2], timeout=0)] == marks[3:]

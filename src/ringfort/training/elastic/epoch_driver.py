@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, NonFiniteStepError
+from ringfort.training.elastic.absence import SLOW
 from ringfort.training.elastic.exchange import Exchange
 from ringfort.training.elastic.journal import names_of
 from ringfort.training.elastic.local_sum import is_finite
+from ringfort.training.elastic.memory_needs import MemoryNeeds
 from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
@@ -25,6 +27,7 @@ from ringfort.training.elastic.protocol import (
     Token,
 )
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.slow_members import SlowMembers
 from ringfort.training.elastic.step import Done, Turn
 from ringfort.training.elastic.token_codec import TokenCodec
 
@@ -50,6 +53,9 @@ class EpochDriver:
         self.is_reducing = False
         """Whether the members communicate now."""
         self._no_pause_before = 0.0
+        self._has_said_memory = False
+        self._slow: SlowMembers | None = None
+        """Of the current epoch."""
 
     def take_part(self, epoch: Epoch) -> Iterator[Turn | Done]:
         """Yield what the program has to do in `epoch`, whose group was formed. Returns when the run has finished or
@@ -57,13 +63,15 @@ class EpochDriver:
         run, context, options = self._run, self._run.members.context, self._run.options
         me, size = epoch.holders.index(run.members.node.peer_id), len(epoch.holders)
         self.exchange.begin()
+        run.meter.start()
+        self._slow = SlowMembers(run.data.microbatch, size, options.fewest)
         run.journal.began(names_of(epoch))
         script, value = run.replica.epoch(epoch.number, me, size, epoch.lineages[0], options.fewest), None
         while True:
             instruction: Instruction = script.send(value)
             value = None
             match instruction:
-                case Compute() | Reduce() if run.is_finished or (run.is_leaving and not run.is_in_step):
+                case Compute() | Reduce() if run.is_finished or (run.is_going and not run.is_in_step):
                     return
                 case Compute():
                     yield from self._compute(instruction, epoch)
@@ -79,7 +87,7 @@ class EpochDriver:
                     yield from self._apply(instruction, epoch, me)
                 case Pause():
                     self._pause(epoch)
-                    if run.is_leaving:
+                    if run.is_going:
                         return
                 case _:
                     raise AssertionError(instruction)
@@ -97,27 +105,39 @@ class EpochDriver:
         if not replica.covered:
             run.local.clear()
             self.exchange.loss = 0.0
-        replica.speed = run.meter.speed()
+        run.meter.end_step()
+        replica.speed, replica.overhead, replica.period = run.meter.speed, run.meter.overhead, run.meter.period
         in_use = [result.payload for _, result in tuple(replica.history)]
         if replica.held is not None:
             in_use.append(replica.held.result.payload)
         self.is_reducing = True
         try:
             self.exchange.agree(run.members.context)
+            self._say_memory()
             return self.exchange.reduce(run.members.context, in_use)
         finally:
             self.is_reducing = False
 
+    def _say_memory(self) -> None:
+        """Say once how much memory the run takes, before it takes most of it."""
+        run, layout = self._run, self._run.local.layout
+        if self._has_said_memory or layout is None:
+            return
+        self._has_said_memory = True
+        needs = MemoryNeeds.of(layout, run.state.manifest().nbytes)
+        run.journal.say(str(needs))
+
     def _apply(self, apply: Apply, epoch: Epoch, me: int) -> Iterator[Done]:
         run, result = self._run, apply.result
         if result.is_state:
-            run.founded(result)
+            run.founding.founded(result)
         else:
             speeds = [token.speed for token in apply.tokens]
             run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
             if not apply.is_finite and run.raises_nonfinite:
                 raise self._nonfinite(result.step, epoch)
             run.donor.sealed(apply.before, result, apply.digest, is_finite=apply.is_finite)
+            self._set_aside(apply, epoch, me)
             yield run.done(result, is_finite=apply.is_finite)
         # The program has applied it: the state is that of the mark.
         mark, now = apply.after, time.monotonic()
@@ -129,6 +149,17 @@ class EpochDriver:
         run.checkpoints.save(mark, epoch, me, run.state, is_last=mark.step >= run.total and not result.is_state)
         run.others.announce(now)
         run.check_others(epoch)
+
+    def _set_aside(self, apply: Apply, epoch: Epoch, me: int) -> None:
+        """Have the member leave for a while that the others would do better without. All members find the same one."""
+        run = self._run
+        assert self._slow is not None
+        slow = self._slow.sealed(apply.result.cursor - apply.before.cursor, apply.tokens)
+        if slow is not None and not run.is_finished:
+            name = list(names_of(epoch).values())[slow.rank]
+            run.journal.say(f"{name} is too slow and follows as a learner until it is faster: {slow}", logging.WARNING)
+            if slow.rank == me:
+                run.absence.begin(SLOW)
 
     def _nonfinite(self, step: int, epoch: Epoch) -> NonFiniteStepError:
         """Return the error that names the machines whose own gradients are not finite."""

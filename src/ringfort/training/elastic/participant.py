@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,19 +19,23 @@ from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, W
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError
+from ringfort.training.elastic.absence import ASLEEP, SLOW, Absence
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.donor import Donor
 from ringfort.training.elastic.epoch_driver import EpochDriver
 from ringfort.training.elastic.exchange import SUMS, digest_of, is_share_finite
+from ringfort.training.elastic.finish import Finish
+from ringfort.training.elastic.founding import Founding
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.other_runs import OtherRuns
-from ringfort.training.elastic.protocol import Fenced, Mark, Replica, Result, Standstill
+from ringfort.training.elastic.protocol import Fenced, Replica, Result
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.sleep_watch import SleepWatch
 from ringfort.training.elastic.speed_meter import SpeedMeter
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
@@ -46,10 +50,6 @@ _NOTICE: Final = 5.0
 _FAILURES: Final = 10
 """Times that the group of one epoch may fail before the run is given up: the machines see each other, and still cannot
 work together."""
-_LINGER: Final = 30.0
-"""Seconds for which a finished member still serves learners."""
-_EXPECT: Final = 3.0
-"""Seconds for which it waits for a newcomer that has not asked yet."""
 
 
 class Participant:
@@ -59,18 +59,20 @@ class Participant:
         """Start to look for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
-        self.replica = Replica(data, self._found, self._digest)
+        self.founding = Founding(self)
+        self.replica = Replica(data, self.founding.found, self._digest)
         self.is_leaving = False
+        self.absence = Absence()
+        self.was_slow = False
+        """Whether it was set aside as slow, and is not fast enough yet."""
         self.is_busy = False
         """Whether it is in an epoch: then there may be a step to finish."""
         self.is_in_step = False
         """Whether the program was given a micro-batch and no result since."""
         self.options = options
-        note = note_of(options.name, data, state.manifest(), socket.gethostname())
+        self._note = note_of(options.name, data, state.manifest(), socket.gethostname())
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)
-        self._fork: tuple[int, int] | None = None
-        """Step and cursor of a state in memory whose run has ended."""
         self._failures: tuple[Epoch | None, int] = (None, 0)
         self._last_epoch: Epoch | None = None
         self._error: BaseException | None = None
@@ -79,11 +81,11 @@ class Participant:
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.replica.saved = self.checkpoints.step
         self.donor = Donor(lambda: self.local.layout, busy=lambda: self.driver.is_reducing)
-        self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
+        self.others = OtherRuns(self._note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
-        self.members = Membership(
-            options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
-        )
+        self.members = self._join()
+        self._finish = Finish(self)
+        self._sleep = SleepWatch(self._falls_asleep, self.absence.wake_up)
         self._script = self._live()
 
     # --- called by the program's thread -------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class Participant:
             )
         if self._error is not None:
             raise self._error
+        self.meter.called()
         try:
             found = next(self._script, None)
         except Exception as exc:
@@ -105,6 +108,7 @@ class Participant:
             self._error = ChannelClosedError("This program was interrupted, so it has left the run")
             raise
         self.is_in_step = isinstance(found, Turn)
+        self.meter.resume()
         return found
 
     def samples_of(self, turn: Turn) -> Array:
@@ -150,14 +154,7 @@ class Participant:
 
     def linger(self) -> None:
         """Serve learners of a finished run, for a bounded time. The state must be that of the last step."""
-        begin = time.monotonic()
-        while not self.is_leaving and time.monotonic() < begin + _LINGER:
-            if self.donor.wants_image and self._last_epoch is not None:
-                self.donor.offer(self.state.image(), self.replica.mark, self._last_epoch)
-            is_expecting = time.monotonic() < begin + _EXPECT and self.members.has_newcomers()
-            if not self.donor.learners and not is_expecting:
-                return
-            time.sleep(0.02)
+        self._finish.linger(self._last_epoch)
 
     def close(self, why: str) -> None:
         """Leave the cluster. Idempotent; does nothing in a forked child."""
@@ -168,6 +165,7 @@ class Participant:
         with suppress(ValueError):  # another thread is in it; its wait ends with the node
             self._script.close()
         try:
+            self._sleep.close()
             self.copy.interrupt()
             self.donor.close()
         finally:
@@ -176,18 +174,12 @@ class Participant:
             finally:
                 self.checkpoints.close()
 
-    # --- called by the node's callback thread -------------------------------------------------------------------------
+    # --- called by the thread of `SleepWatch` -------------------------------------------------------------------------
 
-    def _fence(self, epoch: int, ended: tuple[str, ...]) -> Standstill:
-        stands = self.replica.fence(epoch)
-        if stands.lineage and stands.lineage in ended:
-            mark = stands.mark
-            if mark.branch:
-                self._fork = (mark.step, mark.cursor)
-                self.replica.saved = max(self.replica.saved, mark.step)
-            self.replica.learn(Mark(), ())
-            stands = self.replica.fence(epoch)
-        return stands
+    def _falls_asleep(self) -> None:
+        self.absence.fall_asleep(lambda: self.members.close(ASLEEP))
+
+    # --- called by the node's callback thread -------------------------------------------------------------------------
 
     def _on_event(self, event: ClusterEvent) -> None:
         self.others.on_event(event)
@@ -208,27 +200,73 @@ class Participant:
 
     def _live(self) -> Generator[Turn | Done, None, None]:
         while not self.is_finished and not self.is_leaving:
-            epoch = self.members.epoch
-            self.others.announce(time.monotonic())
-            self.check_others(epoch)
-            gives_way = epoch is not None and bool(self.others.better())
-            if epoch is None or gives_way:
-                yield from self.copy.follow(epoch)
-                continue
             try:
-                epoch = self.members.form(_FORM)
-                self.is_busy, self._last_epoch = True, epoch
-                yield from self.driver.take_part(epoch)
+                yield from self._live_on()
             except DistributedError as exc:
-                self._end_of(epoch, exc)
-            finally:
-                self.is_busy = False
+                if not self.absence.why or isinstance(exc, ValueError):
+                    raise
+                _log.info("Left the run in the middle of a step: %s", exc)
+            if self.absence.why and not self.is_finished:
+                self._be_away()
         if self.is_in_step:
             # The run has finished, or cannot go on when this member wants to leave. The program applies zeros, and
             # what that may change, such as a momentum, is undone.
             mark, image = self.replica.mark, self.state.image()
             yield Done(Result(mark.branch, mark.step, mark.cursor), 0.0, 0.0, is_overtaken=True)
             self.state.load(image)
+
+    def _live_on(self) -> Iterator[Turn | Done]:
+        self._finish.take_saved()
+        if self.is_finished:
+            return
+        epoch = self.members.epoch
+        self.others.announce(time.monotonic())
+        self.check_others(epoch)
+        gives_way = epoch is not None and bool(self.others.better())
+        if epoch is None or gives_way:
+            yield from self.copy.follow(epoch)
+            return
+        try:
+            epoch = self.members.form(_FORM)
+            self.is_busy, self._last_epoch = True, epoch
+            yield from self.driver.take_part(epoch)
+        except DistributedError as exc:
+            self._end_of(epoch, exc)
+        finally:
+            self.is_busy = False
+
+    def _be_away(self) -> None:
+        """Say goodbye, and join the cluster again when the absence is over."""
+        why = self.absence.why
+        self.was_slow |= why == SLOW
+        self.donor.dismiss()
+        self.members.close(why)
+        self.replica.leave()
+        if why == ASLEEP:
+            self.journal.say("This machine goes to sleep: it has left the run, and comes back when it is awake")
+        self.absence.left()
+
+        def is_over() -> bool:
+            return self.is_leaving or self._error is not None
+
+        self.absence.wait_for_end(is_over)
+        if not is_over():
+            self.members = self._join()
+
+    def _join(self) -> Membership:
+        options = self.options
+        return Membership(
+            options.discovery(self._note.run),
+            options.group_config,
+            self.founding.fence,
+            self.donor.serve,
+            self._on_event,
+        )
+
+    @property
+    def is_going(self) -> bool:
+        """Whether this member leaves after its step, for a while or for good."""
+        return self.is_leaving or bool(self.absence.why)
 
     def check_others(self, epoch: Epoch | None) -> None:
         """Raise `InvalidArgumentError` if another run has this one's name and stays."""
@@ -243,7 +281,7 @@ class Participant:
     def _end_of(self, epoch: Epoch, exc: DistributedError) -> None:
         """Return if `exc` only ends the epoch; raise it if it ends the run."""
         is_word = isinstance(exc, (Fenced, AbortedError))
-        if isinstance(exc, ValueError):  # invalid arguments and gradients: they stay invalid in every epoch
+        if self.absence.why or isinstance(exc, ValueError):  # invalid arguments stay invalid in every epoch
             raise exc
         if not (is_word or exc.is_peer_failure or self.members.has_ended(epoch)):
             raise exc
@@ -260,26 +298,7 @@ class Participant:
         weight, loss = (float(value) for value in result.payload[SUMS])
         return Done(result, weight, loss, is_finite)
 
-    def founded(self, result: Result) -> None:
-        """A branch was founded with this state."""
-        self.state.load(result.payload)
-        self._fork, self.checkpoints.saved = None, None
-
     # --- called by the replica ----------------------------------------------------------------------------------------
-
-    def _found(self, branch: str) -> Result:
-        """Return the first state of a branch: that of a run that has ended, the newest checkpoint, or what the program
-        began with."""
-        saved = self.checkpoints.saved
-        if self._fork is not None and (saved is None or self._fork[0] >= saved.stamp.step):
-            step, cursor = self._fork
-            image = self.state.image()
-        elif saved is not None:
-            step, cursor, image = saved.stamp.step, saved.stamp.cursor, saved.read()
-            self.journal.say(f"The run continues with {saved.path}")
-        else:
-            step, cursor, image = 0, 0, self.state.image()
-        return Result(branch, step, cursor, image, is_state=True)
 
     def _digest(self, result: Result, me: int, size: int) -> int:
         self.replica.is_finite = is_share_finite(result, me, size)
