@@ -108,6 +108,11 @@ def ends_well(folder: Path, *programs: Program) -> None:
     assert [end["seen"] for end in ends] == [[ends[0]["done"] // 3]] * len(ends)
 
 
+def said(program: Program, text: str) -> bool:
+    """Return whether it has said something so far."""
+    return any(text in line.get("log", "") for line in program.lines)
+
+
 def test_a_member_that_is_too_slow_follows_as_a_learner_and_comes_back_when_it_is_faster(
     start: Start, tmp_path: Path
 ) -> None:
@@ -136,17 +141,24 @@ def test_a_member_that_is_aside_is_not_slow(start: Start, tmp_path: Path) -> Non
     aside.until(lambda line: line.get("step", 0) >= first + 10)
     (tmp_path / "busy").unlink()
     ends_well(tmp_path, other, aside)
-    assert not [line for line in other.lines if "slow" in line.get("log", "")]
+    assert not said(other, "slow")
 
 
-def test_a_member_that_was_frozen_for_longer_than_the_patience_comes_back(start: Start, tmp_path: Path) -> None:
-    stays, frozen = start(), start()
+def test_a_newcomer_warms_up_first_and_comes_back_if_it_is_frozen_for_longer_than_the_patience(
+    start: Start, tmp_path: Path
+) -> None:
+    stays, other = start(patience=2), start(patience=2)
     stays.members(2)
+    frozen = start(patience=2)  # of two members, the one with the lower id would go on
+    stays.members(3)
+    seated = frozen.lines.index(frozen.members(3))
+    assert sum("practice" in line for line in frozen.lines[:seated]) >= 2
+    assert not any("practice" in line for line in frozen.lines[seated:])
     frozen.process.send_signal(signal.SIGSTOP)
-    stays.says("left: 1 member from step")
+    stays.says("left: 2 members from step")
     frozen.process.send_signal(signal.SIGCONT)
-    stays.members(2)
-    ends_well(tmp_path, stays, frozen)
+    stays.members(3)
+    ends_well(tmp_path, stays, other, frozen)
 
 
 @pytest.fixture
@@ -175,7 +187,9 @@ def test_a_machine_leaves_before_it_sleeps_and_comes_back_when_it_is_awake(
     sleeper.members(2)
     logind.type("impostor")
     logind.until(lambda line: "impostor" in line)
-    stays.members(2)  # anybody may send such a signal; only logind's counts
+    first = sleeper.members(2)["step"]
+    sleeper.until(lambda line: line.get("step", 0) >= first + 10)
+    assert not said(sleeper, "goes to sleep")  # anybody may send such a signal; only logind's counts
     logind.type("sleep")
     asleep = logind.until(lambda line: "asleep" in line)
     print(f"left {asleep['seconds']:.2f} s after the signal")
@@ -206,6 +220,7 @@ def test_a_machine_that_sleeps_in_the_middle_of_a_long_micro_batch_leaves_all_th
     print(f"left {asleep['seconds']:.2f} s after the signal")
     assert asleep["asleep"]
     stays.says("(its machine goes to sleep) left: 1 member from step")
+    assert not said(sleeper, "goes to sleep")  # its program is still in the micro-batch
     (tmp_path / "busy").unlink()
     logind.type("wake")
     stays.members(2)

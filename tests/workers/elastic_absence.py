@@ -35,6 +35,7 @@ def main(
     slow: float = 0.0,
     aside: float = 0.0,
     checkpoint: str | None = None,
+    patience: float = 10.0,
 ) -> None:
     """Train up to step `total`, or until the file `stop` is in the folder. While the file `busy` is there, each
     micro-batch takes `slow` seconds more, and after each step the program is aside for `aside` seconds."""
@@ -44,7 +45,7 @@ def main(
     state = {"seen": np.zeros(SAMPLES), "stop": 0}
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"])
     applied = computed = 0
-    options = {"name": "absence", "nodes": nodes, "config": config, "patience": 2, "checkpoint": checkpoint}
+    options = {"name": "absence", "nodes": nodes, "config": config, "patience": patience, "checkpoint": checkpoint}
     with ringfort.elastic(state, **options) as run:
         for step in run.steps(total, samples=SAMPLES, batch=BATCH, microbatch=MICROBATCH, seed=1):
             for part in step:
@@ -54,6 +55,8 @@ def main(
                 # Each member's wish counts, so that all stop at the same step.
                 step.add({"seen": gradient, "stop": np.ones(1) * (Path(folder) / "stop").exists()})
                 computed += 1
+                if not run.members:
+                    say(practice=step.number)
             mean = step.mean()
             state["seen"] += np.round(mean["seen"] * BATCH)
             applied += 1
