@@ -32,6 +32,8 @@ class Logind:
         self.bus = bus
         self.locks: list[int] = []
         """The ends that see when the other is closed."""
+        self.holder = ""
+        """The name of the last one that took a lock."""
 
     def serve(self) -> None:
         """Answer calls that have come."""
@@ -44,13 +46,25 @@ class Logind:
                 what, who, _, mode = message.body
                 ours, theirs = os.pipe()
                 self.locks.append(ours)
+                self.holder = message.header.fields[jeepney.HeaderFields.sender]
                 self.bus.send(jeepney.new_method_return(message, "h", (theirs,)))
                 os.close(theirs)
                 say(lock=[what, who, mode])
 
-    def tell(self, is_sleeping: bool, sender: Any = None) -> None:
+    def tell(self, is_sleeping: bool) -> None:
+        self.bus.send(self._signal(is_sleeping))
+
+    def fake(self) -> None:
+        """Send the signal as somebody else, who needs no rights to send it to one peer."""
+        with open_dbus_connection(bus="SYSTEM") as other:
+            signal = self._signal(True)
+            signal.header.fields[jeepney.HeaderFields.destination] = self.holder
+            other.send(signal)
+        say(impostor=True)
+
+    def _signal(self, is_sleeping: bool) -> Any:
         emitter = jeepney.DBusAddress(PATH, interface=MANAGER)
-        (sender or self.bus).send(jeepney.new_signal(emitter, "PrepareForSleep", "b", (is_sleeping,)))
+        return jeepney.new_signal(emitter, "PrepareForSleep", "b", (is_sleeping,))
 
     def sleep(self) -> None:
         begin = time.monotonic()
@@ -78,9 +92,7 @@ def main() -> None:
                     case "wake":
                         logind.tell(False)
                     case "impostor":
-                        with open_dbus_connection(bus="SYSTEM") as other:
-                            logind.tell(True, other)
-                        say(impostor=True)
+                        logind.fake()
                     case _:
                         return
 

@@ -304,6 +304,8 @@ class Donor:
     def _send_result(self, link: TransferLink, request: AskResult) -> None:
         after, deadline = request.after, time.monotonic() + request.wait
         with self._changed:
+            if not request.wants_seat:
+                self._caught_up.discard(link)
             while True:
                 found, mark = self._following(after), self._mark
                 is_ahead = mark is None or (after.branch == mark.branch and after.step >= mark.step)
@@ -315,7 +317,7 @@ class Donor:
                 self._changed.wait(left)
             kept = None if found is None else self._history[found]
             behind = 0 if found is None else len(self._history) - found - 1
-            if behind > 1 or not request.wants_seat:
+            if behind > 1:
                 self._caught_up.discard(link)
         if kept is not None:
             self._give_way()

@@ -31,6 +31,14 @@ def test_a_member_that_needs_longer_for_one_micro_batch_than_two_steps_of_the_ot
     assert until_aside(SlowMembers(MICROBATCH, 3, 1), slower) == (GRACE // 1_000_000, Slow(2, 3_933_333, 1_000_000))
 
 
+@pytest.mark.parametrize(("overhead", "leaves"), [(1_875_000, False), (1_875_001, True)])
+def test_too_slow_is_more_than_twice_a_step_of_the_others(overhead: int, leaves: bool) -> None:
+    # Without it 1 s, with it 0.125 s for a micro-batch and the rest.
+    tokens = [token(80, parts=8, period=0), token(80, parts=0, overhead=overhead, period=0)]
+    slow = SlowMembers(MICROBATCH, 2, 1)._too_slow(SAMPLES, tokens)
+    assert bool(slow) == leaves
+
+
 def test_a_member_that_does_something_useful_stays_however_slow_it_is() -> None:
     # One micro-batch takes it 0.9 s, while the others need 1 s for the whole step.
     tokens = [token(80, parts=7), token(11, parts=1)]
