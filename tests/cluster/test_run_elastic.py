@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -44,4 +45,16 @@ def test_sigterm_is_passed_on_and_ranks_that_leave_well_end_the_launcher_well() 
         launcher.process.send_signal(signal.SIGTERM)
         code, out, err = launcher.end()
     assert (code, sorted(out.splitlines())) == (0, ["[0] left", "[1] left"]), err
+    assert "again" not in err
+
+
+def test_a_rank_that_is_sent_sigterm_alone_leaves_and_is_not_started_again() -> None:
+    launcher = Launcher("--elastic", "-n", "2", WORKER, "asked")
+    with launched(launcher):
+        (pid,) = launcher.pids(1)
+        os.kill(pid, signal.SIGTERM)
+        code, out, err = launcher.end()
+    assert (code, out.splitlines()) == (0, ["[0] alone again"]), err
+    assert re.search(r"rank 1 was ended by SIGTERM after .* s; 1 other here continues", err)
+    assert "(it leaves) left: 1 member from step" in err
     assert "again" not in err

@@ -313,7 +313,7 @@ def test_the_history_is_bounded_and_a_learner_that_is_too_late_is_told(members: 
     learner = members.learner({"a": donor})
     donor.offer(image_of(BLOCK), MARK, EPOCH)
     learner.fetch(anything, timeout=PATIENCE)
-    marks = seal([donor], MARK, 5)
+    marks = seal([donor], MARK, 6)
     with pytest.raises(StateTransferError, match="after step 7"):
         learner.next_result(MARK, timeout=PATIENCE)
     assert [one.after for one in learner.results(marks[2], timeout=0)] == marks[3:]
@@ -322,6 +322,33 @@ def test_the_history_is_bounded_and_a_learner_that_is_too_late_is_told(members: 
         lambda: (until(lambda: donor.wants_image, "it asks"), donor.offer(image_of(BLOCK), marks[-1], EPOCH))
     ):
         assert learner.fetch(anything, timeout=PATIENCE).mark == marks[-1]
+
+
+def test_a_learner_that_only_follows_is_not_waited_for(members: Members) -> None:
+    donor = donor_that()
+    learner = members.learner({"a": donor})
+    donor.offer(image_of(BLOCK), MARK, EPOCH)
+    learner.fetch(anything, timeout=PATIENCE)
+    assert learner.next_result(MARK, timeout=0, wants_seat=False) is None
+    assert not donor.has_caught_up
+    assert learner.next_result(MARK, timeout=0) is None
+    assert donor.has_caught_up
+    assert learner.next_result(MARK, timeout=0, wants_seat=False) is None
+    assert not donor.has_caught_up
+
+
+def test_dismissed_learners_lose_the_donor(members: Members) -> None:
+    donor = donor_that()
+    learner = members.learner({"a": donor})
+    donor.offer(image_of(BLOCK), MARK, EPOCH)
+    learner.fetch(anything, timeout=PATIENCE)
+    donor.dismiss()
+    with pytest.raises(StateTransferError):
+        learner.next_result(MARK, timeout=PATIENCE)
+    until(lambda: not donor.learners, "the learner has gone")
+    again = members.learner({"a": donor})
+    with in_thread(lambda: (until(lambda: donor.wants_image, "it asks"), donor.offer(image_of(BLOCK), MARK, EPOCH))):
+        assert again.fetch(anything, timeout=PATIENCE).mark == MARK
 
 
 def test_without_a_learner_a_donor_keeps_nothing(members: Members) -> None:

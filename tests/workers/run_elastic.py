@@ -51,6 +51,27 @@ def alone() -> None:
     print("alone")
 
 
+def asked() -> None:
+    """Train. Once both ranks are in, rank 1 says its process id; rank 0 ends when it is alone again."""
+    import numpy as np
+
+    import ringfort
+
+    state, were_two = {"w": np.zeros(1)}, False
+    with ringfort.elastic(state, nodes="1:2") as run:
+        for step in run.steps(1_000_000, samples=8, batch=8, microbatch=2):
+            for _ in step:
+                time.sleep(0.002)
+                step.add({"w": np.ones(1)})
+            state["w"] += step.mean()["w"]
+            if RANK == 1 and len(run.members) == 2 and not were_two:
+                print("pids", os.getpid())
+            were_two |= len(run.members) == 2
+            if were_two and len(run.members) == 1:
+                break
+    print("alone again")
+
+
 def leave() -> None:
     """End well when it is asked to."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("left")))

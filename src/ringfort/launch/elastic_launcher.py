@@ -36,6 +36,8 @@ LEAVE_SECONDS: Final = 60.0
 """How long ranks may take to leave the run after a signal: to finish a step and write the last checkpoint."""
 MAX_CAUSE: Final = 200
 """Characters of a rank's last line in the message about its crash: the line itself was printed before."""
+ASKED: Final = (signal.SIGTERM, signal.SIGINT)
+"""The signals by which a person or a system asks one rank to end. That is no crash: systemd sees them so too."""
 _PLACE: Final = (
     *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("RINGFORT_MASTER", "RINGFORT_LISTEN_FD", STEP_FILE),
@@ -107,6 +109,8 @@ class _Rank:
     """When it is started again."""
     is_done: bool = False
     """Whether it has ended with 0."""
+    asked: signal.Signals | None = None
+    """The signal that was sent to it alone, and by which it ended."""
     failure: Failure | None = None
     """How it ended for good, if not with 0."""
 
@@ -179,8 +183,13 @@ class _ElasticLauncher:
             rank.child = None
             self._machine.forget(child)
             code = child.exit_code or 0
-            rank.is_done = code == 0
-            if code and self._signal is None:
+            rank.is_done, rank.asked = code == 0, _asked(code)
+            if self._signal is not None:
+                return
+            if rank.asked is not None:
+                lived = _duration(now - rank.started_at)
+                self._say(f"rank {rank.number} was ended by {rank.asked.name} after {lived}{self._rest}")
+            elif code:
                 self._crashed(rank, Failure.of_rank(rank.number, self._host, code, child.tail), now)
 
     def _start_again(self, rank: _Rank, now: float) -> None:
@@ -203,10 +212,13 @@ class _ElasticLauncher:
             return
         rank.failure = failure
         why = "a restart would not help" if failure.is_final else f"{_of(rank.restarts)} restarts are used"
-        others = sum(not other.is_over for other in self._ranks)
-        rest = f"; {others} other{'s'[: others > 1]} here continue{'s'[: others == 1]}" if others else ""
         tail = "\nits last lines:" + "".join(f"\n    {line}" for line in failure.tail) if failure.tail else ""
-        self._say(f"{what}; {why}{rest}{tail}")
+        self._say(f"{what}; {why}{self._rest}{tail}")
+
+    @property
+    def _rest(self) -> str:
+        others = sum(not other.is_over for other in self._ranks)
+        return f"; {others} other{'s'[: others > 1]} here continue{'s'[: others == 1]}" if others else ""
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -235,6 +247,9 @@ class _ElasticLauncher:
             self._say(summary(failure, self._host, self._machine.stopped))
             return failure.status
         failed = [rank.failure for rank in self._ranks if rank.failure is not None]
+        if not failed:  # those that were asked to end leave the result to the others
+            asked = [rank.asked for rank in self._ranks if rank.asked is not None]
+            return 0 if len(asked) < len(self._ranks) else 128 + asked[0]
         if len(self._ranks) > 1:
             numbers = ", ".join(str(failure.rank) for failure in failed)
             self._say(f"failed: rank{'s'[: len(failed) > 1]} {numbers}; {len(self._ranks) - len(failed)} ended well")
@@ -243,6 +258,12 @@ class _ElasticLauncher:
     def _say(self, text: str) -> None:
         """Print a message with the time of day: a run may last for days."""
         self.printer.say(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def _asked(code: int) -> signal.Signals | None:
+    """The signal that asked a process to end, if it ended because of one: by itself, as shells report it, or at
+    once."""
+    return next((signum for signum in ASKED if code in (-signum, 128 + signum)), None)
 
 
 def _of(restarts: Restarts) -> str:

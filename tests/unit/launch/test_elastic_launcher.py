@@ -189,6 +189,33 @@ def test_a_restart_that_the_system_refuses_counts_as_a_crash(monkeypatch: pytest
     assert "(cannot start python: out of memory); starting it again in 1 s, restart 2 of 3" in said[1]
 
 
+@pytest.mark.parametrize("code", [143, -signal.SIGTERM, 130, -signal.SIGINT])
+def test_a_rank_that_was_asked_to_end_is_not_started_again_and_the_others_decide_the_exit_code(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Pretended(monkeypatch, [(50, 0)], [(5, code)])
+    name = "SIGTERM" if code in (143, -signal.SIGTERM) else "SIGINT"
+    assert machine.run() == (0, [f"rank 1 was ended by {name} after 5.0 s; 1 other here continues"])
+    assert len(machine.starts) == 2
+
+
+def test_a_machine_whose_ranks_were_all_asked_to_end_did_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = Pretended(monkeypatch, [(20, 143)], [(5, 143)]).run()
+    assert code == 128 + signal.SIGTERM
+    assert said == [
+        "rank 1 was ended by SIGTERM after 5.0 s; 1 other here continues",
+        "rank 0 was ended by SIGTERM after 20 s",
+    ]
+
+
+def test_a_crash_beside_a_rank_that_was_asked_to_end_is_what_the_exit_code_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, said = Pretended(monkeypatch, [(20, 3)], [(5, 143)], [(30, 0)], max_restarts=0).run()
+    assert code == 3
+    assert said[-1] == "failed: rank 0; 2 ended well"
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
 def test_ranks_that_leave_well_after_sigterm_are_a_good_end(
     signum: signal.Signals, monkeypatch: pytest.MonkeyPatch

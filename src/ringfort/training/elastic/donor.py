@@ -41,6 +41,10 @@ _log = logging.getLogger(__name__)
 
 MAX_LEARNERS: Final = 16
 """Learners that are served at the same time, each by a thread."""
+HISTORY_BYTES: Final = 1 << 30
+"""Of the history of sealed results, if those of `HISTORY_RESULTS` are not more."""
+HISTORY_RESULTS: Final = 4
+"""Results that the history has in any case: of a large model a few are all that is sealed while its state is copied."""
 _IDLE: Final = 600.0
 """Seconds for which a learner may ask nothing: it may be compiling its model, or apply a result slowly."""
 _GIVE_WAY: Final = 0.05
@@ -104,13 +108,13 @@ class Donor:
         self,
         describe: Callable[[], Layout | None],
         *,
-        history_bytes: int = 1 << 30,
+        history_bytes: int = HISTORY_BYTES,
         busy: Callable[[], bool] = lambda: False,
         timeout: float = 30.0,
     ) -> None:
         """`describe` returns the layout of the gradients, as far as it is known. The history of sealed results has at
-        most `history_bytes`. `busy` returns whether the training communicates now. A learner to which nothing can be
-        sent for `timeout` seconds is lost."""
+        most `history_bytes`, or four results. `busy` returns whether the training communicates now. A learner to which
+        nothing can be sent for `timeout` seconds is lost."""
         self._describe = describe
         self._history_bytes = history_bytes
         self._busy = busy
@@ -167,14 +171,20 @@ class Donor:
             _log.warning("Refused the learner %s: %d are served already", learner, len(self._learners))
             link.close()
 
+    def dismiss(self) -> None:
+        """End the connections of all learners: this process leaves the run, so they ask the others."""
+        with self._changed:
+            learners = tuple(self._learners)
+        for link in learners:
+            link.end()
+
     def close(self) -> None:
         """End all connections. Idempotent."""
         with self._changed:
             self._is_closed = True
             learners = dict(self._learners)
             self._changed.notify_all()
-        for link in learners:
-            link.end()
+        self.dismiss()
         for thread in (*learners.values(), self._hashing):
             if thread is not None:
                 thread.join(_JOIN)
@@ -214,7 +224,7 @@ class Donor:
             if not result.is_state:
                 self._history.append(_Kept(before, result, digest, tuple(sums), is_finite, arrays))
                 total = sum(kept.nbytes for kept in self._history)
-                while total > self._history_bytes:
+                while total > self._history_bytes and len(self._history) > HISTORY_RESULTS:
                     total -= self._history.popleft().nbytes
             self._changed.notify_all()
 
@@ -275,8 +285,8 @@ class Donor:
                 self._give_way()
                 block = image.block(index)
                 link.answer(BlockFollows(index, len(block)), [block])
-            case AskResult(after=after, wait=wait):
-                self._send_result(link, after, wait)
+            case AskResult():
+                self._send_result(link, request)
         return image
 
     def _wait_for_offer(self, link: TransferLink, wait: float) -> _Offer | None:
@@ -291,13 +301,15 @@ class Donor:
             self._waiting.discard(link)
             return offer
 
-    def _send_result(self, link: TransferLink, after: Mark, wait: float) -> None:
-        deadline = time.monotonic() + wait
+    def _send_result(self, link: TransferLink, request: AskResult) -> None:
+        after, deadline = request.after, time.monotonic() + request.wait
         with self._changed:
+            if not request.wants_seat:
+                self._caught_up.discard(link)
             while True:
                 found, mark = self._following(after), self._mark
                 is_ahead = mark is None or (after.branch == mark.branch and after.step >= mark.step)
-                if found is None and is_ahead:
+                if found is None and is_ahead and request.wants_seat:
                     self._caught_up.add(link)
                 left = deadline - time.monotonic()
                 if found is not None or not is_ahead or left <= 0 or self._is_closed:

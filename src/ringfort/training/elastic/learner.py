@@ -287,9 +287,10 @@ class Learner(DonorLinks):
             yield replayed
             after = replayed.after
 
-    def next_result(self, after: Mark, *, timeout: float) -> Replayed | None:
+    def next_result(self, after: Mark, *, timeout: float, wants_seat: bool = True) -> Replayed | None:
         """Return the sealed result that follows the mark `after`; None if there is none within `timeout` seconds. At
-        least one donor is asked, whatever the timeout.
+        least one donor is asked, whatever the timeout. With `wants_seat`, members wait for this process at the end of a
+        step once it has all results.
 
         Raises `StateTransferError` if no donor is left that has it. Then fetch the state again.
         """
@@ -300,7 +301,7 @@ class Learner(DonorLinks):
                 return None
             link = source.link
             try:
-                link.request(AskResult(after, max(0.0, min(MAX_WAIT, deadline - time.monotonic()))))
+                link.request(AskResult(after, max(0.0, min(MAX_WAIT, deadline - time.monotonic())), wants_seat))
                 answer = link.next_answer()
                 if isinstance(answer, Sealed):
                     return self._replayed(link, answer, after)

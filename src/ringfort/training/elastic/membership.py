@@ -13,6 +13,7 @@ from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded
 from ringfort.cluster.core.peer_messages import Epoch, RunState
+from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError, RendezvousTimeoutError
@@ -89,20 +90,28 @@ class Membership:
                 self._changed.wait(min(left, _LOOK))
         return self.has_ended(epoch)
 
+    def has_others(self) -> bool:
+        """Return whether another peer of this run is there."""
+        return len(self._views()) > 1
+
     def has_newcomers(self) -> bool:
         """Return whether a peer of this run is there that is in no epoch."""
-        return any(
-            view.run == self.node.config.run and not view.is_self and not view.is_member and view.slots
-            for view in self.node.snapshot()
-        )
+        return any(not view.is_self and not view.is_member for view in self._views())
+
+    @property
+    def seated(self) -> int:
+        """The number of peers of this run that are in an epoch."""
+        return sum(view.is_member for view in self._views())
+
+    def _views(self) -> list[PeerView]:
+        return [view for view in self.node.snapshot() if view.run == self.node.config.run and view.slots]
 
     def donors(self, left: Epoch | None = None) -> dict[str, Connection]:
         """Return streams to the members of the run that others are in: of another epoch than `left`."""
         found: dict[str, Connection] = {}
         own = () if left is None else left.peers
-        for view in self.node.snapshot():
-            is_other = not view.is_self and view.peer not in own and view.slots
-            if is_other and view.is_member and view.run == self.node.config.run:
+        for view in self._views():
+            if view.is_member and not view.is_self and view.peer not in own:
                 try:
                     found[view.peer] = self.node.open_stream(view.peer, PURPOSE, _CONNECT)
                 except DistributedError as exc:

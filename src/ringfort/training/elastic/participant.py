@@ -1,7 +1,8 @@
-"""`Participant`: carries the protocol of a run out: one epoch after the other, and in between the copying of its state.
+"""`Participant`: one program's life in a run: one epoch after the other, and in between the copying of its state.
 
-It is one generator, which yields what the program has to do. An error that only ends an epoch stays inside; any other
-ends the generator, and every later call raises it again.
+epoch_driver.py carries out the steps of an epoch, state_copy.py the copying. The life is one generator, which yields
+what the program has to do. An error that only ends an epoch stays inside; any other ends the generator, and every later
+call raises it again.
 """
 
 from __future__ import annotations
@@ -17,60 +18,38 @@ from typing import Any, Final
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
-from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError, NonFiniteStepError
+from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError
+from ringfort.training.elastic.absence import ASLEEP, SLOW, Absence
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.donor import Donor
-from ringfort.training.elastic.exchange import SUMS, Exchange, digest_of, is_share_finite
-from ringfort.training.elastic.journal import Journal, names_of
-from ringfort.training.elastic.local_sum import LocalSum, is_finite
+from ringfort.training.elastic.epoch_driver import EpochDriver
+from ringfort.training.elastic.exchange import SUMS, digest_of, is_share_finite
+from ringfort.training.elastic.finish import Finish
+from ringfort.training.elastic.founding import Founding
+from ringfort.training.elastic.journal import Journal
+from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.other_runs import OtherRuns
-from ringfort.training.elastic.protocol import (
-    Apply,
-    Compute,
-    Fenced,
-    Gather,
-    Instruction,
-    Mark,
-    Pause,
-    Reduce,
-    Replica,
-    Report,
-    Result,
-    Share,
-    Standstill,
-    Token,
-)
+from ringfort.training.elastic.protocol import Fenced, Replica, Result
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.sleep_watch import SleepWatch
+from ringfort.training.elastic.speed_meter import SpeedMeter
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Done, Turn
-from ringfort.training.elastic.token_codec import TokenCodec
 
 _log = logging.getLogger(__name__)
 
 _FORM: Final = 20.0
 """Seconds to form the group of an epoch; after a failure it is tried again."""
-_PAUSE: Final = 1.0
-"""Seconds that members wait at the end of a step for a learner that has caught up."""
-_LOOK: Final = 0.1
-"""Seconds between two looks at whether a learner has come meanwhile."""
-_NO_PAUSE: Final = 10.0
-"""Seconds until the next pause, if a learner was not seated: it may be of a machine that is too busy."""
 _NOTICE: Final = 5.0
 """Seconds until the cluster has noticed why a group failed."""
 _FAILURES: Final = 10
 """Times that the group of one epoch may fail before the run is given up: the machines see each other, and still cannot
 work together."""
-_LINGER: Final = 30.0
-"""Seconds for which a finished member still serves learners."""
-_EXPECT: Final = 3.0
-"""Seconds for which it waits for a newcomer that has not asked yet."""
-_FADING: Final = 0.8
-"""How much of earlier micro-batches stays in the measured speed after each step."""
 
 
 class Participant:
@@ -80,22 +59,20 @@ class Participant:
         """Start to look for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
-        self.replica = Replica(data, self._found, self._digest)
+        self.founding = Founding(self)
+        self.replica = Replica(data, self.founding.found, self._digest)
         self.is_leaving = False
+        self.absence = Absence()
+        self.was_slow = False
+        """Whether it was set aside as slow, and is not fast enough yet."""
         self.is_busy = False
         """Whether it is in an epoch: then there may be a step to finish."""
         self.is_in_step = False
         """Whether the program was given a micro-batch and no result since."""
-        self._options = options
-        note = note_of(options.name, data, state.manifest(), socket.gethostname())
-        self._exchange = Exchange(self.local, TokenCodec(data.parts(data.span(0))))
-        self._fork: tuple[int, int] | None = None
-        """Step and cursor of a state in memory whose run has ended."""
-        self._timing: tuple[Turn, int, float] | None = None
-        self._computed: tuple[float, float] = (0.0, 0.0)
-        """Samples and the seconds that they took."""
-        self._is_reducing = False
-        self._no_pause_before = 0.0
+        self.options = options
+        self._note = note_of(options.name, data, state.manifest(), socket.gethostname())
+        self.meter = SpeedMeter()
+        self.driver = EpochDriver(self)
         self._failures: tuple[Epoch | None, int] = (None, 0)
         self._last_epoch: Epoch | None = None
         self._error: BaseException | None = None
@@ -103,12 +80,12 @@ class Participant:
         self._opened_at = time.monotonic()
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.replica.saved = self.checkpoints.step
-        self.donor = Donor(lambda: self.local.layout, busy=lambda: self._is_reducing)
-        self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
+        self.donor = Donor(lambda: self.local.layout, busy=lambda: self.driver.is_reducing)
+        self.others = OtherRuns(self._note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
-        self.members = Membership(
-            options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
-        )
+        self.members = self._join()
+        self._finish = Finish(self)
+        self._sleep = SleepWatch(self._falls_asleep, self.absence.wake_up)
         self._script = self._live()
 
     # --- called by the program's thread -------------------------------------------------------------------------------
@@ -121,6 +98,7 @@ class Participant:
             )
         if self._error is not None:
             raise self._error
+        self.meter.called()
         try:
             found = next(self._script, None)
         except Exception as exc:
@@ -130,34 +108,30 @@ class Participant:
             self._error = ChannelClosedError("This program was interrupted, so it has left the run")
             raise
         self.is_in_step = isinstance(found, Turn)
+        self.meter.resume()
         return found
 
     def samples_of(self, turn: Turn) -> Array:
         """Return the samples of a micro-batch, and begin to measure the time that it takes."""
         samples = self.data.part(self.data.span(turn.mark.cursor), turn.compute.part)
-        self._timing = (turn, len(samples), time.perf_counter())
+        self.meter.begin(len(samples))
         return samples
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
         """Add the gradients of a micro-batch to the local sum."""
-        assert self._timing is not None
-        _, samples, start = self._timing
-        weight = float(samples) if count is None else count
+        weight = float(self.meter.samples) if count is None else count
         if not self.replica.covered:
             self.local.begin()
-            self._exchange.loss = 0.0
+            self.driver.exchange.loss = 0.0
         self.local.add(gradients, weight)
-        self._exchange.loss += weight * loss
+        self.driver.exchange.loss += weight * loss
         self.replica.add(turn.compute.part, turn.mark)
-        computed, seconds = self._computed
-        self._computed = (computed + samples, seconds + time.perf_counter() - start)
+        self.meter.end()
 
     def aside(self, seconds: float) -> None:
         """The program has used so many seconds for something else."""
         self.journal.aside(seconds)
-        if self._timing is not None:
-            turn, samples, start = self._timing
-            self._timing = (turn, samples, start + seconds)
+        self.meter.aside(seconds)
 
     def mean_of(self, done: Done) -> Any:
         """Return the mean gradients of a sealed step."""
@@ -171,7 +145,7 @@ class Participant:
     @property
     def raises_nonfinite(self) -> bool:
         """Whether gradients with infinities or NaNs are an error."""
-        return self._options.nonfinite == "error"
+        return self.options.nonfinite == "error"
 
     @property
     def is_finished(self) -> bool:
@@ -180,14 +154,7 @@ class Participant:
 
     def linger(self) -> None:
         """Serve learners of a finished run, for a bounded time. The state must be that of the last step."""
-        begin = time.monotonic()
-        while not self.is_leaving and time.monotonic() < begin + _LINGER:
-            if self.donor.wants_image and self._last_epoch is not None:
-                self.donor.offer(self.state.image(), self.replica.mark, self._last_epoch)
-            is_expecting = time.monotonic() < begin + _EXPECT and self.members.has_newcomers()
-            if not self.donor.learners and not is_expecting:
-                return
-            time.sleep(0.02)
+        self._finish.linger(self._last_epoch)
 
     def close(self, why: str) -> None:
         """Leave the cluster. Idempotent; does nothing in a forked child."""
@@ -198,6 +165,7 @@ class Participant:
         with suppress(ValueError):  # another thread is in it; its wait ends with the node
             self._script.close()
         try:
+            self._sleep.close()
             self.copy.interrupt()
             self.donor.close()
         finally:
@@ -206,18 +174,12 @@ class Participant:
             finally:
                 self.checkpoints.close()
 
-    # --- called by the node's callback thread -------------------------------------------------------------------------
+    # --- called by the thread of `SleepWatch` -------------------------------------------------------------------------
 
-    def _fence(self, epoch: int, ended: tuple[str, ...]) -> Standstill:
-        stands = self.replica.fence(epoch)
-        if stands.lineage and stands.lineage in ended:
-            mark = stands.mark
-            if mark.branch:
-                self._fork = (mark.step, mark.cursor)
-                self.replica.saved = max(self.replica.saved, mark.step)
-            self.replica.learn(Mark(), ())
-            stands = self.replica.fence(epoch)
-        return stands
+    def _falls_asleep(self) -> None:
+        self.absence.fall_asleep(lambda: self.members.close(ASLEEP))
+
+    # --- called by the node's callback thread -------------------------------------------------------------------------
 
     def _on_event(self, event: ClusterEvent) -> None:
         self.others.on_event(event)
@@ -238,20 +200,14 @@ class Participant:
 
     def _live(self) -> Generator[Turn | Done, None, None]:
         while not self.is_finished and not self.is_leaving:
-            epoch = self.members.epoch
-            self.others.announce(time.monotonic())
-            self._check_others(epoch)
-            gives_way = epoch is not None and bool(self.others.better())
-            if epoch is None or gives_way:
-                yield from self.copy.follow(epoch)
-                continue
             try:
-                epoch = self.members.form(_FORM)
-                yield from self._take_part(epoch)
+                yield from self._live_on()
             except DistributedError as exc:
-                self._end_of(epoch, exc)
-            finally:
-                self.is_busy = False
+                if not self.absence.why or isinstance(exc, ValueError):
+                    raise
+                _log.info("Left the run in the middle of a step: %s", exc)
+            if self.absence.why and not self.is_finished:
+                self._be_away()
         if self.is_in_step:
             # The run has finished, or cannot go on when this member wants to leave. The program applies zeros, and
             # what that may change, such as a momentum, is undone.
@@ -259,20 +215,73 @@ class Participant:
             yield Done(Result(mark.branch, mark.step, mark.cursor), 0.0, 0.0, is_overtaken=True)
             self.state.load(image)
 
-    def _check_others(self, epoch: Epoch | None) -> None:
+    def _live_on(self) -> Iterator[Turn | Done]:
+        self._finish.take_saved()
+        if self.is_finished:
+            return
+        epoch = self.members.epoch
+        self.others.announce(time.monotonic())
+        self.check_others(epoch)
+        gives_way = epoch is not None and bool(self.others.better())
+        if epoch is None or gives_way:
+            yield from self.copy.follow(epoch)
+            return
+        try:
+            epoch = self.members.form(_FORM)
+            self.is_busy, self._last_epoch = True, epoch
+            yield from self.driver.take_part(epoch)
+        except DistributedError as exc:
+            self._end_of(epoch, exc)
+        finally:
+            self.is_busy = False
+
+    def _be_away(self) -> None:
+        """Say goodbye, and join the cluster again when the absence is over."""
+        why = self.absence.why
+        self.was_slow |= why == SLOW
+        self.donor.dismiss()
+        self.members.close(why)
+        self.replica.leave()
+        if why == ASLEEP:
+            self.journal.say("This machine goes to sleep: it has left the run, and comes back when it is awake")
+        self.absence.left()
+
+        def is_over() -> bool:
+            return self.is_leaving or self._error is not None
+
+        self.absence.wait_for_end(is_over)
+        if not is_over():
+            self.members = self._join()
+
+    def _join(self) -> Membership:
+        options = self.options
+        return Membership(
+            options.discovery(self._note.run),
+            options.group_config,
+            self.founding.fence,
+            self.donor.serve,
+            self._on_event,
+        )
+
+    @property
+    def is_going(self) -> bool:
+        """Whether this member leaves after its step, for a while or for good."""
+        return self.is_leaving or bool(self.absence.why)
+
+    def check_others(self, epoch: Epoch | None) -> None:
         """Raise `InvalidArgumentError` if another run has this one's name and stays."""
-        timeout = self._options.join_timeout
+        timeout = self.options.join_timeout
         if epoch is not None or time.monotonic() > self._opened_at + timeout:
             why = self.others.different()
             if why:
                 raise InvalidArgumentError(
-                    "name", self._options.name, f"{why}. Start the same program there and here, or pass another name"
+                    "name", self.options.name, f"{why}. Start the same program there and here, or pass another name"
                 )
 
     def _end_of(self, epoch: Epoch, exc: DistributedError) -> None:
         """Return if `exc` only ends the epoch; raise it if it ends the run."""
         is_word = isinstance(exc, (Fenced, AbortedError))
-        if isinstance(exc, ValueError):  # invalid arguments and gradients: they stay invalid in every epoch
+        if self.absence.why or isinstance(exc, ValueError):  # invalid arguments stay invalid in every epoch
             raise exc
         if not (is_word or exc.is_peer_failure or self.members.has_ended(epoch)):
             raise exc
@@ -284,134 +293,12 @@ class Participant:
                 raise exc
         self.members.tell(self.replica.fence(0), is_ready=False)
 
-    def _take_part(self, epoch: Epoch) -> Iterator[Turn | Done]:
-        self.is_busy, self._last_epoch = True, epoch
-        me, size = epoch.holders.index(self.members.node.peer_id), len(epoch.holders)
-        self._exchange.begin()
-        self.journal.began(names_of(epoch))
-        script = self.replica.epoch(epoch.number, me, size, epoch.lineages[0], self._options.fewest)
-        context, value = self.members.context, None
-        while True:
-            instruction: Instruction = script.send(value)
-            value = None
-            match instruction:
-                case Compute() | Reduce() if self.is_finished or (self.is_leaving and not self.is_in_step):
-                    return
-                case Compute():
-                    yield from self._compute(instruction, epoch)
-                case Gather(value=Report() as mine):
-                    value = self._exchange.reports(context, mine)
-                case Gather(value=Token() as mine):
-                    value = self._exchange.tokens(context, mine)
-                case Reduce():
-                    value = self._reduce()
-                case Share(root=root, result=result):
-                    value = self._exchange.share(context, root, result, self.state.manifest())
-                case Apply():
-                    yield from self._apply(instruction, epoch, me)
-                case Pause():
-                    self._pause(epoch)
-                    if self.is_leaving:
-                        return
-                case _:
-                    raise AssertionError(instruction)
-
-    def _compute(self, compute: Compute, epoch: Epoch) -> Iterator[Turn]:
-        """Have a micro-batch computed, however often the program must be asked."""
-        mark = self.replica.mark
-        while compute.part not in self.replica.covered:
-            if self.members.has_ended(epoch) or mark != self.replica.mark or self.others.better():
-                raise Fenced(f"{epoch} has ended")
-            yield Turn(compute, mark)
-
-    def _reduce(self) -> dict[str, Array]:
-        context, replica = self.members.context, self.replica
-        if not replica.covered:
-            self.local.clear()
-            self._exchange.loss = 0.0
-        samples, seconds = self._computed
-        replica.speed = max(1, int(samples / seconds)) if seconds > 0 else 0
-        self._computed = (samples * _FADING, seconds * _FADING)
-        in_use = [result.payload for _, result in tuple(replica.history)]
-        if replica.held is not None:
-            in_use.append(replica.held.result.payload)
-        self._is_reducing = True
-        try:
-            self._exchange.agree(context)
-            return self._exchange.reduce(context, in_use)
-        finally:
-            self._is_reducing = False
-
-    def _apply(self, apply: Apply, epoch: Epoch, me: int) -> Iterator[Done]:
-        result = apply.result
-        if result.is_state:
-            self.state.load(result.payload)
-            self._fork, self.checkpoints.saved = None, None
-        else:
-            speeds = [token.speed for token in apply.tokens]
-            self.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
-            if not apply.is_finite and self.raises_nonfinite:
-                raise self._nonfinite(result.step, epoch)
-            self.donor.sealed(apply.before, result, apply.digest, is_finite=apply.is_finite)
-            yield self.done(result, is_finite=apply.is_finite)
-        # The program has applied it: the state is that of the mark.
-        mark, now = apply.after, time.monotonic()
-        self.replica.wants_image = self.donor.wants_image
-        has_room = self._options.most is None or len(epoch.holders) < self._options.most
-        self.replica.wants_pause = has_room and now >= self._no_pause_before and self.donor.has_caught_up
-        if any(token.wants_image for token in apply.tokens):
-            self.donor.offer(self.state.image(), mark, epoch)
-        self.checkpoints.save(mark, epoch, me, self.state, is_last=mark.step >= self.total and not result.is_state)
-        self.others.announce(now)
-        self._check_others(epoch)
-
     def done(self, result: Result, *, is_finite: bool) -> Done:
         """Return what the program is given to apply."""
         weight, loss = (float(value) for value in result.payload[SUMS])
         return Done(result, weight, loss, is_finite)
 
-    def _nonfinite(self, step: int, epoch: Epoch) -> NonFiniteStepError:
-        """Return the error that names the machines whose own gradients are not finite."""
-        names, found = list(names_of(epoch).values()), list[str]()
-        try:
-            flags = self._exchange.flags(self.members.context, is_finite(self.local.buffers))
-            found = [name for name, fine in zip(names, flags, strict=True) if not fine]
-        except DistributedError as exc:  # the step is sealed: the run has ended for all, whoever is still there
-            _log.info("Cannot ask whose gradients they are: %s", exc)
-        return NonFiniteStepError(step, found)
-
-    def _pause(self, epoch: Epoch) -> None:
-        """Wait at the end of a step for learners to be seated, or for more members."""
-        if len(epoch.holders) < self._options.fewest:
-            self.journal.waits(self._options.fewest)
-        self.is_busy = False  # nothing is to be finished if a signal comes now
-        self.members.tell(self.replica.fence(0), is_ready=True)
-        deadline = time.monotonic() + _PAUSE
-        while (left := deadline - time.monotonic()) > 0:
-            if self.members.wait_for_end(epoch, min(left, _LOOK)):
-                raise Fenced(f"{epoch} has ended")
-            if self.donor.wants_image:  # below the minimum no step ends, with which one would be made
-                self.donor.offer(self.state.image(), self.replica.mark, epoch)
-        self.is_busy = True
-        self.members.tell(self.replica.fence(0), is_ready=False)
-        self._no_pause_before = time.monotonic() + _NO_PAUSE
-        self.replica.wants_pause = False
-
     # --- called by the replica ----------------------------------------------------------------------------------------
-
-    def _found(self, branch: str) -> Result:
-        """Return the first state of a branch: that of a run that has ended, the newest checkpoint, or what the program
-        began with."""
-        saved = self.checkpoints.saved
-        if self._fork is not None and (saved is None or self._fork[0] >= saved.stamp.step):
-            step, cursor = self._fork
-            image = self.state.image()
-        elif saved is not None:
-            step, cursor, image = saved.stamp.step, saved.stamp.cursor, saved.read()
-            self.journal.say(f"The run continues with {saved.path}")
-        else:
-            step, cursor, image = 0, 0, self.state.image()
-        return Result(branch, step, cursor, image, is_state=True)
 
     def _digest(self, result: Result, me: int, size: int) -> int:
         self.replica.is_finite = is_share_finite(result, me, size)

@@ -146,6 +146,10 @@ class Token:
     """Whether this member's share of the result has no infinity and no NaN."""
     sums: tuple[float, ...] = ()
     """Sums of the program, such as the loss."""
+    overhead: int = 0
+    """Microseconds of a step that this member's program takes outside micro-batches."""
+    period: int = 0
+    """Microseconds from step to step."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +300,8 @@ class Replica:
         self.held: Held | None = None
         self.covered: frozenset[int] = frozenset()
         self.speed = 0
+        self.overhead = 0
+        self.period = 0
         self.saved = FOUNDING
         self.wants_pause = False
         self.wants_image = False
@@ -324,6 +330,12 @@ class Replica:
             self.mark, self.held, self.covered = mark, None, frozenset()
             self.history.clear()
             self.history.extend(history)
+
+    def leave(self) -> None:
+        """This member has said goodbye, and is in no epoch. What it promised ends with that, and what it held and
+        summed is no member's. It comes back as another peer, with its state."""
+        with self._lock:
+            self.held, self.covered, self._fence = None, frozenset(), 0
 
     # --- one epoch ----------------------------------------------------------------------------------------------------
 
@@ -405,7 +417,16 @@ class Replica:
         about = (result.branch, number, result.step, result.cursor, mark.chain)
         digest = self._digest(result, me, len(kept))
         token = Token(
-            about, digest, self.covered, self.speed, self.wants_pause, self.wants_image, self.is_finite, self.sums
+            about,
+            digest,
+            self.covered,
+            self.speed,
+            self.wants_pause,
+            self.wants_image,
+            self.is_finite,
+            self.sums,
+            self.overhead,
+            self.period,
         )
         tokens: Sequence[Token] = yield Gather(token)
         digest = _agreed(tokens)

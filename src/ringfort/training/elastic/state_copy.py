@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteStepError, StateTransferError
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
-from ringfort.training.elastic.protocol import Mark
+from ringfort.training.elastic.practice import Practice
+from ringfort.training.elastic.protocol import Compute, Mark
 from ringfort.training.elastic.state_tree import hashed
-from ringfort.training.elastic.step import Done
+from ringfort.training.elastic.step import Done, Turn
 
 if TYPE_CHECKING:
     from ringfort.training.elastic.participant import Participant
@@ -40,9 +41,10 @@ class StateCopy:
         if learner is not None:
             learner.close()
 
-    def follow(self, left: Epoch | None) -> Iterator[Done]:
-        """Copy the state and yield the results that follow it, until an epoch other than `left` seats this program, the
-        run has finished, or no member can be asked. `left` is the epoch of a branch that gives way."""
+    def follow(self, left: Epoch | None) -> Iterator[Turn | Done]:
+        """Copy the state and yield the results that follow it, and micro-batches for practice, until an epoch other
+        than `left` seats this program, the run has finished, or no member can be asked. `left` is the epoch of a branch
+        that gives way."""
         run = self._run
         if run.members.wait_for_epoch(_LOOK) and left is None:
             return
@@ -62,7 +64,7 @@ class StateCopy:
             self._learner = None
             learner.close()
 
-    def _follow(self, learner: Learner, left: Epoch | None) -> Iterator[Done]:
+    def _follow(self, learner: Learner, left: Epoch | None) -> Iterator[Turn | Done]:
         run, replica = self._run, self._run.replica
         known = [hashed(run.state.image())] if replica.mark.branch else []
         fetched = learner.fetch(self._check, known=known, timeout=_FETCH)
@@ -74,16 +76,43 @@ class StateCopy:
             run.local.prepare(fetched.layout)
         # Right after `learn`: an epoch that was accepted with the earlier state is void from here on.
         run.members.learned(fetched.epoch, replica.fence(0), is_ready=False)
+        # Without a layout nothing can be practised: a sum of other gradients than the run's must not exist.
+        practice = Practice(was_slow=run.was_slow, is_measured=run.local.layout is None or run.meter.speed > 0)
         is_told = False
-        while not self._is_seated(left) and not run.is_finished and not run.is_leaving:
-            replayed = learner.next_result(replica.mark, timeout=_LOOK if is_told else 0.0)
+        while not self._is_seated(left) and not run.is_finished and not run.is_going:
+            now, part = time.monotonic(), self._free_part()
+            is_wanted = practice.is_fit or run.members.seated < run.options.fewest
+            is_due = not is_wanted and part is not None and practice.is_due(now, replica.mark.step)
+            is_idle = is_told if is_wanted else not is_due
+            replayed = learner.next_result(replica.mark, timeout=_LOOK if is_idle else 0.0, wants_seat=is_wanted)
             if replayed is not None:
                 is_told = False
                 yield self._replay(replayed, fetched.epoch)
-            elif not is_told:
+            elif is_due:
+                assert part is not None
+                run.meter.forget()
+                yield Turn(Compute(replica.mark.step + 1, part), replica.mark)
+                replica.speed = run.meter.speed
+                if run.meter.speed:
+                    seconds = run.meter.overhead / 1e6 + run.data.microbatch / run.meter.speed
+                    practice.done(time.monotonic(), replica.mark.step, seconds)
+            elif is_wanted and not is_told:
+                self._back_from_slow()
                 run.members.learned(fetched.epoch, replica.fence(0), is_ready=True)
                 is_told = True
-            run.others.announce(time.monotonic())
+            run.others.announce(now)
+
+    def _free_part(self) -> int | None:
+        """Return a micro-batch of the next step for practice. It stays in no sum, unless this program is seated before
+        the step is sealed: then it counts."""
+        run, mark = self._run, self._run.replica.mark
+        parts = run.data.parts(run.data.span(mark.cursor))
+        return next((part for part in range(parts) if part not in run.replica.covered), None)
+
+    def _back_from_slow(self) -> None:
+        if self._run.was_slow:
+            self._run.was_slow = False
+            self._run.journal.say("This machine is fast enough again and asks for its place in the run")
 
     def _replay(self, replayed: Replayed, epoch: Epoch) -> Done:
         run = self._run
@@ -91,6 +120,7 @@ class StateCopy:
             raise StateTransferError("the gradients of the run are not known yet", {})
         if not replayed.is_finite and run.raises_nonfinite:
             raise NonFiniteStepError(replayed.result.step, ())
+        run.meter.end_step(is_replayed=True)
         run.replica.learn(replayed.after, [(replayed.before, replayed.result)])
         run.members.learned(epoch, run.replica.fence(0), is_ready=False)
         return run.done(replayed.result, is_finite=replayed.is_finite)

@@ -11,12 +11,13 @@ import numpy as np
 from ringfort.training.elastic.protocol import Token
 from ringfort.training.elastic.sample_order import Array
 
-_HEAD: Final = Struct("<16s4qQ")
-"""Digest of what the token is about; step, cursor, speed and flags; digest of the result."""
+_HEAD: Final = Struct("<16s6qQ")
+"""Digest of what the token is about; step, cursor, speed, overhead, period and flags; digest of the result."""
 _PAUSE: Final = 1
 _IMAGE: Final = 2
 _FINITE: Final = 4
-_MAX_SPEED: Final = 2**62
+_MAX: Final = 2**62
+"""Of a speed, an overhead and a period."""
 
 
 class TokenCodec:
@@ -35,14 +36,15 @@ class TokenCodec:
         mask = 0
         for part in token.covered:
             mask |= 1 << part
-        head = _HEAD.pack(about, step, cursor, min(token.speed, _MAX_SPEED), flags, token.digest)
+        paces = (min(pace, _MAX) for pace in (token.speed, token.overhead, token.period))
+        head = _HEAD.pack(about, step, cursor, *paces, flags, token.digest)
         return np.frombuffer(head + mask.to_bytes(self._coverage, "little"), np.uint8)
 
     def unpack(self, packed: Array) -> Token:
         """Return the token in `packed`. What it is about is a digest and for people its step and cursor: tokens are
         only compared."""
         data = packed.tobytes()
-        about, step, cursor, speed, flags, digest = _HEAD.unpack_from(data)
+        about, step, cursor, speed, overhead, period, flags, digest = _HEAD.unpack_from(data)
         mask, covered = int.from_bytes(data[_HEAD.size :], "little"), list[int]()
         while mask:
             lowest = mask & -mask
@@ -56,4 +58,6 @@ class TokenCodec:
             bool(flags & _PAUSE),
             bool(flags & _IMAGE),
             bool(flags & _FINITE),
+            overhead=max(0, overhead),
+            period=max(0, period),
         )

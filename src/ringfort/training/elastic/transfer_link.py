@@ -75,6 +75,8 @@ class AskResult(_Message, frozen=True, tag="result?"):
 
     after: Mark
     wait: _Wait = 0.0
+    wants_seat: bool = True
+    """Whether the learner takes part once it has all results; otherwise it only follows."""
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

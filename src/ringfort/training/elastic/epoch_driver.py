@@ -1,0 +1,190 @@
+"""`EpochDriver`: carries out the instructions of the protocol, `Replica.epoch`, on the group of one epoch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.errors import DistributedError, NonFiniteStepError
+from ringfort.training.elastic.absence import SLOW
+from ringfort.training.elastic.exchange import Exchange
+from ringfort.training.elastic.journal import names_of
+from ringfort.training.elastic.local_sum import is_finite
+from ringfort.training.elastic.memory_needs import MemoryNeeds
+from ringfort.training.elastic.protocol import (
+    Apply,
+    Compute,
+    Fenced,
+    Gather,
+    Instruction,
+    Pause,
+    Reduce,
+    Report,
+    Share,
+    Token,
+)
+from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.slow_members import SlowMembers
+from ringfort.training.elastic.step import Done, Turn
+from ringfort.training.elastic.token_codec import TokenCodec
+
+if TYPE_CHECKING:
+    from ringfort.training.elastic.participant import Participant
+
+_log = logging.getLogger(__name__)
+
+_PAUSE: Final = 1.0
+"""Seconds that members wait at the end of a step for a learner that has caught up."""
+_LOOK: Final = 0.1
+"""Seconds between two looks at whether a learner has come meanwhile."""
+_NO_PAUSE: Final = 10.0
+"""Seconds until the next pause, if a learner was not seated: it may be of a machine that is too busy."""
+
+
+class EpochDriver:
+    """The epochs of one participant, one after the other. For the program's thread."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._run = participant
+        self.exchange = Exchange(participant.local, TokenCodec(participant.data.parts(participant.data.span(0))))
+        self.is_reducing = False
+        """Whether the members communicate now."""
+        self._no_pause_before = 0.0
+        self._has_said_memory = False
+        self._slow: SlowMembers | None = None
+        """Of the current epoch."""
+
+    def take_part(self, epoch: Epoch) -> Iterator[Turn | Done]:
+        """Yield what the program has to do in `epoch`, whose group was formed. Returns when the run has finished or
+        this member leaves; any other end of the epoch is an error."""
+        run, context, options = self._run, self._run.members.context, self._run.options
+        me, size = epoch.holders.index(run.members.node.peer_id), len(epoch.holders)
+        self.exchange.begin()
+        run.meter.start()
+        self._slow = SlowMembers(run.data.microbatch, size, options.fewest)
+        run.journal.began(names_of(epoch))
+        script, value = run.replica.epoch(epoch.number, me, size, epoch.lineages[0], options.fewest), None
+        while True:
+            instruction: Instruction = script.send(value)
+            value = None
+            match instruction:
+                case Compute() | Reduce() if run.is_finished or (run.is_going and not run.is_in_step):
+                    return
+                case Compute():
+                    yield from self._compute(instruction, epoch)
+                case Gather(value=Report() as mine):
+                    value = self.exchange.reports(context, mine)
+                case Gather(value=Token() as mine):
+                    value = self.exchange.tokens(context, mine)
+                case Reduce():
+                    value = self._reduce()
+                case Share(root=root, result=result):
+                    value = self.exchange.share(context, root, result, run.state.manifest())
+                case Apply():
+                    yield from self._apply(instruction, epoch, me)
+                case Pause():
+                    self._pause(epoch)
+                    if run.is_going:
+                        return
+                case _:
+                    raise AssertionError(instruction)
+
+    def _compute(self, compute: Compute, epoch: Epoch) -> Iterator[Turn]:
+        """Have a micro-batch computed, however often the program must be asked."""
+        run, mark = self._run, self._run.replica.mark
+        while compute.part not in run.replica.covered:
+            if run.members.has_ended(epoch) or mark != run.replica.mark or run.others.better():
+                raise Fenced(f"{epoch} has ended")
+            yield Turn(compute, mark)
+
+    def _reduce(self) -> dict[str, Array]:
+        run, replica = self._run, self._run.replica
+        if not replica.covered:
+            run.local.clear()
+            self.exchange.loss = 0.0
+        run.meter.end_step()
+        replica.speed, replica.overhead, replica.period = run.meter.speed, run.meter.overhead, run.meter.period
+        in_use = [result.payload for _, result in tuple(replica.history)]
+        if replica.held is not None:
+            in_use.append(replica.held.result.payload)
+        self.is_reducing = True
+        try:
+            self.exchange.agree(run.members.context)
+            self._say_memory()
+            return self.exchange.reduce(run.members.context, in_use)
+        finally:
+            self.is_reducing = False
+
+    def _say_memory(self) -> None:
+        """Say once how much memory the run takes, before it takes most of it."""
+        run, layout = self._run, self._run.local.layout
+        if self._has_said_memory or layout is None:
+            return
+        self._has_said_memory = True
+        needs = MemoryNeeds.of(layout, run.state.manifest().nbytes)
+        run.journal.say(str(needs))
+
+    def _apply(self, apply: Apply, epoch: Epoch, me: int) -> Iterator[Done]:
+        run, result = self._run, apply.result
+        if result.is_state:
+            run.founding.founded(result)
+        else:
+            speeds = [token.speed for token in apply.tokens]
+            run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
+            if not apply.is_finite and run.raises_nonfinite:
+                raise self._nonfinite(result.step, epoch)
+            run.donor.sealed(apply.before, result, apply.digest, is_finite=apply.is_finite)
+            self._set_aside(apply, epoch, me)
+            yield run.done(result, is_finite=apply.is_finite)
+        # The program has applied it: the state is that of the mark.
+        mark, now = apply.after, time.monotonic()
+        run.replica.wants_image = run.donor.wants_image
+        has_room = run.options.most is None or len(epoch.holders) < run.options.most
+        run.replica.wants_pause = has_room and now >= self._no_pause_before and run.donor.has_caught_up
+        if any(token.wants_image for token in apply.tokens):
+            run.donor.offer(run.state.image(), mark, epoch)
+        run.checkpoints.save(mark, epoch, me, run.state, is_last=mark.step >= run.total and not result.is_state)
+        run.others.announce(now)
+        run.check_others(epoch)
+
+    def _set_aside(self, apply: Apply, epoch: Epoch, me: int) -> None:
+        """Have the member leave for a while that the others would do better without. All members find the same one."""
+        run = self._run
+        assert self._slow is not None
+        slow = self._slow.sealed(apply.result.cursor - apply.before.cursor, apply.tokens)
+        if slow is not None and not run.is_finished:
+            name = list(names_of(epoch).values())[slow.rank]
+            run.journal.say(f"{name} is too slow and follows as a learner until it is faster: {slow}", logging.WARNING)
+            if slow.rank == me:
+                run.absence.begin(SLOW)
+
+    def _nonfinite(self, step: int, epoch: Epoch) -> NonFiniteStepError:
+        """Return the error that names the machines whose own gradients are not finite."""
+        run, names, found = self._run, list(names_of(epoch).values()), list[str]()
+        try:
+            flags = self.exchange.flags(run.members.context, is_finite(run.local.buffers))
+            found = [name for name, fine in zip(names, flags, strict=True) if not fine]
+        except DistributedError as exc:  # the step is sealed: the run has ended for all, whoever is still there
+            _log.info("Cannot ask whose gradients they are: %s", exc)
+        return NonFiniteStepError(step, found)
+
+    def _pause(self, epoch: Epoch) -> None:
+        """Wait at the end of a step for learners to be seated, or for more members."""
+        run = self._run
+        if len(epoch.holders) < run.options.fewest:
+            run.journal.waits(run.options.fewest)
+        run.is_busy = False  # nothing is to be finished if a signal comes now
+        run.members.tell(run.replica.fence(0), is_ready=True)
+        deadline = time.monotonic() + _PAUSE
+        while (left := deadline - time.monotonic()) > 0:
+            if run.members.wait_for_end(epoch, min(left, _LOOK)):
+                raise Fenced(f"{epoch} has ended")
+            if run.donor.wants_image:  # below the minimum no step ends, with which one would be made
+                run.donor.offer(run.state.image(), run.replica.mark, epoch)
+        run.is_busy = True
+        run.members.tell(run.replica.fence(0), is_ready=False)
+        self._no_pause_before = time.monotonic() + _NO_PAUSE
+        run.replica.wants_pause = False

@@ -1,0 +1,52 @@
+"""How much memory a run takes beside the program's own. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringfort.training.elastic.donor import HISTORY_BYTES, HISTORY_RESULTS
+from ringfort.training.elastic.local_sum import Layout
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes on the host. The program's own state and gradients are not in it."""
+
+    gradients: int
+    """One copy of the gradients, in the types in which they are added up."""
+    state: int
+    """One image of the state."""
+    history: int
+    """Results that are kept for machines that join, at most."""
+
+    @classmethod
+    def of(cls, layout: Layout, state: int) -> MemoryNeeds:
+        """Return what a run with gradients of this layout and a state of so many bytes needs."""
+        gradients = sum(size * np.dtype(kind).itemsize for kind, size in layout.sizes.items())
+        return cls(gradients, state, max(HISTORY_BYTES, HISTORY_RESULTS * gradients))
+
+    @property
+    def always(self) -> int:
+        """The local sum, two results (that of the last step and that of the next) and `step.mean()`."""
+        return 4 * self.gradients
+
+    @property
+    def joining(self) -> int:
+        """What a member needs while machines join: an image of the state, and the results sealed since."""
+        return self.state + self.history
+
+    def __str__(self) -> str:
+        return (
+            f"Memory beside the program's own: {_size(self.always)} always (4 x {_size(self.gradients)} of gradients); "
+            f"while a machine joins up to {_size(self.joining)} (the state of {_size(self.state)} and recent results); "
+            f"{_size(self.state)} while a checkpoint is written"
+        )
+
+
+def _size(nbytes: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g} {unit}"
+    return f"{nbytes} bytes"
