@@ -19,12 +19,13 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError, NonFiniteStepError
 from ringfort.training.elastic.dealing import Data
-from ringfort.training.elastic.donor import Donor
+from ringfort.training.elastic.donor import KEPT, Donor
 from ringfort.training.elastic.exchange import SUMS, Exchange, digest_of, is_share_finite
 from ringfort.training.elastic.journal import Journal, names_of
 from ringfort.training.elastic.local_sum import LocalSum, is_finite
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
+from ringfort.training.elastic.origin import Origin
 from ringfort.training.elastic.other_runs import OtherRuns
 from ringfort.training.elastic.protocol import (
     Apply,
@@ -45,23 +46,20 @@ from ringfort.training.elastic.protocol import (
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.seating import Seating
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Done, Turn
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.token_codec import TokenCodec
 
 _log = logging.getLogger(__name__)
 
 _FORM: Final = 20.0
 """Seconds to form the group of an epoch; after a failure it is tried again."""
-_PAUSE: Final = 1.0
-"""Seconds that members wait at the end of a step for a learner that has caught up."""
-_LOOK: Final = 0.1
-"""Seconds between two looks at whether a learner has come meanwhile."""
-_NO_PAUSE: Final = 10.0
-"""Seconds until the next pause, if a learner was not seated: it may be of a machine that is too busy."""
-_NOTICE: Final = 5.0
-"""Seconds until the cluster has noticed why a group failed."""
+_NOTICE: Final = 0.5
+"""Seconds until the cluster has noticed why a group failed. If it has not, the group is formed again, which ends as
+soon as it has."""
 _FAILURES: Final = 10
 """Times that the group of one epoch may fail before the run is given up: the machines see each other, and still cannot
 work together."""
@@ -80,34 +78,36 @@ class Participant:
         """Start to look for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
-        self.replica = Replica(data, self._found, self._digest)
+        self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
+        self.origin = Origin(state, self.checkpoints, journal.say)
+        self.replica = Replica(data, self.origin.result, self._digest)
+        self.replica.saved = self.origin.step
         self.is_leaving = False
         self.is_busy = False
         """Whether it is in an epoch: then there may be a step to finish."""
         self.is_in_step = False
         """Whether the program was given a micro-batch and no result since."""
-        self._options = options
-        note = note_of(options.name, data, state.manifest(), socket.gethostname())
+        self.options = options
+        manifest = state.manifest()
+        told = note_of(options.name, data, manifest, socket.gethostname())
         self._exchange = Exchange(self.local, TokenCodec(data.parts(data.span(0))))
-        self._fork: tuple[int, int] | None = None
-        """Step and cursor of a state in memory whose run has ended."""
         self._timing: tuple[Turn, int, float] | None = None
         self._computed: tuple[float, float] = (0.0, 0.0)
         """Samples and the seconds that they took."""
         self._is_reducing = False
-        self._no_pause_before = 0.0
         self._failures: tuple[Epoch | None, int] = (None, 0)
         self._last_epoch: Epoch | None = None
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._opened_at = time.monotonic()
-        self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
-        self.replica.saved = self.checkpoints.step
-        self.donor = Donor(lambda: self.local.layout, busy=lambda: self._is_reducing)
-        self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
+        self.donor = Donor(
+            lambda: self.local.layout, kept_bytes=min(KEPT, manifest.nbytes), busy=lambda: self._is_reducing
+        )
+        self.seating = Seating(self)
+        self.others = OtherRuns(told, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
         self.members = Membership(
-            options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
+            options.discovery(told.run), options.group_config, self._fence, self.donor.serve, self._on_event
         )
         self._script = self._live()
 
@@ -171,7 +171,7 @@ class Participant:
     @property
     def raises_nonfinite(self) -> bool:
         """Whether gradients with infinities or NaNs are an error."""
-        return self._options.nonfinite == "error"
+        return self.options.nonfinite == "error"
 
     @property
     def is_finished(self) -> bool:
@@ -209,12 +209,11 @@ class Participant:
     # --- called by the node's callback thread -------------------------------------------------------------------------
 
     def _fence(self, epoch: int, ended: tuple[str, ...]) -> Standstill:
+        note("fenced for epoch %d", epoch)
         stands = self.replica.fence(epoch)
         if stands.lineage and stands.lineage in ended:
-            mark = stands.mark
-            if mark.branch:
-                self._fork = (mark.step, mark.cursor)
-                self.replica.saved = max(self.replica.saved, mark.step)
+            self.origin.run_ended(stands.mark)
+            self.replica.saved = self.origin.step
             self.replica.learn(Mark(), ())
             stands = self.replica.fence(epoch)
         return stands
@@ -246,7 +245,8 @@ class Participant:
                 yield from self.copy.follow(epoch)
                 continue
             try:
-                epoch = self.members.form(_FORM)
+                self.members.form(epoch, _FORM)
+                note("group of %s formed", epoch)
                 yield from self._take_part(epoch)
             except DistributedError as exc:
                 self._end_of(epoch, exc)
@@ -261,12 +261,12 @@ class Participant:
 
     def _check_others(self, epoch: Epoch | None) -> None:
         """Raise `InvalidArgumentError` if another run has this one's name and stays."""
-        timeout = self._options.join_timeout
+        timeout = self.options.join_timeout
         if epoch is not None or time.monotonic() > self._opened_at + timeout:
             why = self.others.different()
             if why:
                 raise InvalidArgumentError(
-                    "name", self._options.name, f"{why}. Start the same program there and here, or pass another name"
+                    "name", self.options.name, f"{why}. Start the same program there and here, or pass another name"
                 )
 
     def _end_of(self, epoch: Epoch, exc: DistributedError) -> None:
@@ -277,6 +277,7 @@ class Participant:
         if not (is_word or exc.is_peer_failure or self.members.has_ended(epoch)):
             raise exc
         _log.info("%s has ended here: %s", epoch, exc)
+        note("%s ends here: %s", epoch, exc)
         if not self.others.better() and not self.members.wait_for_end(epoch, _NOTICE):
             before, count = self._failures
             self._failures = (epoch, count + 1 if before == epoch else 1)
@@ -289,13 +290,14 @@ class Participant:
         me, size = epoch.holders.index(self.members.node.peer_id), len(epoch.holders)
         self._exchange.begin()
         self.journal.began(names_of(epoch))
-        script = self.replica.epoch(epoch.number, me, size, epoch.lineages[0], self._options.fewest)
+        script = self.replica.epoch(epoch.number, me, size, epoch.lineages[0], self.options.fewest)
         context, value = self.members.context, None
         while True:
             instruction: Instruction = script.send(value)
             value = None
+            note("%s", type(instruction).__name__)
             match instruction:
-                case Compute() | Reduce() if self.is_finished or (self.is_leaving and not self.is_in_step):
+                case Compute() | Pause() | Reduce() if self.is_finished or (self.is_leaving and not self.is_in_step):
                     return
                 case Compute():
                     yield from self._compute(instruction, epoch)
@@ -305,13 +307,14 @@ class Participant:
                     value = self._exchange.tokens(context, mine)
                 case Reduce():
                     value = self._reduce()
+                    self.seating.look(epoch)
                 case Share(root=root, result=result):
                     value = self._exchange.share(context, root, result, self.state.manifest())
                 case Apply():
                     yield from self._apply(instruction, epoch, me)
                 case Pause():
-                    self._pause(epoch)
-                    if self.is_leaving:
+                    self.seating.wait(epoch)
+                    if self.is_leaving and size < self.options.fewest:
                         return
                 case _:
                     raise AssertionError(instruction)
@@ -332,7 +335,7 @@ class Participant:
         samples, seconds = self._computed
         replica.speed = max(1, int(samples / seconds)) if seconds > 0 else 0
         self._computed = (samples * _FADING, seconds * _FADING)
-        in_use = [result.payload for _, result in tuple(replica.history)]
+        in_use = self.donor.in_use + [result.payload for _, result in tuple(replica.history)]
         if replica.held is not None:
             in_use.append(replica.held.result.payload)
         self._is_reducing = True
@@ -346,7 +349,9 @@ class Participant:
         result = apply.result
         if result.is_state:
             self.state.load(result.payload)
-            self._fork, self.checkpoints.saved = None, None
+            self.origin.has_founded()
+            self.replica.saved = self.origin.step
+            self.donor.begin(apply.after)
         else:
             speeds = [token.speed for token in apply.tokens]
             self.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
@@ -356,11 +361,7 @@ class Participant:
             yield self.done(result, is_finite=apply.is_finite)
         # The program has applied it: the state is that of the mark.
         mark, now = apply.after, time.monotonic()
-        self.replica.wants_image = self.donor.wants_image
-        has_room = self._options.most is None or len(epoch.holders) < self._options.most
-        self.replica.wants_pause = has_room and now >= self._no_pause_before and self.donor.has_caught_up
-        if any(token.wants_image for token in apply.tokens):
-            self.donor.offer(self.state.image(), mark, epoch)
+        self.seating.applied(apply, epoch)
         self.checkpoints.save(mark, epoch, me, self.state, is_last=mark.step >= self.total and not result.is_state)
         self.others.announce(now)
         self._check_others(epoch)
@@ -380,38 +381,7 @@ class Participant:
             _log.info("Cannot ask whose gradients they are: %s", exc)
         return NonFiniteStepError(step, found)
 
-    def _pause(self, epoch: Epoch) -> None:
-        """Wait at the end of a step for learners to be seated, or for more members."""
-        if len(epoch.holders) < self._options.fewest:
-            self.journal.waits(self._options.fewest)
-        self.is_busy = False  # nothing is to be finished if a signal comes now
-        self.members.tell(self.replica.fence(0), is_ready=True)
-        deadline = time.monotonic() + _PAUSE
-        while (left := deadline - time.monotonic()) > 0:
-            if self.members.wait_for_end(epoch, min(left, _LOOK)):
-                raise Fenced(f"{epoch} has ended")
-            if self.donor.wants_image:  # below the minimum no step ends, with which one would be made
-                self.donor.offer(self.state.image(), self.replica.mark, epoch)
-        self.is_busy = True
-        self.members.tell(self.replica.fence(0), is_ready=False)
-        self._no_pause_before = time.monotonic() + _NO_PAUSE
-        self.replica.wants_pause = False
-
     # --- called by the replica ----------------------------------------------------------------------------------------
-
-    def _found(self, branch: str) -> Result:
-        """Return the first state of a branch: that of a run that has ended, the newest checkpoint, or what the program
-        began with."""
-        saved = self.checkpoints.saved
-        if self._fork is not None and (saved is None or self._fork[0] >= saved.stamp.step):
-            step, cursor = self._fork
-            image = self.state.image()
-        elif saved is not None:
-            step, cursor, image = saved.stamp.step, saved.stamp.cursor, saved.read()
-            self.journal.say(f"The run continues with {saved.path}")
-        else:
-            step, cursor, image = 0, 0, self.state.image()
-        return Result(branch, step, cursor, image, is_state=True)
 
     def _digest(self, result: Result, me: int, size: int) -> int:
         self.replica.is_finite = is_share_finite(result, me, size)
