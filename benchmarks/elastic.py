@@ -31,7 +31,7 @@ import ringfort
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.training.elastic import timeline
-from tests.helpers.namespaces import Host, lan, why_not
+from tests.helpers.namespaces import Host, Lan, lan, why_not
 
 MIB = 1 << 20
 BATCH, MICROBATCH, SAMPLES = 32, 4, 4096
@@ -160,8 +160,9 @@ class Member:
 class Cluster:
     """All members."""
 
-    def __init__(self, hosts: Sequence[Host | None], folder: Path, given: argparse.Namespace) -> None:
-        self.hosts, self._folder, self._given = hosts, folder, given
+    def __init__(self, network: Lan | None, size: int, folder: Path, given: argparse.Namespace) -> None:
+        self.network, self._folder, self._given = network, folder, given
+        self.hosts: Sequence[Host | None] = [None] * size if network is None else network.hosts
         self._key = NetworkNamespace.generate("benchmark").join_code()
         self.members: dict[int, Member] = {}
         self.past: list[Member] = []
@@ -230,10 +231,8 @@ def cluster(size: int, given: argparse.Namespace) -> Iterator[Cluster]:
     """Yield hosts for `size` members, none started."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfort-elastic-")))
-        hosts: Sequence[Host | None] = [None] * size
-        if not given.loopback:
-            hosts = stack.enter_context(lan(size, machine_ids=True)).hosts
-        made = Cluster(hosts, folder, given)
+        network = None if given.loopback else stack.enter_context(lan(size, machine_ids=True))
+        made = Cluster(network, size, folder, given)
         stack.callback(made.end)
         yield made
 
@@ -284,6 +283,24 @@ def freeze_one(all_members: Cluster, away: float) -> tuple[float, float]:
     all_members.tell(f"member {victim.number} is back: {returned:.2f} s", back, back + returned, numbers)
     all_members.whole(size)
     return seconds, returned
+
+
+def cut_one(all_members: Cluster, seconds: float) -> tuple[bool, float]:
+    """Cut a member off for so many seconds. Return whether an epoch has ended, and the longest time between two steps
+    of another member."""
+    network, size = all_members.network, len(all_members.alive)
+    assert network is not None
+    victim, other = all_members.alive[-1], all_members.alive[0]
+    host = all_members.hosts[victim.number]
+    assert host is not None
+    before, begin = other.last["epoch"], time.monotonic()
+    network.cut(host)
+    time.sleep(seconds)
+    network.heal(host)
+    all_members.whole(size)
+    times = [line["at"] for line in other.lines if line["at"] > begin - 2]
+    all_members.tell(f"member {victim.number} was cut off for {seconds:g} s", begin, times[-1])
+    return other.last["epoch"] != before, max(b - a for a, b in pairwise(times))
 
 
 def join_one(all_members: Cluster, number: int) -> tuple[float, float, float]:
@@ -363,6 +380,8 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=2.0, help="seconds [%(default)s]")
     parser.add_argument("--timeline", action="store_true", help="print where the time of recoveries and joins went")
     parser.add_argument("--freezes", type=int, default=3, help="members that are stopped for a while [%(default)s]")
+    parser.add_argument("--cuts", type=int, default=0, help="members that are cut off for a while [%(default)s]")
+    parser.add_argument("--cut", type=float, default=2.0, help="seconds of such a cut [%(default)s]")
     parser.add_argument("--joins", type=int, default=1, help="joins of one more member [%(default)s]")
     parser.add_argument("--loopback", action="store_true", help="processes on loopback, without namespaces")
     given = parser.parse_args()
@@ -390,6 +409,13 @@ def main() -> None:
             print(
                 f"SIGSTOP of a member at patience {given.patience:g} s to the next step: median {median(gone):.2f} s, "
                 f"worst {max(gone):.2f} s; it is back {median(back):.2f} s after SIGCONT, worst {max(back):.2f} s"
+            )
+        taken = [cut_one(all_members, given.cut) for _ in range(0 if given.loopback else given.cuts)]
+        if taken:
+            lost, longest_gaps = zip(*taken, strict=True)
+            print(
+                f"a cut of {given.cut:g} s at patience {given.patience:g} s: {sum(lost)} of {len(lost)} end an epoch, "
+                f"longest time without a step {max(longest_gaps):.2f} s"
             )
         for _ in range(given.joins):
             seconds, longest, usual = join_one(all_members, given.members)

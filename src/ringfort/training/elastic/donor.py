@@ -21,6 +21,7 @@ from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.result_history import Kept, ResultHistory
 from ringfort.training.elastic.state_tree import Image, hashed
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer_link import (
     Answer,
     AskBlock,
@@ -246,6 +247,7 @@ class Donor:
         with self._changed:
             offer.image, offer.is_hashed = image, True
             self._changed.notify_all()
+        note("image of step %d hashed", offer.mark.step)
 
     def _usable_offer(self) -> _Offer | None:
         """Return the image, if all results since then are in the history."""

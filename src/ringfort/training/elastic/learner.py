@@ -32,6 +32,7 @@ from ringfort.training.elastic.local_sum import Layout, digest_share
 from ringfort.training.elastic.protocol import Digest, Mark, Result
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.state_tree import BLOCK, Image, block_hash
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer import Fetch, check_manifest
 from ringfort.training.elastic.transfer_link import (
     MAX_WAIT,
@@ -131,6 +132,7 @@ class Learner(DonorLinks):
                 chosen = self._choose(current, deadline, timeout)
                 check(_fetched(chosen, Image(chosen.manifest, np.empty(0, np.uint8))))
                 fetch = Fetch(chosen.manifest, images)
+                note("image of step %d described; %d blocks to fetch", chosen.mark.step, fetch.missing)
                 with self._changed:
                     current.target = fetch
                     for peer, offer in current.offers.items():
