@@ -56,14 +56,14 @@ class StateCopy:
             return
         limit = 4 * run.state.manifest().nbytes + _GRADIENTS
         self._learner = learner = Learner({}, limit=limit)
-        search = DonorSearch(learner, run.members.open_stream)
+        search = DonorSearch(learner, run.members)
         try:
             if self._is_seated(left):  # nobody interrupts the learner any more
                 return
             note("%d members may have the state", len(sources))
-            search.look(sources)
+            search.start(sources)
             if search.has_found(_CONNECT):
-                yield from self._follow(learner, search, sources[0].epoch, left)
+                yield from self._follow(learner, sources[0].epoch, left)
         except DistributedError as exc:
             if isinstance(exc, (InvalidArgumentError, NonFiniteStepError)):
                 raise
@@ -71,9 +71,10 @@ class StateCopy:
             _log.info("Copying the state of the run failed: %s", exc)
         finally:
             self._learner = None
+            search.close()
             learner.close()
 
-    def _follow(self, learner: Learner, search: DonorSearch, epoch: Epoch, left: Epoch | None) -> Iterator[Done]:
+    def _follow(self, learner: Learner, epoch: Epoch, left: Epoch | None) -> Iterator[Done]:
         """`epoch` is that of the donors."""
         run, replica = self._run, self._run.replica
         is_near, replayed = self._look_for_missed(learner)
@@ -86,7 +87,7 @@ class StateCopy:
             replica.learn(replica.mark, tuple(replica.history))  # what it held belongs to no epoch any more
         # Right after `learn`: an epoch that was accepted with the earlier state is void from here on.
         run.members.learned(epoch, replica.fence(0), is_ready=False)
-        is_told, seen = False, run.members.news
+        is_told = False
         while not self._is_seated(left) and not run.is_finished and not run.is_leaving:
             if replayed is None:
                 replayed = learner.next_result(replica.mark, timeout=_LOOK if is_told else 0.0)
@@ -98,9 +99,6 @@ class StateCopy:
                 run.members.learned(epoch, replica.fence(0), is_ready=True)
                 note("ready at step %d", replica.mark.step)
                 is_told = True
-            if run.members.news != seen:
-                seen = run.members.news
-                search.look(run.members.sources())
             run.others.announce(time.monotonic())
 
     def _look_for_missed(self, learner: Learner) -> tuple[bool, Replayed | None]:

@@ -70,7 +70,10 @@ class Search:
     def __init__(self, *_: object) -> None:
         pass
 
-    def look(self, sources: object) -> None:
+    def start(self, sources: object) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def has_found(self, seconds: float) -> bool:
