@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import queue
 import random
@@ -29,7 +30,8 @@ import numpy as np
 import ringfort
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.identity.namespace import NetworkNamespace
-from tests.helpers.namespaces import Host, lan, why_not
+from ringfort.training.elastic import timeline
+from tests.helpers.namespaces import Host, Lan, lan, why_not
 
 MIB = 1 << 20
 BATCH, MICROBATCH, SAMPLES = 32, 4, 4096
@@ -48,9 +50,21 @@ EVERY = 20
 # --- one member -------------------------------------------------------------------------------------------------------
 
 
+class _Printer(logging.Handler):
+    """Prints the time line as JSON."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(json.dumps({"note": record.getMessage(), "at": time.monotonic()}), flush=True)
+
+
 def member_main(given: argparse.Namespace) -> None:
     """Train, and print a line of JSON for each step."""
     print(json.dumps({"ready": time.monotonic()}), flush=True)
+    if given.timeline:
+        logger = logging.getLogger(timeline.LOGGER)
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+        logger.addHandler(_Printer())
     size = int(given.mib * MIB) // 4
     state = {"w": np.zeros(size, np.float32), "more": np.zeros(int(given.state_mb * 1e6), np.uint8)}
     interfaces = ["127.0.0.1"] if given.loopback else None
@@ -70,7 +84,8 @@ def member_main(given: argparse.Namespace) -> None:
                 gradient.fill((part % 2).sum() / len(part))
                 step.add({"w": gradient})
             state["w"] += step.mean()["w"] * BATCH
-            epoch = None if run._members is None else run._members.epoch
+            members = run._participant.members
+            epoch = members.epoch
             print(
                 json.dumps(
                     {
@@ -78,9 +93,7 @@ def member_main(given: argparse.Namespace) -> None:
                         "at": time.monotonic(),
                         "members": len(run.members),
                         "epoch": 0 if epoch is None else epoch.number,
-                        "leads": epoch is not None
-                        and run._members is not None
-                        and epoch.leader == run._members.node.peer_id,
+                        "leads": epoch is not None and epoch.leader == members.node.peer_id,
                         "w": [float(state["w"][0]), float(state["w"][-1])],
                     }
                 ),
@@ -97,6 +110,7 @@ class Member:
     def __init__(self, number: int, host: Host | None, key: str, folder: Path, given: argparse.Namespace) -> None:
         self.number, self._host = number, host
         self.lines: list[dict[str, Any]] = []
+        self.notes: list[dict[str, Any]] = []
         self.ready = float("inf")
         self.died = float("inf")
         self._come: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -105,6 +119,8 @@ class Member:
         variables = {"RINGFORT_KEY": key, "RINGFORT_HOME": str(own), "RINGFORT_CLUSTER": ""}
         command = [sys.executable, "-m", "benchmarks.elastic", "--member", "--folder", str(own / "checkpoints")]
         command += ["--mib", str(given.mib), "--state-mb", str(given.state_mb), "--patience", str(given.patience)]
+        if given.timeline:
+            command.append("--timeline")
         if host is None:
             environment = {**os.environ, **variables}
             command.append("--loopback")
@@ -124,6 +140,8 @@ class Member:
             line = self._come.get()
             if "ready" in line:
                 self.ready = line["ready"]
+            elif "note" in line:
+                self.notes.append(line)
             else:
                 self.lines.append(line)
 
@@ -142,8 +160,9 @@ class Member:
 class Cluster:
     """All members."""
 
-    def __init__(self, hosts: Sequence[Host | None], folder: Path, given: argparse.Namespace) -> None:
-        self.hosts, self._folder, self._given = hosts, folder, given
+    def __init__(self, network: Lan | None, size: int, folder: Path, given: argparse.Namespace) -> None:
+        self.network, self._folder, self._given = network, folder, given
+        self.hosts: Sequence[Host | None] = [None] * size if network is None else network.hosts
         self._key = NetworkNamespace.generate("benchmark").join_code()
         self.members: dict[int, Member] = {}
         self.past: list[Member] = []
@@ -196,16 +215,24 @@ class Cluster:
         for member in self.alive:
             member.kill()
 
+    def tell(self, what: str, begin: float, end: float, only: Sequence[int] = ()) -> None:
+        """Print the time line of all members, or of some, with `--timeline`."""
+        if not self._given.timeline:
+            return
+        members = [m for m in self.members.values() if not only or m.number in only]
+        found = [(one["at"], m.number, one["note"]) for m in members for one in m.notes if begin <= one["at"] <= end]
+        print(f"--- {what}")
+        for at, number, text in sorted(found):
+            print(f"    {at - begin:7.3f} s  member {number}: {text[:160]}")
+
 
 @contextmanager
 def cluster(size: int, given: argparse.Namespace) -> Iterator[Cluster]:
     """Yield hosts for `size` members, none started."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfort-elastic-")))
-        hosts: Sequence[Host | None] = [None] * size
-        if not given.loopback:
-            hosts = stack.enter_context(lan(size, machine_ids=True)).hosts
-        made = Cluster(hosts, folder, given)
+        network = None if given.loopback else stack.enter_context(lan(size, machine_ids=True))
+        made = Cluster(network, size, folder, given)
         stack.callback(made.end)
         yield made
 
@@ -225,9 +252,55 @@ def kill_one(all_members: Cluster, *, leader: bool) -> float:
 
     all_members.until(lambda: bool(after()), "a step after the death")
     seconds = min(after()) - died
+    who = "the leader" if leader else "a member"
+    all_members.tell(f"{who}, {victim.number}, was killed: {seconds:.2f} s", died, died + seconds)
     all_members.start(victim.number)
     all_members.whole(size)
     return seconds
+
+
+def freeze_one(all_members: Cluster, away: float) -> tuple[float, float]:
+    """Stop a member with SIGSTOP for `away` seconds longer than the others take to go on without it. Return the seconds
+    to their next step, and those from its return until it takes part again."""
+    size = len(all_members.alive)
+    victim = next(m for m in all_members.alive if not m.last["leads"])
+    others = [m for m in all_members.alive if m is not victim]
+    epoch, begin = victim.last["epoch"], time.monotonic()
+    victim.process.send_signal(signal.SIGSTOP)
+
+    def after(m: Member, wanted: int) -> list[float]:
+        return [one["at"] for one in m.lines[-200:] if one["epoch"] > epoch and one["members"] == wanted]
+
+    all_members.until(lambda: any(after(m, size - 1) for m in others), "a step without the frozen one")
+    seconds = min(at for m in others for at in after(m, size - 1)) - begin
+    all_members.tell(f"member {victim.number} was frozen: {seconds:.2f} s", begin, begin + seconds)
+    time.sleep(away)
+    back = time.monotonic()
+    victim.process.send_signal(signal.SIGCONT)
+    all_members.until(lambda: bool(after(victim, size)), "the frozen one is back")
+    returned = after(victim, size)[0] - back
+    numbers = (victim.number, others[0].number)
+    all_members.tell(f"member {victim.number} is back: {returned:.2f} s", back, back + returned, numbers)
+    all_members.whole(size)
+    return seconds, returned
+
+
+def cut_one(all_members: Cluster, seconds: float) -> tuple[bool, float]:
+    """Cut a member off for so many seconds. Return whether an epoch has ended, and the longest time between two steps
+    of another member."""
+    network, size = all_members.network, len(all_members.alive)
+    assert network is not None
+    victim, other = all_members.alive[-1], all_members.alive[0]
+    host = all_members.hosts[victim.number]
+    assert host is not None
+    before, begin = other.last["epoch"], time.monotonic()
+    network.cut(host)
+    time.sleep(seconds)
+    network.heal(host)
+    all_members.whole(size)
+    times = [line["at"] for line in other.lines if line["at"] > begin - 2]
+    all_members.tell(f"member {victim.number} was cut off for {seconds:g} s", begin, times[-1])
+    return other.last["epoch"] != before, max(b - a for a, b in pairwise(times))
 
 
 def join_one(all_members: Cluster, number: int) -> tuple[float, float, float]:
@@ -237,6 +310,8 @@ def join_one(all_members: Cluster, number: int) -> tuple[float, float, float]:
     joiner = all_members.start(number)
     all_members.until(lambda: any(line["members"] > len(others) for line in joiner.lines), "the joiner takes part")
     first = next(line["at"] for line in joiner.lines if line["members"] > len(others))
+    numbers = (number, others[0].number)
+    all_members.tell(f"member {number} joined: {first - joiner.ready:.2f} s", joiner.ready, first, numbers)
     times = [line["at"] for line in others[0].lines]
     gaps = [(b - a, b) for a, b in pairwise(times)]
     usual = median(gap for gap, end in gaps[-200:] if end < joiner.ready)
@@ -303,6 +378,11 @@ def main() -> None:
     parser.add_argument("--mib", type=float, default=16.0, help="MiB of gradients [%(default)s]")
     parser.add_argument("--state-mb", type=float, default=84.0, help="MB of state beside the weights [%(default)s]")
     parser.add_argument("--patience", type=float, default=2.0, help="seconds [%(default)s]")
+    parser.add_argument("--timeline", action="store_true", help="print where the time of recoveries and joins went")
+    parser.add_argument("--freezes", type=int, default=3, help="members that are stopped for a while [%(default)s]")
+    parser.add_argument("--cuts", type=int, default=0, help="members that are cut off for a while [%(default)s]")
+    parser.add_argument("--cut", type=float, default=2.0, help="seconds of such a cut [%(default)s]")
+    parser.add_argument("--joins", type=int, default=1, help="joins of one more member [%(default)s]")
     parser.add_argument("--loopback", action="store_true", help="processes on loopback, without namespaces")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and namespaces are removed
@@ -323,13 +403,28 @@ def main() -> None:
             if taken:
                 who = "the leader" if leader else "a member"
                 print(f"SIGKILL of {who} to the next step: median {median(taken):.2f} s, worst {max(taken):.2f} s")
-        seconds, longest, usual = join_one(all_members, given.members)
-        print(
-            f"a joiner takes part {seconds:.2f} s after its imports; meanwhile the longest step of the others is "
-            f"{longest:.2f} s, usually {usual:.2f} s"
-        )
-        all_members.members[given.members].kill()
-        all_members.whole(given.members)
+        taken = [freeze_one(all_members, away=0.3) for _ in range(given.freezes)]
+        if taken:
+            gone, back = zip(*taken, strict=True)
+            print(
+                f"SIGSTOP of a member at patience {given.patience:g} s to the next step: median {median(gone):.2f} s, "
+                f"worst {max(gone):.2f} s; it is back {median(back):.2f} s after SIGCONT, worst {max(back):.2f} s"
+            )
+        taken = [cut_one(all_members, given.cut) for _ in range(0 if given.loopback else given.cuts)]
+        if taken:
+            lost, longest_gaps = zip(*taken, strict=True)
+            print(
+                f"a cut of {given.cut:g} s at patience {given.patience:g} s: {sum(lost)} of {len(lost)} end an epoch, "
+                f"longest time without a step {max(longest_gaps):.2f} s"
+            )
+        for _ in range(given.joins):
+            seconds, longest, usual = join_one(all_members, given.members)
+            print(
+                f"a joiner takes part {seconds:.2f} s after its imports; meanwhile the longest step of the others is "
+                f"{longest:.2f} s, usually {usual:.2f} s"
+            )
+            all_members.members[given.members].kill()
+            all_members.whole(given.members)
         seconds, lost = kill_all(all_members)
         print(f"all killed: the first step {seconds:.2f} s after the imports, {lost} steps lost (saved every {EVERY})")
         for what, every in (("calm", 0.0), (f"a kill every {given.every:g} s", given.every)):

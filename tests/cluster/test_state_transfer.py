@@ -24,6 +24,7 @@ from ringfort.training.elastic.donor import Donor
 from ringfort.training.elastic.learner import Fetched, Learner
 from ringfort.training.elastic.local_sum import Gradient, Layout, digest_share
 from ringfort.training.elastic.protocol import Mark, Result
+from ringfort.training.elastic.result_history import SMALL
 from ringfort.training.elastic.state_tree import BLOCK, Image, StateTree, hashed
 from ringfort.training.elastic.transfer_link import PURPOSE
 from tests.helpers.agents import until
@@ -351,20 +352,104 @@ def test_dismissed_learners_lose_the_donor(members: Members) -> None:
         assert again.fetch(anything, timeout=PATIENCE).mark == MARK
 
 
-def test_without_a_learner_a_donor_keeps_nothing(members: Members) -> None:
-    donor = donor_that()
-    donor.offer(image_of(BLOCK), MARK, EPOCH)
-    seal([donor], MARK, 2)
+def test_a_process_that_was_away_for_a_moment_gets_only_the_results_that_it_missed(members: Members) -> None:
+    """Members keep a few of them, although there is no learner."""
+    donors = {"a": donor_that(kept_bytes=3 * 4100), "b": donor_that(kept_bytes=3 * 4100)}
+    for donor in donors.values():
+        donor.begin(MARK)
+    marks = seal(list(donors.values()), MARK, 5)
+    learner = members.learner(donors)
+    first = learner.next_result(marks[2], timeout=0)
+    assert first is not None
+    assert (first.after, first.behind) == (marks[3], 2)
+    assert [one.after for one in learner.results(marks[3], timeout=0)] == marks[4:]
+    with pytest.raises(StateTransferError, match="after step 8"):
+        learner.next_result(marks[1], timeout=0)
+    assert learner.next_result(marks[5], timeout=0) is None  # one that missed nothing
+    other = Mark("another", 9)
+    with pytest.raises(StateTransferError, match="after step 9"):
+        learner.next_result(other, timeout=0)
+
+
+def test_when_the_last_learner_has_gone_the_image_is_dropped_and_most_of_the_history(members: Members) -> None:
+    donor = donor_that(kept_bytes=3 * 4100)
     learner = members.learner({"a": donor})
-    assert learner.next_result(MARK, timeout=0) is None
     donor.offer(image_of(BLOCK), MARK, EPOCH)
-    marks = seal([donor], MARK, 2)
+    marks = seal([donor], MARK, 5)
+    assert len(donor.in_use) == 0  # small results are copied
     assert learner.next_result(MARK, timeout=PATIENCE).after == marks[1]
     learner.close()
     until(lambda: not donor.learners, "the learner has gone")
     again = members.learner({"a": donor})
     with pytest.raises(OperationTimeoutError):
         again.fetch(anything, timeout=0.05)
+    assert [one.after for one in again.results(marks[2], timeout=0)] == marks[3:]
+
+
+def test_a_large_result_is_in_use_until_it_was_sent(members: Members) -> None:
+    """The run does not copy it, and must not reduce into its memory, although the history has no room for it."""
+    may_go = threading.Event()
+    donor = Donor(lambda: LAYOUT, history_bytes=5 * SMALL, busy=lambda: not may_go.wait(PATIENCE), timeout=PATIENCE)
+    first, digest = result_of(MARK, 1, SMALL)
+    second, _ = result_of(MARK.after(first, digest), 2, SMALL)
+    learner = members.learner({"a": donor})
+    donor.begin(MARK)
+
+    def ask() -> None:
+        replayed = learner.next_result(MARK, timeout=PATIENCE)
+        assert np.array_equal(replayed.result.payload["float32"], first.payload["float32"])
+
+    with in_thread(ask):
+        until(lambda: donor.has_caught_up, "it waits for the result")
+        donor.sealed(MARK, first, digest)
+        until(lambda: len(donor.in_use) == 2, "it is in the history, and about to be sent")
+        donor.sealed(MARK.after(first, digest), second, 0)
+        assert {id(payload) for payload in donor.in_use} == {id(first.payload), id(second.payload)}
+        may_go.set()
+    until(lambda: len(donor.in_use) == 1, "it was sent")
+
+
+def test_a_learner_that_asks_another_member_first_finds_the_image_here_too(members: Members) -> None:
+    """All members make an image at the same step; the streams of a learner come one after the other."""
+    image, sent = image_of(8 * BLOCK), {"a": 0, "b": 0}
+    both = threading.Barrier(2)
+
+    def note(name: str, number: int) -> None:
+        sent[name] = number
+        if number == 1:
+            both.wait(PATIENCE)
+
+    donors = {name: donor_that(lambda number, name=name: note(name, number)) for name in sent}
+    learner = members.learner({"a": donors["a"]})
+    for donor in donors.values():
+        donor.offer(image, MARK, EPOCH)
+    with in_thread(lambda: learner.add("b", members.connect("b", donors["b"]))):
+        fetched = learner.fetch(anything, timeout=PATIENCE)
+    assert np.array_equal(fetched.image.data, image.data)
+    assert min(sent.values()) > 0
+
+
+def test_an_image_that_is_older_than_its_size_in_results_is_made_again(members: Members) -> None:
+    donor = donor_that()
+    first = members.learner({"a": donor})
+    donor.offer(image_of(BLOCK), MARK, EPOCH)
+    assert first.fetch(anything, timeout=PATIENCE).mark == MARK
+    marks = seal([donor], MARK, BLOCK // 4024 + 2)
+    second = Learner({"a": members.connect("a", donor)}, limit=LIMIT)
+    members.learners.append(second)
+    with in_thread(
+        lambda: (until(lambda: donor.wants_image, "it asks"), donor.offer(image_of(BLOCK), marks[-1], EPOCH))
+    ):
+        assert second.fetch(anything, timeout=PATIENCE).mark == marks[-1]
+
+
+def test_sending_waits_for_the_training_no_longer_than_it_takes_itself(members: Members) -> None:
+    donor = Donor(lambda: LAYOUT, busy=lambda: True, timeout=PATIENCE)
+    learner = members.learner({"a": donor})
+    donor.offer(image_of(30 * BLOCK), MARK, EPOCH)
+    learner.fetch(anything, timeout=PATIENCE)
+    (pace,) = donor._paces.values()
+    assert 0 < pace.waited <= pace.sent + 0.05
 
 
 def test_a_result_that_does_not_fit_its_digest_is_not_taken(members: Members) -> None:

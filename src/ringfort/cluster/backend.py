@@ -107,6 +107,8 @@ class AutoDiscoveryBackend(Backend):
         self._waited: Epoch | None = None
         self._forming: tuple[Epoch, tuple[Connection, ...]] | None = None
         """An epoch whose group is being made, and its connections, which are shut down if it ends meanwhile."""
+        self._holds = False
+        """Whether it has asked that new peers wait."""
         self._is_closed = False
         self.config = _like_node(group or DistributedConfig(), self.node, encryption)
         self._mesh = _EpochBackend(0, 1, self.config, {}, SocketPoller({}))
@@ -191,17 +193,49 @@ class AutoDiscoveryBackend(Backend):
             if len(epoch.holders) > 1:
                 self._expect(epoch)
             # First of all: once every member holds, none accepts an epoch that only adds peers.
+            self._holds = True
             self.node.hold(True)
             try:
-                self._form(epoch, deadline)
-                self._mesh.barrier(timeout=max(0.01, deadline - time.monotonic()))
-                self._waited = None
+                self._connect(epoch, deadline)
                 return self
             except RendezvousTimeoutError:
                 raise
             except DistributedError as exc:
                 failure = exc
                 time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+
+    def establish_epoch(self, epoch: Epoch, timeout: float) -> Self:
+        """Connect this rank with all members of `epoch`, for a program that follows the epochs itself and needs nothing
+        more of the group before. All of them must call it, and may call it again. New peers need not wait.
+
+        Raise `EpochEndedError` as soon as `epoch` has ended, and `RendezvousTimeoutError` as `establish_ring` does.
+        """
+        check_timeout(timeout)
+        if self._is_closed:
+            raise ChannelClosedError("This rank has closed its backend")
+        deadline = time.monotonic() + timeout
+        while True:
+            self._mesh.group.fail(_replaced(self._mesh.epoch))
+            # Not `close`, which waits until the peers have closed their side: a frozen one never does.
+            self._mesh.group.let_go()
+            if len(epoch.holders) > 1:
+                self._expect(epoch)
+            try:
+                self._connect(epoch, deadline)
+                return self
+            except RendezvousTimeoutError:
+                raise
+            except DistributedError as exc:
+                if self.node.epoch != epoch:
+                    raise EpochEndedError(str(epoch), str(exc)) from exc
+                if time.monotonic() >= deadline:
+                    raise RendezvousTimeoutError("establishing the ring", timeout, state=str(exc)) from exc
+            time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+
+    def _connect(self, epoch: Epoch, deadline: float) -> None:
+        self._form(epoch, deadline)
+        self._mesh.barrier(timeout=max(0.01, deadline - time.monotonic()))
+        self._waited = None
 
     def _form(self, epoch: Epoch, deadline: float) -> None:
         left = max(0.01, deadline - time.monotonic())
@@ -247,8 +281,9 @@ class AutoDiscoveryBackend(Backend):
             if not event.left:
                 mesh.group.lose(mesh.epoch.holders.index(event.peer), f"{event.why} ({event.peer})")
         elif isinstance(event, EpochEnded) and event.epoch.key == mesh.epoch.key:
-            with suppress(ChannelClosedError):  # it may end because this node leaves
-                self.node.hold(False)  # peers that were cut off may come back
+            if self._holds:
+                with suppress(ChannelClosedError):  # it may end because this node leaves
+                    self.node.hold(False)  # peers that were cut off may come back
             if not mesh.has_lost:
                 epoch, why = str(event.epoch), f"{event.why}; establish_ring() continues with the peers that are there"
                 mesh.group.fail(lambda: EpochEndedError(epoch, why))

@@ -21,6 +21,7 @@ from ringfort.cluster.core.events import ClusterEvent, ControlLost, OtherCluster
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
 from ringfort.cluster.core.health import HealthSummary
 from ringfort.cluster.core.peer_messages import Epoch, RunState
+from ringfort.cluster.core.state_sources import StateSource
 from ringfort.cluster.core.topology import ClusterTopology, TopologyRecords
 from ringfort.cluster.net import ipc
 from ringfort.cluster.net.client import ControlClient
@@ -358,6 +359,11 @@ class ClusterNode:
     def learned(self, epoch: Epoch, state: RunState) -> None:
         """Tell the cluster that the program has copied the state of a member of `epoch`."""
         self._call(type(None), "learned", epoch, state)
+
+    def state_sources(self) -> tuple[StateSource, ...]:
+        """Return the members of an elastic run that goes on without this peer, from which its program may copy the
+        state."""
+        return self._call(tuple[StateSource, ...], "state_sources")
 
     # --- notes --------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.core.events import EpochEnded
 from ringfort.cluster.core.peer_messages import Epoch, Member
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
-from ringfort.errors import NoConnectionError, RendezvousTimeoutError
+from ringfort.errors import EpochEndedError, NoConnectionError, RendezvousTimeoutError
 from ringfort.testing.ranks import at_once
 from ringfort.transport import tcp
 from ringfort.transport.hello import OfferConnections
@@ -151,5 +151,29 @@ def test_what_forms_is_given_up_when_its_epoch_ends(is_early: bool) -> None:
         node.end_epoch()
     at_once(end, form)
     assert backend._forming is None
+    node.theirs.close()
+    backend.close()
+
+
+@pytest.mark.parametrize("has_ended", [False, True], ids=["while it forms", "before"])
+def test_the_group_of_an_epoch_that_has_ended_is_given_up_at_once(has_ended: bool) -> None:
+    """And not after the timeout: the program may have no place in the next epoch."""
+    node = Connected()
+    backend = AutoDiscoveryBackend(node=cast("Any", node), group=DistributedConfig(shared_memory="off"))
+
+    def end() -> None:
+        if not has_ended:
+            assert node.theirs.hear(0, OfferConnections, _soon())
+            node.end_epoch()
+
+    def form() -> None:
+        begun = time.monotonic()
+        with pytest.raises(EpochEndedError, match="epoch 1"):
+            backend.establish_epoch(EPOCH, 600.0)
+        assert time.monotonic() < begun + 10
+
+    if has_ended:
+        node.end_epoch()
+    at_once(end, form)
     node.theirs.close()
     backend.close()

@@ -15,11 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ringfort.cluster.core.events import ClusterEvent
 from ringfort.cluster.core.peer_messages import Campaign, ElectionMessage, ElectionVote, Lead, Retire, Term
 from ringfort.config import ElectionConfig
+
+LEADERLESS: Final = 0.05
+"""Seconds in which all peers have heard that their leader is gone. No links have to come up then, so the best candidate
+does not wait for `ElectionConfig.settle`."""
 
 
 class ElectionState(Enum):
@@ -241,7 +245,7 @@ class ElectionManager:
             self.outbox.append((None, Retire(self.term)))
         if best is None:
             if self.state is ElectionState.FOLLOWER:
-                self._rest(now)
+                self._rest(now - max(0.0, self.config.settle - LEADERLESS))
         elif self.leader != best or self.term != self._leads[best]:
             self.state, self.leader, self.term = ElectionState.FOLLOWER, best, self._leads[best]
             self._tell(ElectionEventKind.NEW_MASTER, best)

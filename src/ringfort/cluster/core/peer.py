@@ -69,6 +69,7 @@ from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import AnyMessage, Departed, Epoch, Member, RunState, Votes
 from ringfort.cluster.core.proposer import RingOrder
 from ringfort.cluster.core.state import LEAP, PeerState
+from ringfort.cluster.core.state_sources import StateSource, state_sources
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 
@@ -150,6 +151,10 @@ class PeerCore:
         contact = self.contacts.get(peer)
         report = None if contact is None else contact.report
         return report.votes.formed if report is not None and report.current else None
+
+    def state_sources(self) -> tuple[StateSource, ...]:
+        """Return the members that the program of an elastic run may copy the state from."""
+        return state_sources(self.voter, self._state.reports)
 
     @property
     def leader(self) -> str | None:

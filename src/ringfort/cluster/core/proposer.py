@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Final
 
@@ -14,8 +14,10 @@ from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Prop
 from ringfort.cluster.core.state import PeerState
 
 QUICK: Final = 0.1
-"""Seconds without a change before a broken epoch is followed, so that peers that died together are left out together.
-Also used if no other peer is expected."""
+"""Seconds without a change before an epoch is proposed if no other peer is expected."""
+BROKEN: Final = 0.03
+"""The same for an epoch that follows a broken one, or that adds members to an elastic run, in which all wait for it.
+Peers that died together are left out together if their words come within this time; else another epoch follows."""
 ANSWER: Final = 1.5
 """Seconds that members have to accept at first, doubled after each timeout. A member accepts when its vote is on its
 disk, which takes milliseconds, or seconds if the disk is slow."""
@@ -156,6 +158,7 @@ class Proposer:
         lineages, ended = heritage(basis.formed, votes, state.dead)
         if not lineages:
             return [*(peer for peer in clique if states[peer].lineage in ("", *ended)), *witnesses], RunState()
+        states = {peer: _in_lineage(found, votes[peer].formed, lineages) for peer, found in states.items()}
         mine, formed = states[self.me], state.voter.votes.formed
         seated = [p for p in clique if not states[p].is_learner]
         seats = [(states[p], e) for p in seated if (e := votes[p].formed) and states[p].lineage in e.lineages]
@@ -191,7 +194,7 @@ class Proposer:
             self._first = now
         is_broken = current is None and state.voter.votes.formed is not None
         is_broken = is_broken or (state.run_state is not None and bool(state.run_state.mark))  # a new member is ready
-        settle = QUICK if is_broken or self._are_all(group) else state.config.settle
+        settle = BROKEN if is_broken else QUICK if self._are_all(group) else state.config.settle
         # Proposals that keep failing are made more and more slowly, up to a pause of 0.8 s.
         backoff = self._since + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
         return max(min(self._since + settle, self._first + 3 * settle), backoff)
@@ -245,3 +248,11 @@ def _state_in(report: Report) -> RunState | None:
     if state is not None and not state.lineage and report.current and formed is not None and formed.lineages:
         return msgspec.structs.replace(state, lineage=formed.lineages[0])
     return state
+
+
+def _in_lineage(state: RunState, formed: Epoch | None, lineages: Collection[str]) -> RunState:
+    """Return the state of a peer whose last epoch is of one of the living `lineages`. If that epoch was to found the
+    run and has ended before this peer got the first state, the peer is a member of the run all the same: the others
+    need it for a majority, and one that has the first state sends it in the next epoch."""
+    own = "" if formed is None or state.is_learner else next(iter(formed.lineages), "")
+    return msgspec.structs.replace(state, lineage=own) if not state.lineage and own in lineages else state

@@ -55,6 +55,7 @@ FUNCTIONS: Final[dict[str, Callable[[Control, tuple[Any, ...]], object]]] = {
     ),
     "force_election": lambda control, _: control.driver.call(control.core.force_election),
     "step_down": lambda control, _: control.driver.call(control.core.step_down),
+    "state_sources": lambda control, _: control.core.state_sources(),
     "tell": lambda control, args: control.send_note(*args),
     "snapshot": lambda control, _: explain.view_peers(control),
     "health_summary": lambda control, _: control.core.health_summary(),

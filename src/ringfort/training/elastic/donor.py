@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,9 +19,11 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, ProtocolError
 from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Mark, Result
-from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.result_history import Kept, ResultHistory
 from ringfort.training.elastic.state_tree import Image, hashed
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer_link import (
+    Answer,
     AskBlock,
     AskImage,
     AskResult,
@@ -47,8 +48,16 @@ HISTORY_RESULTS: Final = 4
 """Results that the history has in any case: of a large model a few are all that is sealed while its state is copied."""
 _IDLE: Final = 600.0
 """Seconds for which a learner may ask nothing: it may be compiling its model, or apply a result slowly."""
+KEPT: Final = 256 << 20
+"""Bytes of recent results that a member keeps for those who were away for a moment; and no more than the state has,
+because a process that missed more gets an image of the state sooner."""
+_FEW, _MANY = 64, 1 << 16
+"""Results that are kept at most, without a learner and with one: small ones cost memory and time too."""
+_EXPECTED: Final = 5.0
+"""Seconds for which an image is kept for a learner that has asked another member, and comes here next."""
 _GIVE_WAY: Final = 0.05
-"""Seconds that a block waits for the training at most: a learner must arrive even if the training never pauses."""
+"""Seconds that a block waits for the training at most, and no longer than the sending took so far: a learner must
+arrive even if the training never pauses."""
 _LOOK_EVERY: Final = 0.001
 """Seconds between two looks at whether the training still communicates."""
 _JOIN: Final = 5.0
@@ -62,66 +71,64 @@ class _Offer:
     mark: Mark
     epoch: Epoch
     image: Image
+    made: float
     is_hashed: bool = False
     """Until then learners wait: hashing takes a second or two per gigabyte."""
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A sealed result in the history."""
+@dataclass(eq=False)
+class _Pace:
+    """How long the sending to one learner took, and how long it has waited for the training."""
 
-    before: Mark
-    result: Result
-    digest: int
-    sums: tuple[float, ...]
-    is_finite: bool
-    arrays: dict[str, Array]
+    sent: float = 0.0
+    waited: float = 0.0
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
 
-    def message(self, behind: int) -> Sealed:
-        parts = tuple([Part(name, array.dtype.name, array.size) for name, array in self.arrays.items()])
-        result = self.result
-        return Sealed(
-            self.before,
-            result.branch,
-            result.step,
-            result.cursor,
-            self.digest,
-            self.sums,
-            self.is_finite,
-            behind,
-            parts,
-        )
+def _message(kept: Kept, behind: int) -> Sealed:
+    parts = tuple([Part(name, array.dtype.name, array.size) for name, array in kept.arrays.items()])
+    result = kept.result
+    return Sealed(
+        kept.before,
+        result.branch,
+        result.step,
+        result.cursor,
+        kept.digest,
+        kept.sums,
+        kept.is_finite,
+        behind,
+        parts,
+    )
 
 
 class Donor:
     """Serves learners. All methods are thread-safe and return at once.
 
-    The run calls `serve` with each stream of a learner, `offer` with an image while `wants_image`, and `sealed` after
-    every step. Without a learner the last two do nothing, and nothing is kept.
+    The run calls `serve` with each stream of a learner, `offer` with an image while `wants_image`, `sealed` after every
+    step and `begin` with a state that came in another way. It does not write into what is `in_use`.
     """
 
     def __init__(
         self,
         describe: Callable[[], Layout | None],
         *,
+        kept_bytes: int = KEPT,
         history_bytes: int = HISTORY_BYTES,
         busy: Callable[[], bool] = lambda: False,
         timeout: float = 30.0,
     ) -> None:
         """`describe` returns the layout of the gradients, as far as it is known. The history of sealed results has at
-        most `history_bytes`, or four results. `busy` returns whether the training communicates now. A learner to which
-        nothing can be sent for `timeout` seconds is lost."""
+        most `kept_bytes`, and while there are learners `history_bytes` or four results. `busy` returns whether the
+        training communicates now. A learner to which nothing can be sent for `timeout` seconds is lost."""
         self._describe = describe
+        self._kept_bytes = kept_bytes
         self._history_bytes = history_bytes
         self._busy = busy
         self._timeout = timeout
         self._changed = Condition()
         self._learners: dict[TransferLink, Thread] = {}
-        self._history: deque[_Kept] = deque()
+        self._paces: dict[TransferLink, _Pace] = {}
+        self._sending: dict[TransferLink, Kept] = {}
+        self._history = ResultHistory()
         self._offer: _Offer | None = None
         self._mark: Mark | None = None
         """The last mark that the run has told."""
@@ -152,6 +159,11 @@ class Donor:
         with self._changed:
             return bool(self._caught_up)
 
+    def doubt(self) -> None:
+        """Let no learner count as caught up before it has asked again: it may be frozen."""
+        with self._changed:
+            self._caught_up.clear()
+
     def serve(self, learner: str, connection: Connection) -> None:
         """Serve a learner until it closes the connection, in a thread. The connection is closed if there are too many
         learners already."""
@@ -164,7 +176,7 @@ class Donor:
         with self._changed:
             has_room = len(self._learners) < MAX_LEARNERS and not self._is_closed
             if has_room:
-                self._learners[link] = thread
+                self._learners[link], self._paces[link] = thread, _Pace()
         if has_room:
             thread.start()
         else:
@@ -191,13 +203,25 @@ class Donor:
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
+    @property
+    def in_use(self) -> list[Any]:
+        """The payloads of the results that may be sent yet."""
+        with self._changed:
+            return self._history.payloads + [kept.result.payload for kept in self._sending.values()]
+
+    def begin(self, mark: Mark) -> None:
+        """The state is that of `mark`, to which nothing leads that was kept."""
+        with self._changed:
+            self._history.clear()
+            self._offer, self._mark = None, mark
+            self._changed.notify_all()
+
     def offer(self, image: Image, mark: Mark, epoch: Epoch) -> None:
         """Offer an image of the state at `mark` to all learners that ask from now on. The image is kept, not copied."""
         with self._changed:
-            if self._learners:
-                self._offer, self._mark = _Offer(mark, epoch, image), mark
-                self._hashing = Thread(self._hash, (self._offer,), name="ringfort-donor-hash")
-                self._hashing.start()
+            self._offer, self._mark = _Offer(mark, epoch, image, time.monotonic()), mark
+            self._hashing = Thread(self._hash, (self._offer,), name="ringfort-donor-hash")
+            self._hashing.start()
 
     def sealed(
         self,
@@ -208,46 +232,39 @@ class Donor:
         sums: Sequence[float] = (),
         is_finite: bool = True,
     ) -> None:
-        """Keep a result that was sealed at the mark `before`, with the sums of all tokens, while there are learners.
-        The arrays are copied, because the run may reduce the next step into the same memory."""
+        """Keep a result that was sealed at the mark `before`, with the sums of all tokens. The arrays are not copied:
+        see `in_use`."""
+        kept = Kept(before, result, digest, tuple(sums), is_finite)
+        if result.is_state:  # it replaces the whole state, so nothing leads to it from before
+            self.begin(kept.after)
+            return
         with self._changed:
-            if not self._learners:
-                return
-            if result.is_state:  # it replaces the whole state, so nothing leads to it from before
-                self._forget()
-        payload: dict[str, Array] = {} if result.is_state else result.payload
-        arrays = {name: np.array(array).reshape(-1) for name, array in payload.items()}
-        with self._changed:
-            if not self._learners:
-                return
-            self._mark = before.after(result, digest)
-            if not result.is_state:
-                self._history.append(_Kept(before, result, digest, tuple(sums), is_finite, arrays))
-                total = sum(kept.nbytes for kept in self._history)
-                while total > self._history_bytes and len(self._history) > HISTORY_RESULTS:
-                    total -= self._history.popleft().nbytes
+            self._mark = kept.after
+            self._history.add(kept)
+            if self._offer is not None and not self._learners and time.monotonic() > self._offer.made + _EXPECTED:
+                self._offer = None
+            self._trim()
             self._changed.notify_all()
+
+    def _trim(self) -> None:
+        if self._learners or self._offer is not None:
+            self._history.trim(self._history_bytes, _MANY, least=HISTORY_RESULTS)
+        else:
+            self._history.trim(self._kept_bytes, _FEW)
 
     def _hash(self, offer: _Offer) -> None:
         image = offer.image if offer.image.manifest.hashes else hashed(offer.image)
         with self._changed:
             offer.image, offer.is_hashed = image, True
             self._changed.notify_all()
-
-    def _forget(self) -> None:
-        self._history.clear()
-        self._offer = self._mark = None
+        note("image of step %d hashed", offer.mark.step)
 
     def _usable_offer(self) -> _Offer | None:
         """Return the image, if all results since then are in the history."""
         offer = self._offer
-        if offer is None or offer.mark == self._mark or self._following(offer.mark) is not None:
+        if offer is None or offer.mark == self._mark or self._history.following(offer.mark) is not None:
             return offer
         return None
-
-    def _following(self, mark: Mark) -> int | None:
-        """Return the place in the history of the result that follows `mark`."""
-        return next((index for index, kept in enumerate(self._history) if kept.before == mark), None)
 
     # --- one learner's thread -----------------------------------------------------------------------------------------
 
@@ -263,11 +280,13 @@ class Donor:
         finally:
             link.close()
             with self._changed:
-                del self._learners[link]
+                del self._learners[link], self._paces[link]
                 self._waiting.discard(link)
                 self._caught_up.discard(link)
                 if not self._learners:
-                    self._forget()
+                    self._offer = None
+                    self._trim()
+                self._changed.notify_all()
 
     def _answer(self, link: TransferLink, request: Request, image: Image | None) -> Image | None:
         """Answer one request. Return the image that the learner fetches."""
@@ -282,9 +301,8 @@ class Donor:
             case AskBlock(index=index):
                 if image is None or index >= len(image.manifest.hashes):
                     raise ProtocolError(f"{link.peer} asked for block {index}, which does not exist", peer=link.peer)
-                self._give_way()
                 block = image.block(index)
-                link.answer(BlockFollows(index, len(block)), [block])
+                self._send(link, BlockFollows(index, len(block)), [block])
             case AskResult():
                 self._send_result(link, request)
         return image
@@ -292,6 +310,13 @@ class Donor:
     def _wait_for_offer(self, link: TransferLink, wait: float) -> _Offer | None:
         deadline = time.monotonic() + wait
         with self._changed:
+            last = self._offer
+            if (
+                last is not None
+                and not self._waiting
+                and self._history.nbytes_after(last.mark) > last.image.data.nbytes
+            ):
+                self._offer = None  # a new one is there sooner than all results since the last
             self._waiting.add(link)
             while (offer := self._usable_offer()) is None or not offer.is_hashed:
                 left = deadline - time.monotonic()
@@ -304,10 +329,11 @@ class Donor:
     def _send_result(self, link: TransferLink, request: AskResult) -> None:
         after, deadline = request.after, time.monotonic() + request.wait
         with self._changed:
+            self._waiting.discard(link)
             if not request.wants_seat:
                 self._caught_up.discard(link)
             while True:
-                found, mark = self._following(after), self._mark
+                found, mark = self._history.following(after), self._mark
                 is_ahead = mark is None or (after.branch == mark.branch and after.step >= mark.step)
                 if found is None and is_ahead and request.wants_seat:
                     self._caught_up.add(link)
@@ -315,20 +341,30 @@ class Donor:
                 if found is not None or not is_ahead or left <= 0 or self._is_closed:
                     break
                 self._changed.wait(left)
-            kept = None if found is None else self._history[found]
-            behind = 0 if found is None else len(self._history) - found - 1
-            if behind > 1:
-                self._caught_up.discard(link)
-        if kept is not None:
-            self._give_way()
-            link.answer(kept.message(behind), [memoryview(array.view(np.uint8)) for array in kept.arrays.values()])
+            if found is not None:
+                self._sending[link] = found[0]
+                if found[1] > 1:
+                    self._caught_up.discard(link)
+        if found is not None:
+            kept, behind = found
+            try:
+                arrays = [memoryview(array.view(np.uint8)) for array in kept.arrays.values()]
+                self._send(link, _message(kept, behind), arrays)
+            finally:
+                with self._changed:
+                    del self._sending[link]
         elif is_ahead:
             link.answer(NotYet())
         else:
             link.answer(Gone(f"the result after step {after.step} is not in its history"))
 
-    def _give_way(self) -> None:
-        """Wait for a moment while the training communicates."""
-        deadline = time.monotonic() + _GIVE_WAY
-        while self._busy() and time.monotonic() < deadline:
+    def _send(self, link: TransferLink, message: Answer, bodies: Sequence[memoryview]) -> None:
+        """Send something large, after waiting for a moment while the training communicates."""
+        pace, begin = self._paces[link], time.monotonic()
+        now, until = begin, begin + min(_GIVE_WAY, pace.sent - pace.waited)
+        while self._busy() and now < until:
             time.sleep(_LOOK_EVERY)
+            now = time.monotonic()
+        pace.waited += now - begin
+        link.answer(message, bodies)
+        pace.sent += time.monotonic() - now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, NonFiniteStepError
@@ -29,19 +29,13 @@ from ringfort.training.elastic.protocol import (
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.slow_members import SlowMembers
 from ringfort.training.elastic.step import Done, Turn
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.token_codec import TokenCodec
 
 if TYPE_CHECKING:
     from ringfort.training.elastic.participant import Participant
 
 _log = logging.getLogger(__name__)
-
-_PAUSE: Final = 1.0
-"""Seconds that members wait at the end of a step for a learner that has caught up."""
-_LOOK: Final = 0.1
-"""Seconds between two looks at whether a learner has come meanwhile."""
-_NO_PAUSE: Final = 10.0
-"""Seconds until the next pause, if a learner was not seated: it may be of a machine that is too busy."""
 
 
 class EpochDriver:
@@ -52,7 +46,6 @@ class EpochDriver:
         self.exchange = Exchange(participant.local, TokenCodec(participant.data.parts(participant.data.span(0))))
         self.is_reducing = False
         """Whether the members communicate now."""
-        self._no_pause_before = 0.0
         self._has_said_memory = False
         self._slow: SlowMembers | None = None
         """Of the current epoch."""
@@ -70,8 +63,9 @@ class EpochDriver:
         while True:
             instruction: Instruction = script.send(value)
             value = None
+            note("%s", type(instruction).__name__)
             match instruction:
-                case Compute() | Reduce() if run.is_finished or (run.is_going and not run.is_in_step):
+                case Compute() | Pause() | Reduce() if run.is_finished or (run.is_going and not run.is_in_step):
                     return
                 case Compute():
                     yield from self._compute(instruction, epoch)
@@ -81,13 +75,14 @@ class EpochDriver:
                     value = self.exchange.tokens(context, mine)
                 case Reduce():
                     value = self._reduce()
+                    run.seating.look(epoch)
                 case Share(root=root, result=result):
                     value = self.exchange.share(context, root, result, run.state.manifest())
                 case Apply():
                     yield from self._apply(instruction, epoch, me)
                 case Pause():
-                    self._pause(epoch)
-                    if run.is_going:
+                    run.seating.wait(epoch)
+                    if run.is_going and size < options.fewest:
                         return
                 case _:
                     raise AssertionError(instruction)
@@ -107,7 +102,7 @@ class EpochDriver:
             self.exchange.loss = 0.0
         run.meter.end_step()
         replica.speed, replica.overhead, replica.period = run.meter.speed, run.meter.overhead, run.meter.period
-        in_use = [result.payload for _, result in tuple(replica.history)]
+        in_use = run.donor.in_use + [result.payload for _, result in tuple(replica.history)]
         if replica.held is not None:
             in_use.append(replica.held.result.payload)
         self.is_reducing = True
@@ -130,7 +125,10 @@ class EpochDriver:
     def _apply(self, apply: Apply, epoch: Epoch, me: int) -> Iterator[Done]:
         run, result = self._run, apply.result
         if result.is_state:
-            run.founding.founded(result)
+            run.state.load(result.payload)
+            run.origin.has_founded()
+            run.replica.saved = run.origin.step
+            run.donor.begin(apply.after)
         else:
             speeds = [token.speed for token in apply.tokens]
             run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
@@ -141,11 +139,7 @@ class EpochDriver:
             yield run.done(result, is_finite=apply.is_finite)
         # The program has applied it: the state is that of the mark.
         mark, now = apply.after, time.monotonic()
-        run.replica.wants_image = run.donor.wants_image
-        has_room = run.options.most is None or len(epoch.holders) < run.options.most
-        run.replica.wants_pause = has_room and now >= self._no_pause_before and run.donor.has_caught_up
-        if any(token.wants_image for token in apply.tokens):
-            run.donor.offer(run.state.image(), mark, epoch)
+        run.seating.applied(apply, epoch)
         run.checkpoints.save(mark, epoch, me, run.state, is_last=mark.step >= run.total and not result.is_state)
         run.others.announce(now)
         run.check_others(epoch)
@@ -170,21 +164,3 @@ class EpochDriver:
         except DistributedError as exc:  # the step is sealed: the run has ended for all, whoever is still there
             _log.info("Cannot ask whose gradients they are: %s", exc)
         return NonFiniteStepError(step, found)
-
-    def _pause(self, epoch: Epoch) -> None:
-        """Wait at the end of a step for learners to be seated, or for more members."""
-        run = self._run
-        if len(epoch.holders) < run.options.fewest:
-            run.journal.waits(run.options.fewest)
-        run.is_busy = False  # nothing is to be finished if a signal comes now
-        run.members.tell(run.replica.fence(0), is_ready=True)
-        deadline = time.monotonic() + _PAUSE
-        while (left := deadline - time.monotonic()) > 0:
-            if run.members.wait_for_end(epoch, min(left, _LOOK)):
-                raise Fenced(f"{epoch} has ended")
-            if run.donor.wants_image:  # below the minimum no step ends, with which one would be made
-                run.donor.offer(run.state.image(), run.replica.mark, epoch)
-        run.is_busy = True
-        run.members.tell(run.replica.fence(0), is_ready=False)
-        self._no_pause_before = time.monotonic() + _NO_PAUSE
-        run.replica.wants_pause = False

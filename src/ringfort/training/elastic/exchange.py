@@ -64,7 +64,8 @@ class Exchange:
         self._local = local
         self._codec = codec
         self._spare: list[dict[str, Array]] = []
-        """Memory for results. A result is used until the one after it is sealed, so there are two."""
+        """Memory for results. A result is used until the one after it is sealed, and as long as it is kept for those
+        who missed it."""
         self._is_agreed = False
         self.loss = 0.0
         """The weighted sum of the losses of this member's micro-batches."""
@@ -101,15 +102,11 @@ class Exchange:
         """Add up the local sums of all members, out of place and not into memory that is `in_use`: a result that is
         held or in the history may have to be sent to others yet."""
         local = {**self._local.buffers, SUMS: np.array([self._local.count, self.loss])}
-        free = [
-            one
-            for one in self._spare
-            if not any(one is used for used in in_use)
-            and {kind: array.shape for kind, array in one.items()} == {kind: a.shape for kind, a in local.items()}
-        ]
-        total = free[0] if free else {kind: np.empty_like(buffer) for kind, buffer in local.items()}
-        if not free:
-            self._spare = [one for one in self._spare if any(one is used for used in in_use)] + [total]
+        used = {id(one) for one in in_use}
+        shapes = {kind: buffer.shape for kind, buffer in local.items()}
+        free = (one for one in self._spare if id(one) not in used and {k: a.shape for k, a in one.items()} == shapes)
+        total = next(free, None) or {kind: np.empty_like(buffer) for kind, buffer in local.items()}
+        self._spare = [*(one for one in self._spare if id(one) in used), total]
         for kind, buffer in local.items():
             np.copyto(total[kind], buffer)
             if buffer.size:

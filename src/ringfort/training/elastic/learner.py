@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from ringfort.training.elastic.local_sum import Layout, digest_share
 from ringfort.training.elastic.protocol import Digest, Mark, Result
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.state_tree import BLOCK, Image, block_hash
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer import Fetch, check_manifest
 from ringfort.training.elastic.transfer_link import (
     MAX_WAIT,
@@ -50,9 +50,6 @@ from ringfort.training.elastic.transfer_link import (
 from ringfort.transport.locks import Thread
 
 _log = logging.getLogger(__name__)
-
-_GRACE: Final = 2.0
-"""Seconds that other donors have to describe their image once the first has. All offer one at the same step."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,11 @@ class Replayed:
     is_finite: bool
     behind: int
     """Results that the donor had beyond this one: how far this process is behind."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the result."""
+        return sum(array.nbytes for array in self.result.payload.values())
 
 
 @dataclass(eq=False)
@@ -130,6 +132,7 @@ class Learner(DonorLinks):
                 chosen = self._choose(current, deadline, timeout)
                 check(_fetched(chosen, Image(chosen.manifest, np.empty(0, np.uint8))))
                 fetch = Fetch(chosen.manifest, images)
+                note("image of step %d described; %d blocks to fetch", chosen.mark.step, fetch.missing)
                 with self._changed:
                     current.target = fetch
                     for peer, offer in current.offers.items():
@@ -140,7 +143,7 @@ class Learner(DonorLinks):
                         what = (
                             f"fetching the state; {fetch.missing} of {len(chosen.manifest.hashes)} blocks are missing"
                         )
-                        self._wait(deadline, deadline, what, timeout)
+                        self._wait(deadline, what, timeout)
                 if fetch.is_complete:
                     return _fetched(chosen, fetch.image)
                 images = [*images, fetch.partial]  # those who are left may offer another image with the same blocks
@@ -151,27 +154,25 @@ class Learner(DonorLinks):
                 self._changed.notify_all()
 
     def _choose(self, current: _Round, deadline: float, timeout: float) -> Description:
-        """Wait for descriptions; return the one of the mark that most donors have, or of the latest of these."""
+        """Wait for a description; of those that are here, return the one of the mark that most donors have, or of the
+        latest of these. Donors whose description comes later help all the same."""
         with self._changed:
-            until = deadline
             while True:
                 offers = [offer for peer, offer in current.offers.items() if peer in self._sources]
                 if not self._sources:
                     raise StateTransferError("no member is left that can send the state", self.lost)
-                if offers and until == deadline:
-                    until = min(deadline, time.monotonic() + _GRACE)
-                if offers and (len(offers) == len(self._sources) or time.monotonic() >= until):
+                if offers:
                     marks = [offer.mark for offer in offers]
                     return max(offers, key=lambda offer: (marks.count(offer.mark), offer.mark.step))
-                self._wait(until, deadline, "waiting for a member to offer the state", timeout)
+                self._wait(deadline, "waiting for a member to offer the state", timeout)
 
-    def _wait(self, until: float, deadline: float, what: str, timeout: float) -> None:
-        """Wait until `until` for a change. Raise `OperationTimeoutError` if `deadline` has passed."""
+    def _wait(self, deadline: float, what: str, timeout: float) -> None:
+        """Wait for a change. Raise `OperationTimeoutError` if `deadline` has passed."""
         now = time.monotonic()
         if now >= deadline:
             state = "".join(f"\n{peer}: {why}" for peer, why in self.lost.items())
             raise OperationTimeoutError(what, timeout, state=state.strip())
-        self._changed.wait(max(0.0, until - now))
+        self._changed.wait(max(0.0, deadline - now))
 
     def close(self) -> None:
         """Close all connections; `fetch` in another thread fails. Idempotent."""

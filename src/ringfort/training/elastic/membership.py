@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.cluster.core.events import ClusterEvent, EpochEnded
+from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Noted
 from ringfort.cluster.core.peer_messages import Epoch, RunState
+from ringfort.cluster.core.state_sources import StateSource
 from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
-from ringfort.errors import DistributedError, RendezvousTimeoutError
 from ringfort.training.elastic.protocol import Standstill
+from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer_link import PURPOSE
 from ringfort.transport.locks import Condition
-
-_log = logging.getLogger(__name__)
 
 _CONNECT: Final = 5.0
 """Seconds to open a stream to a donor."""
@@ -49,6 +46,7 @@ class Membership:
     ) -> None:
         """`fence` is called before an epoch is accepted, `on_learner` with the stream of a learner."""
         self._changed = Condition()
+        self._news = 0
         self._ended: tuple[tuple[int, str], ...] = ()
         self._tell = on_event
         self._on_learner = on_learner
@@ -68,19 +66,21 @@ class Membership:
         """Return whether this peer is not in `epoch` any more."""
         return epoch.key in self._ended or self.node.epoch != epoch
 
-    def form(self, timeout: float) -> Epoch:
-        """Form the group of the current epoch, and return the epoch. Raise `DistributedError` if that fails."""
-        self.backend.establish_ring(timeout)
-        epoch = self.backend.epoch
-        assert epoch is not None
-        return epoch
+    def form(self, epoch: Epoch, timeout: float) -> None:
+        """Form the group of `epoch`. Raise `DistributedError` if that fails, at once if `epoch` has ended."""
+        self.backend.establish_epoch(epoch, timeout)
 
-    def wait_for_epoch(self, seconds: float) -> bool:
-        """Wait for an epoch that this peer is in, for so many seconds. Return whether there is one. Raise
-        `ControlLostError` if this peer's control process has died."""
-        with suppress(RendezvousTimeoutError):
-            self.node.wait_for_epoch(0, seconds)
-        return self.epoch is not None
+    @property
+    def news(self) -> int:
+        """The number of events so far."""
+        return self._news
+
+    def wait_for_news(self, seen: int, seconds: float) -> None:
+        """Wait for an event beyond the first `seen`, for so many seconds."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self._news == seen and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
 
     def wait_for_end(self, epoch: Epoch, seconds: float) -> bool:
         """Wait until `epoch` has ended, for so many seconds. Return whether it has."""
@@ -106,17 +106,14 @@ class Membership:
     def _views(self) -> list[PeerView]:
         return [view for view in self.node.snapshot() if view.run == self.node.config.run and view.slots]
 
-    def donors(self, left: Epoch | None = None) -> dict[str, Connection]:
-        """Return streams to the members of the run that others are in: of another epoch than `left`."""
-        found: dict[str, Connection] = {}
-        own = () if left is None else left.peers
-        for view in self._views():
-            if view.is_member and not view.is_self and view.peer not in own:
-                try:
-                    found[view.peer] = self.node.open_stream(view.peer, PURPOSE, _CONNECT)
-                except DistributedError as exc:
-                    _log.info("%s cannot send the state: %s", view.name or view.peer, exc)
-        return found
+    def sources(self) -> tuple[StateSource, ...]:
+        """Return the members of the run that goes on without this program; none if it does not. Raise
+        `ControlLostError` if this peer's control process has died."""
+        return self.node.state_sources()
+
+    def open_stream(self, peer: str) -> Connection:
+        """Return a stream to a member that may send the state. Raise `DistributedError` if that fails."""
+        return self.node.open_stream(peer, PURPOSE, _CONNECT)
 
     def tell(self, stands: Standstill, *, is_ready: bool) -> None:
         """Tell the other peers where this program is."""
@@ -143,6 +140,9 @@ class Membership:
     def _on_event(self, event: ClusterEvent) -> None:
         if isinstance(event, EpochEnded):
             self._ended = (*self._ended[-15:], event.epoch.key)  # an epoch never comes back, but this may run for weeks
+        if not isinstance(event, Noted):
+            note("event: %s", event)
         with self._changed:
+            self._news += 1
             self._changed.notify_all()
         self._tell(event)

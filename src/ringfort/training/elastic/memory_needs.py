@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringfort.training.elastic.donor import HISTORY_BYTES, HISTORY_RESULTS
+from ringfort.training.elastic.donor import HISTORY_BYTES, HISTORY_RESULTS, KEPT
 from ringfort.training.elastic.local_sum import Layout
 
 
@@ -29,8 +29,14 @@ class MemoryNeeds:
 
     @property
     def always(self) -> int:
-        """The local sum, two results (that of the last step and that of the next) and `step.mean()`."""
-        return 4 * self.gradients
+        """The local sum, two results (that of the last step and that of the next) and `step.mean()`; and the recent
+        results for a machine that was away for a moment."""
+        return 4 * self.gradients + self.recent
+
+    @property
+    def recent(self) -> int:
+        """Recent results, at most."""
+        return min(KEPT, self.state)
 
     @property
     def joining(self) -> int:
@@ -39,7 +45,8 @@ class MemoryNeeds:
 
     def __str__(self) -> str:
         return (
-            f"Memory beside the program's own: {_size(self.always)} always (4 x {_size(self.gradients)} of gradients); "
+            f"Memory beside the program's own: {_size(self.always)} always (4 x {_size(self.gradients)} of gradients, "
+            f"and up to {_size(self.recent)} of recent results); "
             f"while a machine joins up to {_size(self.joining)} (the state of {_size(self.state)} and recent results); "
             f"{_size(self.state)} while a checkpoint is written"
         )

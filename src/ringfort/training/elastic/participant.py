@@ -21,32 +21,35 @@ from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError
 from ringfort.training.elastic.absence import ASLEEP, SLOW, Absence
 from ringfort.training.elastic.dealing import Data
-from ringfort.training.elastic.donor import Donor
+from ringfort.training.elastic.donor import KEPT, Donor
 from ringfort.training.elastic.epoch_driver import EpochDriver
 from ringfort.training.elastic.exchange import SUMS, digest_of, is_share_finite
 from ringfort.training.elastic.finish import Finish
-from ringfort.training.elastic.founding import Founding
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
+from ringfort.training.elastic.origin import Origin
 from ringfort.training.elastic.other_runs import OtherRuns
-from ringfort.training.elastic.protocol import Fenced, Replica, Result
+from ringfort.training.elastic.protocol import Fenced, Mark, Replica, Result, Standstill
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.seating import Seating
 from ringfort.training.elastic.sleep_watch import SleepWatch
 from ringfort.training.elastic.speed_meter import SpeedMeter
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Done, Turn
+from ringfort.training.elastic.timeline import note
 
 _log = logging.getLogger(__name__)
 
 _FORM: Final = 20.0
 """Seconds to form the group of an epoch; after a failure it is tried again."""
-_NOTICE: Final = 5.0
-"""Seconds until the cluster has noticed why a group failed."""
+_NOTICE: Final = 0.5
+"""Seconds until the cluster has noticed why a group failed. If it has not, the group is formed again, which ends as
+soon as it has."""
 _FAILURES: Final = 10
 """Times that the group of one epoch may fail before the run is given up: the machines see each other, and still cannot
 work together."""
@@ -59,8 +62,10 @@ class Participant:
         """Start to look for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
-        self.founding = Founding(self)
-        self.replica = Replica(data, self.founding.found, self._digest)
+        self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
+        self.origin = Origin(state, self.checkpoints, journal.say)
+        self.replica = Replica(data, self.origin.result, self._digest)
+        self.replica.saved = self.origin.step
         self.is_leaving = False
         self.absence = Absence()
         self.was_slow = False
@@ -70,17 +75,19 @@ class Participant:
         self.is_in_step = False
         """Whether the program was given a micro-batch and no result since."""
         self.options = options
-        self._note = note_of(options.name, data, state.manifest(), socket.gethostname())
+        manifest = state.manifest()
+        self._note = note_of(options.name, data, manifest, socket.gethostname())
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)
+        self.seating = Seating(self)
         self._failures: tuple[Epoch | None, int] = (None, 0)
         self._last_epoch: Epoch | None = None
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._opened_at = time.monotonic()
-        self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
-        self.replica.saved = self.checkpoints.step
-        self.donor = Donor(lambda: self.local.layout, busy=lambda: self.driver.is_reducing)
+        self.donor = Donor(
+            lambda: self.local.layout, kept_bytes=min(KEPT, manifest.nbytes), busy=lambda: self.driver.is_reducing
+        )
         self.others = OtherRuns(self._note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
         self.members = self._join()
@@ -181,6 +188,16 @@ class Participant:
 
     # --- called by the node's callback thread -------------------------------------------------------------------------
 
+    def _fence(self, epoch: int, ended: tuple[str, ...]) -> Standstill:
+        note("fenced for epoch %d", epoch)
+        stands = self.replica.fence(epoch)
+        if stands.lineage and stands.lineage in ended:
+            self.origin.run_ended(stands.mark)
+            self.replica.saved = self.origin.step
+            self.replica.learn(Mark(), ())
+            stands = self.replica.fence(epoch)
+        return stands
+
     def _on_event(self, event: ClusterEvent) -> None:
         self.others.on_event(event)
         match event:
@@ -227,7 +244,8 @@ class Participant:
             yield from self.copy.follow(epoch)
             return
         try:
-            epoch = self.members.form(_FORM)
+            self.members.form(epoch, _FORM)
+            note("group of %s formed", epoch)
             self.is_busy, self._last_epoch = True, epoch
             yield from self.driver.take_part(epoch)
         except DistributedError as exc:
@@ -258,7 +276,7 @@ class Participant:
         return Membership(
             options.discovery(self._note.run),
             options.group_config,
-            self.founding.fence,
+            self._fence,
             self.donor.serve,
             self._on_event,
         )
@@ -286,6 +304,7 @@ class Participant:
         if not (is_word or exc.is_peer_failure or self.members.has_ended(epoch)):
             raise exc
         _log.info("%s has ended here: %s", epoch, exc)
+        note("%s ends here: %s", epoch, exc)
         if not self.others.better() and not self.members.wait_for_end(epoch, _NOTICE):
             before, count = self._failures
             self._failures = (epoch, count + 1 if before == epoch else 1)

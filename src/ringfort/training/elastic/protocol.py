@@ -10,7 +10,7 @@ the next epoch begins a new one. What must survive that is in the replica: the m
     Share(root, result)     the root's `Result`, at every member
     Compute(part)           nothing, after the micro-batch was added to the local sum (`Replica.add`)
     Apply(result, tokens)   nothing, after the program has applied the result to its state
-    Pause()                 nothing, after a moment in which a new member may be seated, or the epoch has ended
+    Pause()                 nothing, after a moment in which a new member may be seated: that ends the epoch
 
 One step: each member adds the gradients of its micro-batches to its local sum; a reduction gives the result; the
 members *seal* it by telling each other, in a token, that they hold it; a member that has everybody's token applies it.
@@ -207,7 +207,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait at the end of a step until a new member is seated, for a moment at most."""
+    """Wait until a new member is seated, for a moment at most. Local sums stay valid in the epoch with that member."""
 
 
 Instruction: TypeAlias = Gather | Reduce | Share | Compute | Apply | Pause
@@ -369,9 +369,11 @@ class Replica:
         kept, speeds = opening.kept, [report.speed for report in reports]
         if kept[me] != self.covered:
             self.covered = frozenset()  # somebody else's sum has some of these micro-batches
+        pauses = False
         while True:
-            speeds = yield from self._step(number, me, kept, speeds)
-            kept = (frozenset[int](),) * size
+            tokens = yield from self._step(number, me, kept, speeds, pauses=pauses)
+            kept, speeds = (frozenset[int](),) * size, [token.speed for token in tokens]
+            pauses = any(token.wants_pause for token in tokens)
 
     def _adopt(
         self, number: int, me: int, size: int, lineage: str, opening: Adopt | Found
@@ -404,13 +406,15 @@ class Replica:
             yield Apply(result, tuple(tokens), before)
 
     def _step(
-        self, number: int, me: int, kept: Sequence[frozenset[int]], speeds: Sequence[int]
-    ) -> Generator[Instruction, Any, list[int]]:
+        self, number: int, me: int, kept: Sequence[frozenset[int]], speeds: Sequence[int], *, pauses: bool
+    ) -> Generator[Instruction, Any, Sequence[Token]]:
         mark, span = self.mark, self.data.span(self.mark.cursor)
         parts = self.data.parts(span)
         missing = sorted(set(range(parts)).difference(*kept))
         for part in deal(missing, speeds)[me]:  # rule 6
             yield Compute(mark.step + 1, part)
+        if pauses:  # here, so that a new member catches up while the others compute
+            yield Pause()
         payload: Any = yield Reduce()
         result = Result(mark.branch, mark.step + 1, mark.cursor + span.samples, payload)
         self._hold(number, result)
@@ -435,9 +439,7 @@ class Replica:
             raise StepError(f"Step {result.step} does not cover each micro-batch exactly once")
         self._seal(number, result, digest)
         yield Apply(result, tuple(tokens), mark)
-        if any(token.wants_pause for token in tokens):
-            yield Pause()
-        return [token.speed for token in tokens]
+        return tokens
 
     def _hold(self, epoch: int, result: Result) -> None:
         with self._lock:

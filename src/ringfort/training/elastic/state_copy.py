@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteStepError, StateTransferError
+from ringfort.training.elastic.donor_search import DonorSearch
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
 from ringfort.training.elastic.practice import Practice
 from ringfort.training.elastic.protocol import Compute, Mark
-from ringfort.training.elastic.state_tree import hashed
+from ringfort.training.elastic.state_tree import Image, hashed
 from ringfort.training.elastic.step import Done, Turn
+from ringfort.training.elastic.timeline import note
 
 if TYPE_CHECKING:
     from ringfort.training.elastic.participant import Participant
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LOOK: Final = 0.2
-"""Seconds between two looks of a peer that is in no epoch."""
+"""Seconds between two looks of a peer that is in no epoch, if no event comes before."""
+_CONNECT: Final = 5.0
+"""Seconds for the first member to answer."""
 _FETCH: Final = 600.0
 """Seconds to fetch the state."""
 _GRADIENTS: Final = 64 << 20
@@ -46,36 +50,45 @@ class StateCopy:
         than `left` seats this program, the run has finished, or no member can be asked. `left` is the epoch of a branch
         that gives way."""
         run = self._run
-        if run.members.wait_for_epoch(_LOOK) and left is None:
-            return
-        donors = run.members.donors(left)
-        if not donors:
+        seen = run.members.news
+        sources = run.members.sources()
+        if not sources:
+            if not self._is_seated(left):
+                run.members.wait_for_news(seen, _LOOK)
             return
         limit = 4 * run.state.manifest().nbytes + _GRADIENTS
-        self._learner = learner = Learner(donors, limit=limit)
+        self._learner = learner = Learner({}, limit=limit)
+        search = DonorSearch(learner, run.members)
         try:
-            if not self._is_seated(left):  # otherwise nobody interrupts the learner
-                yield from self._follow(learner, left)
+            if self._is_seated(left):  # nobody interrupts the learner any more
+                return
+            note("%d members may have the state", len(sources))
+            search.start(sources)
+            if search.has_found(_CONNECT):
+                yield from self._follow(learner, sources[0].epoch, left)
         except DistributedError as exc:
             if isinstance(exc, (InvalidArgumentError, NonFiniteStepError)):
                 raise
+            note("copying the state failed: %s", exc)
             _log.info("Copying the state of the run failed: %s", exc)
         finally:
             self._learner = None
+            search.close()
             learner.close()
 
-    def _follow(self, learner: Learner, left: Epoch | None) -> Iterator[Turn | Done]:
+    def _follow(self, learner: Learner, epoch: Epoch, left: Epoch | None) -> Iterator[Turn | Done]:
+        """`epoch` is that of the donors."""
         run, replica = self._run, self._run.replica
-        known = [hashed(run.state.image())] if replica.mark.branch else []
-        fetched = learner.fetch(self._check, known=known, timeout=_FETCH)
+        is_near, replayed = self._look_for_missed(learner)
+        fetched = None if is_near else learner.fetch(self._check, known=self._known(), timeout=_FETCH)
         if self._is_seated(left):
             return
-        if fetched.mark != replica.mark:
-            self._load(fetched)
-        if fetched.layout is not None:
-            run.local.prepare(fetched.layout)
+        if fetched is not None:
+            epoch = self._take(fetched)
+        else:
+            replica.learn(replica.mark, tuple(replica.history))  # what it held belongs to no epoch any more
         # Right after `learn`: an epoch that was accepted with the earlier state is void from here on.
-        run.members.learned(fetched.epoch, replica.fence(0), is_ready=False)
+        run.members.learned(epoch, replica.fence(0), is_ready=False)
         # Without a layout nothing can be practised: a sum of other gradients than the run's must not exist.
         practice = Practice(was_slow=run.was_slow, is_measured=run.local.layout is None or run.meter.speed > 0)
         is_told = False
@@ -84,10 +97,12 @@ class StateCopy:
             is_wanted = practice.is_fit or run.members.seated < run.options.fewest
             is_due = not is_wanted and part is not None and practice.is_due(now, replica.mark.step)
             is_idle = is_told if is_wanted else not is_due
-            replayed = learner.next_result(replica.mark, timeout=_LOOK if is_idle else 0.0, wants_seat=is_wanted)
+            if replayed is None:
+                replayed = learner.next_result(replica.mark, timeout=_LOOK if is_idle else 0.0, wants_seat=is_wanted)
             if replayed is not None:
                 is_told = False
-                yield self._replay(replayed, fetched.epoch)
+                yield self._replay(replayed, epoch)
+                replayed = None
             elif is_due:
                 assert part is not None
                 run.meter.forget()
@@ -98,7 +113,8 @@ class StateCopy:
                     practice.done(time.monotonic(), replica.mark.step, seconds)
             elif is_wanted and not is_told:
                 self._back_from_slow()
-                run.members.learned(fetched.epoch, replica.fence(0), is_ready=True)
+                run.members.learned(epoch, replica.fence(0), is_ready=True)
+                note("ready at step %d", replica.mark.step)
                 is_told = True
             run.others.announce(now)
 
@@ -114,6 +130,38 @@ class StateCopy:
             self._run.was_slow = False
             self._run.journal.say("This machine is fast enough again and asks for its place in the run")
 
+    def _look_for_missed(self, learner: Learner) -> tuple[bool, Replayed | None]:
+        """Return whether members have all results that this program missed, and those are no larger than the state; and
+        the first of them, if there is one."""
+        run, mark = self._run, self._run.replica.mark
+        if not mark.branch or run.local.layout is None:
+            return False, None
+        try:
+            first = learner.next_result(mark, timeout=0.0)
+        except StateTransferError as exc:
+            note("an image is needed: %s", exc)
+            return False, None
+        missed = 0 if first is None else (first.behind + 1) * first.nbytes
+        note("%d bytes of results were missed", missed)
+        is_near = missed <= run.state.manifest().nbytes
+        return is_near, first if is_near else None
+
+    def _known(self) -> list[Image]:
+        run = self._run
+        return [hashed(run.state.image())] if run.replica.mark.branch else []
+
+    def _take(self, fetched: Fetched) -> Epoch:
+        """Take over a state. Return the epoch of its donor."""
+        run, replica = self._run, self._run.replica
+        note("image of step %d fetched", fetched.mark.step)
+        if fetched.mark != replica.mark:
+            self._load(fetched)
+        else:
+            replica.learn(replica.mark, tuple(replica.history))
+        if fetched.layout is not None:
+            run.local.prepare(fetched.layout)
+        return fetched.epoch
+
     def _replay(self, replayed: Replayed, epoch: Epoch) -> Done:
         run = self._run
         if run.local.layout is None:  # the donor did not know it yet when it described its image
@@ -122,6 +170,9 @@ class StateCopy:
             raise NonFiniteStepError(replayed.result.step, ())
         run.meter.end_step(is_replayed=True)
         run.replica.learn(replayed.after, [(replayed.before, replayed.result)])
+        result, digest = replayed.result, replayed.digest
+        run.donor.sealed(replayed.before, result, digest, sums=replayed.sums, is_finite=replayed.is_finite)
+        note("step %d replayed, %d behind", result.step, replayed.behind)
         run.members.learned(epoch, run.replica.fence(0), is_ready=False)
         return run.done(replayed.result, is_finite=replayed.is_finite)
 
@@ -136,6 +187,8 @@ class StateCopy:
             )
         run.state.load(fetched.image)
         run.replica.learn(theirs, ())
+        run.origin.has_copy()
+        run.donor.begin(theirs)
         run.journal.say(f"Copied the state of step {theirs.step} ({fetched.image.manifest.nbytes / 1e6:.1f} MB)")
 
     def _check(self, fetched: Fetched) -> None:

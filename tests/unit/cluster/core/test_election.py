@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfort.cluster.core.election import Claim, ElectionEventKind, ElectionManager, ElectionState
+from ringfort.cluster.core.election import LEADERLESS, Claim, ElectionEventKind, ElectionManager, ElectionState
 from ringfort.cluster.core.peer_messages import Campaign, ElectionVote, Lead, Retire, Term
 from ringfort.config import ElectionConfig
 
@@ -98,13 +98,20 @@ def test_a_lead_in_the_name_of_another_is_ignored() -> None:
     assert c.leader is None
 
 
-def test_who_loses_sight_of_its_leader_stands_after_a_while() -> None:
+def test_who_loses_sight_of_its_leader_stands_as_soon_as_the_others_have_heard_of_that() -> None:
     b = manager("b", "a")
     b.received(0.1, "a", Lead(Term(2, "a")))
     b.observe(5.0, claim("b"), {})
-    assert (b.state, b.deadline) == (ElectionState.IDLE, 5.3)
-    b.observe(5.3, claim("b"), {})
+    assert (b.state, b.deadline) == (ElectionState.IDLE, 5.0 + LEADERLESS)
+    b.observe(5.0 + LEADERLESS, claim("b"), {})
     assert (b.leader, b.term) == ("b", Term(3, "b"))
+
+
+def test_of_several_that_lose_their_leader_the_next_candidate_waits_for_the_best() -> None:
+    c = manager("c", "a", "b")
+    c.received(0.1, "a", Lead(Term(2, "a")))
+    c.observe(5.0, claim("c"), others("b"))
+    assert c.deadline == 5.0 + LEADERLESS + 0.5
 
 
 def test_a_silent_voter_is_waited_for_once_and_a_majority_is_then_enough() -> None:

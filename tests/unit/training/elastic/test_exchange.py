@@ -59,6 +59,18 @@ def test_a_result_in_use_is_not_overwritten() -> None:
     np.testing.assert_array_equal(results[0][SUMS], [2, 0])
 
 
+def test_memory_that_was_in_use_for_a_while_is_not_kept_for_ever() -> None:
+    found, _ = exchange()
+    results = [found.reduce(ALONE, [])]
+    for _ in range(9):
+        results.append(found.reduce(ALONE, results))
+    assert len({id(result) for result in results}) == 10
+    last = results[-1]
+    for _ in range(3):
+        last = found.reduce(ALONE, [last])
+    assert len(found._spare) == 2
+
+
 def test_a_share_is_finite_if_all_its_elements_are() -> None:
     values = np.ones(10, np.float32)
     values[7] = np.nan

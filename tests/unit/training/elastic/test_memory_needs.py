@@ -30,7 +30,7 @@ def test_the_formula_is_what_sums_results_and_the_mean_take() -> None:
         last = [exchange.reduce(ALONE, last)]
     mean = local.mean(last[0], 2.0)
     results = sum(nbytes(one) for one in exchange._spare)
-    assert nbytes(local.buffers) + results == needs.always - needs.gradients
+    assert nbytes(local.buffers) + results == needs.always - needs.gradients - needs.recent
     assert nbytes(mean) <= needs.gradients
 
 
@@ -42,6 +42,7 @@ def test_the_history_has_a_limit_or_four_results_of_a_large_model(elements: int,
 
 def test_it_is_said_in_one_line() -> None:
     assert str(MemoryNeeds(64_000_000, 192_000_000, 1 << 30)) == (
-        "Memory beside the program's own: 256 MB always (4 x 64 MB of gradients); while a machine joins up to 1.27 GB "
-        "(the state of 192 MB and recent results); 192 MB while a checkpoint is written"
+        "Memory beside the program's own: 448 MB always (4 x 64 MB of gradients, and up to 192 MB of recent results); "
+        "while a machine joins up to 1.27 GB (the state of 192 MB and recent results); 192 MB while a checkpoint is "
+        "written"
     )

@@ -1,0 +1,45 @@
+"""Which peers a program without a place in its run may copy the state from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ringfort.cluster.core.membership import Voter
+from ringfort.cluster.core.peer_messages import Epoch, Report
+
+
+class StateSource(msgspec.Struct, frozen=True):
+    """A member of the run, and the epoch that it is in."""
+
+    peer: str
+    epoch: Epoch
+
+
+def state_sources(voter: Voter, reports: Mapping[str, Report]) -> tuple[StateSource, ...]:
+    """Return the members of the newest epoch of the run that goes on without this peer; none if it does not.
+
+    A member whose epoch has just ended has no source: it holds what the next epoch must settle, and one that copies the
+    state of another member gives that up (`Voter.learn`). If two runs of one name have met, the members of the one with
+    more steps are returned, as far as that is known.
+    """
+    found: list[tuple[int, Epoch, str]] = []
+    for peer, report in sorted(reports.items()):
+        epoch = report.votes.formed
+        if report.current and epoch is not None and report.state is not None and _goes_on_without(voter, epoch):
+            found.append((report.state.step, epoch, peer))
+    if not found:
+        return ()
+    _, best, _ = max(found, key=lambda one: (one[0], one[1].number))
+    same = [(epoch, peer) for _, epoch, peer in found if set(epoch.lineages) & set(best.lineages)]
+    newest = max((epoch for epoch, _ in same), key=lambda epoch: epoch.key)
+    return tuple([StateSource(peer, epoch) for epoch, peer in same if epoch.key == newest.key])
+
+
+def _goes_on_without(voter: Voter, epoch: Epoch) -> bool:
+    last = voter.votes.formed
+    if last is None or voter.is_learner:
+        return True
+    is_same_run = not set(last.lineages).isdisjoint(epoch.lineages)
+    return voter.me not in epoch.peers and (epoch.number > last.number or not is_same_run)
