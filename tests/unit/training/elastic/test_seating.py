@@ -55,7 +55,7 @@ class Run:
         self.state = SimpleNamespace(image=lambda: "image")
         self.journal = SimpleNamespace(waits=lambda fewest: self.told.append("waits"))
         self.members = SimpleNamespace(tell=self._tell, wait_for_end=self._wait)
-        self.is_busy, self.is_leaving = True, False
+        self.is_busy, self.is_going = True, False
         self.told: list[Any] = []
         self.seated_at = float("inf")
         self.gone_at = float("inf")
@@ -161,6 +161,6 @@ def test_below_the_minimum_they_wait_as_long_as_it_takes_and_make_images(clock: 
 
 def test_a_member_that_leaves_does_not_wait(clock: Clock) -> None:
     run = Run(clock)
-    run.is_leaving = True
+    run.is_going = True
     seating(run).wait(EPOCH)
     assert clock.now == 100.0
