@@ -162,7 +162,10 @@ class Learner(DonorLinks):
                     until = min(deadline, time.monotonic() + _GRACE)
                 if offers and (len(offers) == len(self._sources) or time.monotonic() >= until):
                     marks = [offer.mark for offer in offers]
-                    return max(offers, key=lambda offer: (marks.count(offer.mark), offer.mark.step))
+                    states = [offer.manifest for offer in offers]  # one may be damaged, or of another class
+                    return max(
+                        offers, key=lambda one: (marks.count(one.mark), one.mark.step, states.count(one.manifest))
+                    )
                 self._wait(until, deadline, "waiting for a member to offer the state", timeout)
 
     def _wait(self, until: float, deadline: float, what: str, timeout: float) -> None:

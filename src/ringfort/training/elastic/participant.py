@@ -17,10 +17,18 @@ from typing import Any, Final
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
-from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError, NonFiniteStepError
+from ringfort.errors import (
+    AbortedError,
+    ChannelClosedError,
+    DistributedError,
+    DivergedError,
+    InvalidArgumentError,
+    NonFiniteStepError,
+)
 from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.divergence import Divergence
 from ringfort.training.elastic.donor import Donor
-from ringfort.training.elastic.exchange import SUMS, Exchange, digest_of, is_share_finite
+from ringfort.training.elastic.exchange import SUMS, Exchange, digest_of, is_share_finite, sample_of
 from ringfort.training.elastic.journal import Journal, names_of
 from ringfort.training.elastic.local_sum import LocalSum, is_finite
 from ringfort.training.elastic.membership import Membership
@@ -29,6 +37,7 @@ from ringfort.training.elastic.other_runs import OtherRuns
 from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
+    Differs,
     Fenced,
     Gather,
     Instruction,
@@ -45,6 +54,7 @@ from ringfort.training.elastic.protocol import (
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.state_check import own_class
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Done, Turn
@@ -80,7 +90,7 @@ class Participant:
         """Start to look for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
-        self.replica = Replica(data, self._found, self._digest)
+        self.replica = Replica(data, self._found, self._digest, sample_of)
         self.is_leaving = False
         self.is_busy = False
         """Whether it is in an epoch: then there may be a step to finish."""
@@ -106,6 +116,7 @@ class Participant:
         self.donor = Donor(lambda: self.local.layout, busy=lambda: self._is_reducing)
         self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
+        self.divergence = Divergence(self, self._exchange, options.machine_class or own_class())
         self.members = Membership(
             options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
         )
@@ -271,12 +282,14 @@ class Participant:
 
     def _end_of(self, epoch: Epoch, exc: DistributedError) -> None:
         """Return if `exc` only ends the epoch; raise it if it ends the run."""
-        is_word = isinstance(exc, (Fenced, AbortedError))
-        if isinstance(exc, ValueError):  # invalid arguments and gradients: they stay invalid in every epoch
+        is_word = isinstance(exc, (Fenced, Differs, AbortedError))
+        if isinstance(exc, (ValueError, DivergedError)):  # invalid arguments and gradients stay so in every epoch
             raise exc
         if not (is_word or exc.is_peer_failure or self.members.has_ended(epoch)):
             raise exc
         _log.info("%s has ended here: %s", epoch, exc)
+        if isinstance(exc, Differs):
+            self.divergence.void(epoch, exc)
         if not self.others.better() and not self.members.wait_for_end(epoch, _NOTICE):
             before, count = self._failures
             self._failures = (epoch, count + 1 if before == epoch else 1)
@@ -347,6 +360,7 @@ class Participant:
         if result.is_state:
             self.state.load(result.payload)
             self._fork, self.checkpoints.saved = None, None
+            self.divergence.origin = result.step
         else:
             speeds = [token.speed for token in apply.tokens]
             self.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
@@ -355,7 +369,10 @@ class Participant:
             self.donor.sealed(apply.before, result, apply.digest, is_finite=apply.is_finite)
             yield self.done(result, is_finite=apply.is_finite)
         # The program has applied it: the state is that of the mark.
-        mark, now = apply.after, time.monotonic()
+        mark = apply.after
+        if apply.is_compared:
+            self.divergence.compare_states(mark, epoch)
+        now = time.monotonic()
         self.replica.wants_image = self.donor.wants_image
         has_room = self._options.most is None or len(epoch.holders) < self._options.most
         self.replica.wants_pause = has_room and now >= self._no_pause_before and self.donor.has_caught_up

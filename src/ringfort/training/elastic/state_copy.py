@@ -11,6 +11,7 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteStepError, StateTransferError
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
 from ringfort.training.elastic.protocol import Mark
+from ringfort.training.elastic.state_check import UNKNOWN
 from ringfort.training.elastic.state_tree import hashed
 from ringfort.training.elastic.step import Done
 
@@ -105,6 +106,7 @@ class StateCopy:
                 logging.WARNING,
             )
         run.state.load(fetched.image)
+        run.divergence.origin = UNKNOWN
         run.replica.learn(theirs, ())
         run.journal.say(f"Copied the state of step {theirs.step} ({fetched.image.manifest.nbytes / 1e6:.1f} MB)")
 
