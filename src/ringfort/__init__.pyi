@@ -51,6 +51,7 @@ from .errors import (
     ConfigError as ConfigError,
     ControlLostError as ControlLostError,
     DistributedError as DistributedError,
+    DivergedError as DivergedError,
     EncryptionMismatchError as EncryptionMismatchError,
     EpochEndedError as EpochEndedError,
     FunctionNotFoundError as FunctionNotFoundError,

@@ -442,6 +442,33 @@ class NonFiniteStepError(NonFiniteError):
         self.found: dict[int, int] = {}
 
 
+class DivergedError(DistributedError):
+    """Machines of an elastic run that should have the same bits do not, twice in a row.
+
+    Raised on the machines that differ from the majority: they have left the run, and the others continue. Without a
+    majority it is raised on all, and the run has ended. `machines` are those that differ, after step `step`. (Gradients
+    with infinities or NaNs are a `NonFiniteStepError`.)
+    """
+
+    def __init__(
+        self, step: int, what: str, machines: Iterable[str], *, has_majority: bool = True, told: str = ""
+    ) -> None:
+        self.step = step
+        self.machines = tuple(machines)
+        who = ", ".join(self.machines)
+        if has_majority:
+            text = (
+                f"The {what} on {who} differs from that of most members, twice in a row, so it has left the run. "
+                "Test the memory of that machine; the others continue"
+            )
+        else:
+            text = (
+                f"The {what} differs between {who}, and none has a majority, so the run has ended. Test their memory, "
+                "and see that the program changes its state by step.mean() and step.number alone"
+            )
+        super().__init__(f"{text}; {told}" if told else text)
+
+
 class CheckpointError(DistributedError, OSError):
     """A checkpoint cannot be read or written. `path` is its file or folder, and `why` the reason."""
 

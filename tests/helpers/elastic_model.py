@@ -3,13 +3,13 @@
 Any message may be late or lost, any peer may die, be cut off, restart or join between any two events: each instruction
 of a replica, each vote and each commit is an event of its own. Gradients are whole numbers, so the state after any
 number of samples is known; each reduction leaves a trace in its result, as rounding does, so that a step with two
-results is found out. `History(seed).run()` returns what went wrong, or None.
+results is found out. One host may damage its copies of results. `History(seed).run()` returns what went wrong, or None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -20,6 +20,7 @@ from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
+    Differs,
     Fenced,
     Gather,
     Mark,
@@ -33,6 +34,8 @@ from ringfort.training.elastic.protocol import (
 )
 
 DATA = Data(samples=50, batch=12, microbatch=3, seed=7)
+DAMAGE = 10**30
+"""What a damaged copy has too much: states have less, so what a state would be without it is known."""
 
 
 KINDS = ["kill", "kill", "start", "start", "start", "cut", "heal", "save", "power", "elders"]
@@ -80,6 +83,11 @@ def digest(result: Result, me: int, size: int) -> int:
     return crc32(repr(result.payload).encode()) if me == 0 else 0
 
 
+def whole(result: Result) -> int:
+    """Return the digest of everything."""
+    return digest(result, 0, 1)
+
+
 def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
     """Return what the law of membership is told."""
     mark = stands.mark
@@ -110,11 +118,25 @@ class Peer:
     """What came for later exchanges of this epoch: (round, rank)."""
     told: Standstill = field(default_factory=Standstill)
     """What it last said of itself."""
+    void: str = ""
+    """The reduction that it knows to be void."""
 
     @property
     def settled_state(self) -> int:
         """The state at the mark: a result that was sealed may still have to be applied."""
         return applied(self.state, self.doing.result) if isinstance(self.doing, Apply) else self.state
+
+
+def damaged(copy: Any) -> Any:
+    """Return a damaged copy of a reduced gradient, or of a result or state that was sent."""
+    if isinstance(copy, Result):
+        return replace(copy, payload=damaged(copy.payload))
+    return copy._replace(value=copy.value + DAMAGE)
+
+
+def void_after(replica: Replica, epoch: Epoch) -> str:
+    """Return the reduction that a replica knows to be void after it found that copies differ in `epoch`."""
+    return str(epoch.key) if replica.report().void == epoch.number else ""
 
 
 def applied(state: int, result: Result) -> int:
@@ -160,6 +182,10 @@ class History:
         """What comes late then."""
         self.staleness = self.random.choice([0.0, 0.5, 1.0])
         """How likely a leader is to know only what others said when they last were in no epoch."""
+        self.chance = Random(-1 - seed)
+        self.bad_host = self.chance.randrange(self.hosts)
+        self.damage = self.chance.choice([0.0, 0.02, 0.3])
+        """How likely a result is damaged that a peer of the bad host receives."""
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -170,7 +196,7 @@ class History:
             for _ in range(self.events):
                 self.event()
             self.cuts.clear()
-            self.delivery, self.patience, self.staleness, self.cruelty = 0.65, 0.03, 0.0, 0.0
+            self.delivery, self.patience, self.staleness, self.cruelty, self.damage = 0.65, 0.03, 0.0, 0.0, 0.0
             for host in range(self.hosts):
                 if not any(p.alive and p.host == host for p in self.peers.values()):
                     self.start(host)
@@ -230,7 +256,7 @@ class History:
         """Start a process; it vouches for those that ended here."""
         self.instances += 1
         peer = Peer(f"n{host}.{self.instances}", host)
-        peer.replica = Replica(DATA, lambda branch: self.found(peer, branch), digest)
+        peer.replica = Replica(DATA, lambda branch: self.found(peer, branch), digest, whole)
         peer.replica.saved = self.disks.get(host, Saved()).step
         peer.voter = Voter(peer.id)
         for old, votes in self.votes_on_disk[host]:
@@ -408,6 +434,7 @@ class History:
         if mark.step > self.disks.get(peer.host, Saved()).step:
             self.disks[peer.host] = Saved(mark.step, mark.cursor, peer.settled_state, mark.branch)
         peer.replica.learn(Mark(), ())
+        peer.void = ""
         peer.replica.saved = self.disks.get(peer.host, Saved()).step
 
     def write_votes(self, peer: Peer) -> None:
@@ -465,6 +492,7 @@ class History:
         peer.voter.learn(donor.epoch)
         self.write_votes(peer)
         peer.replica.learn(theirs, donor.replica.history)
+        peer.void = ""
         peer.state = donor.settled_state
         peer.told = peer.replica.fence(0)
 
@@ -524,9 +552,17 @@ class History:
             values = [peer.got[rank] for rank in needed]
             peer.round, peer.got = peer.round + 1, {}
             if isinstance(peer.doing, Reduce):
-                self.resume(peer, Total(sum(values), str(peer.epoch.key)))
+                self.resume(peer, self.copied(peer, Total(sum(values), str(peer.epoch.key))))
+            elif root is None:
+                self.resume(peer, values)
             else:
-                self.resume(peer, values if root is None else values[0])
+                self.resume(peer, values[0] if root == me else self.copied(peer, values[0]))
+
+    def copied(self, peer: Peer, copy: Any) -> Any:
+        """Return a copy as the peer receives it. Damage at a peer alone is beyond anybody's notice."""
+        assert peer.epoch is not None
+        is_bad = peer.host == self.bad_host and len(peer.epoch.peers) > 1
+        return damaged(copy) if is_bad and self.chance.random() < self.damage else copy
 
     def resume(self, peer: Peer, value: Any) -> None:
         """Go on with the script."""
@@ -536,13 +572,31 @@ class History:
             peer.doing = peer.script.send(value)
         except Fenced:
             self.leave(peer)
+        except Differs as exc:
+            self.differ(peer, exc)
         except StepError as exc:
             raise Wrong(str(exc)) from exc
         mark = peer.replica.mark
         if mark != before:
+            assert peer.epoch is not None
+            known = {self.peers[member].void for member in peer.epoch.peers if self.peers[member].alive}
+            if peer.doing.result.payload.made in known:
+                raise Wrong(f"{peer.id} sealed what a member of its epoch knows to be void")
             key = (mark.branch, mark.step)
             if self.sealed.setdefault(key, mark) != mark:
                 raise Wrong(f"{peer.id} sealed {mark}, and somebody {self.sealed[key]}")
+
+    def differ(self, peer: Peer, differs: Differs) -> None:
+        """The peer has found that members have different copies of a result."""
+        assert peer.epoch is not None
+        self.say(f"{peer.id} finds {differs}")
+        peer.void = void_after(peer.replica, peer.epoch) or peer.void
+        is_odd = peer.epoch.peers.index(peer.id) in differs.ranks
+        self.leave(peer)
+        if differs.times > 1 and is_odd:
+            self.say(f"{peer.id} leaves the run")
+            peer.alive = False
+            self.departed[peer.id] = peer.voter.votes
 
     def apply(self, peer: Peer, result: Result) -> None:
         """Change the state."""
@@ -550,7 +604,7 @@ class History:
         key = (result.branch, result.step)
         if self.results.setdefault(key, result.payload) != result.payload:
             raise Wrong(f"two results for step {key}")
-        if peer.state != expected(result.cursor):
+        if peer.state % DAMAGE != expected(result.cursor):
             raise Wrong(f"{peer.id} has {peer.state} after step {key}, not {expected(result.cursor)}")
         self.say(f"{peer.id} applies {key}")
 
@@ -610,3 +664,17 @@ class Seating(History):
     def begin(self) -> None:
         """Only one is there."""
         self.start(0)
+
+
+class Sending(History):
+    """The network is cut all the time, and the bad host damages what it is sent in recovery: where it matters most that
+    such a result is never void."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.mishaps, self.damage = 0.06, 0.9
+        self.kinds = ["cut", "cut", "heal", "heal", "start"]
+
+    def copied(self, peer: Peer, copy: Any) -> Any:
+        """Reductions arrive as they are, and so do the states that found a branch."""
+        return super().copied(peer, copy) if isinstance(copy, Result) and not copy.is_state else copy

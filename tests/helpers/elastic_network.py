@@ -19,6 +19,7 @@ from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
+    Differs,
     Fenced,
     Gather,
     Mark,
@@ -29,7 +30,21 @@ from ringfort.training.elastic.protocol import (
     Share,
     StepError,
 )
-from tests.helpers.elastic_model import DATA, Saved, Total, Wrong, applied, digest, expected, gradient, run_state
+from tests.helpers.elastic_model import (
+    DAMAGE,
+    DATA,
+    Saved,
+    Total,
+    Wrong,
+    applied,
+    damaged,
+    digest,
+    expected,
+    gradient,
+    run_state,
+    void_after,
+    whole,
+)
 
 HEALING = 15.0
 """Virtual seconds after the last fault within which all peers train together again."""
@@ -52,9 +67,11 @@ class Program:
     """What has arrived in this epoch, by exchange and rank."""
     has_sent: bool = False
     hears_at: float = 0.0
+    void: str = ""
+    """The reduction that it knows to be void."""
 
     def __post_init__(self) -> None:
-        self.replica = Replica(DATA, self.found, digest)
+        self.replica = Replica(DATA, self.found, digest, whole)
         self.replica.saved = self.disk.step
         self.alone_since = self.world.network.now
 
@@ -98,6 +115,7 @@ class Program:
         if mark.step > self.disk.step:
             self.world.disks[self.peer.host] = Saved(mark.step, mark.cursor, self.settled_state, mark.branch)
         self.replica.learn(Mark(), ())
+        self.void = ""
         self.replica.saved = self.disk.step
 
     def begin(self, epoch: Epoch) -> None:
@@ -134,12 +152,12 @@ class Program:
                     values = self.exchange(me, self.local)
                     if values is None:
                         return
-                    self.resume(Total(sum(values), str(self.epoch.key)))
+                    self.resume(self.copied(Total(sum(values), str(self.epoch.key))))
                 case Share(root=root, result=result):
                     values = self.exchange(me, result, root)
                     if values is None:
                         return
-                    self.resume(values[0])
+                    self.resume(values[0] if root == me else self.copied(values[0]))
                 case Compute() | Apply():
                     self.world.later(self, 0.001, 0.006, self.work, self.epoch, self.doing)
                     return
@@ -210,9 +228,30 @@ class Program:
             self.doing = self.script.send(value)
         except Fenced:
             self.end()
+        except Differs as exc:
+            self.differ(exc)
         except StepError as exc:
             raise Wrong(f"{self.peer.id}: {exc}") from exc
         self.world.check_mark(self, before, self.replica.mark)
+
+    def copied(self, copy: Any) -> Any:
+        """Return a copy as this process receives it. Damage at a member alone is beyond anybody's notice."""
+        assert self.epoch is not None
+        is_bad = self.peer.host == self.world.bad_host and len(self.epoch.holders) > 1
+        return damaged(copy) if is_bad and self.world.chance.random() < self.world.damage else copy
+
+    def differ(self, differs: Differs) -> None:
+        """Members have different copies of a result: the epoch ends, or this process leaves."""
+        epoch = self.epoch
+        assert epoch is not None
+        self.world.network.log(f"{self.peer.id} finds {differs}")
+        self.void = void_after(self.replica, epoch) or self.void
+        is_odd = epoch.holders.index(self.peer.id) in differs.ranks
+        self.end()
+        if differs.times > 1 and is_odd:
+            self.world.network.leave(self.peer.host)
+        else:
+            self.world.call(self.peer, "give_up", epoch.number, self.run_state(), "copies differ")
 
     def apply(self, result: Result) -> None:
         """Change the state."""
@@ -247,6 +286,7 @@ class Program:
             return
         epoch = donor.voter.votes.formed
         self.replica.learn(theirs, donor.replica.history)
+        self.void = ""
         self.state = donor.settled_state
         self.world.call(self.peer, "learned", epoch, self.run_state(is_ready=True))
 
@@ -258,6 +298,10 @@ class World:
         """The last `witnesses` hosts have no program: they only vote."""
         self.random = Random(seed ^ 0x5EED)
         self.trainers = hosts - witnesses
+        self.chance = Random(-1 - seed)
+        self.bad_host = self.chance.randrange(hosts)
+        self.damage = self.chance.choice([0.0, 0.02, 0.3])
+        """How likely a result is damaged that a program of the bad host receives."""
         self.disks: dict[int, Saved] = {}
         self.programs: dict[str, Program] = {}
         self.results: dict[tuple[str, int], Total] = {}
@@ -346,6 +390,10 @@ class World:
 
     def check_mark(self, program: Program, before: Mark, mark: Mark) -> None:
         """One result per branch and step."""
+        if mark != before and program.epoch is not None:
+            members = [self.programs[peer] for peer in program.epoch.holders]
+            if program.doing.result.payload.made in {one.void for one in members if one.peer.alive}:
+                raise Wrong(f"{program.peer.id} sealed what a member of its epoch knows to be void")
         if mark != before and self.marks.setdefault((mark.branch, mark.step), mark) != mark:
             raise Wrong(f"{program.peer.id} sealed {mark}, another member {self.marks[mark.branch, mark.step]}")
 
@@ -355,7 +403,7 @@ class World:
         self.network.log(f"{program.peer.id} applies {key}")
         if self.results.setdefault(key, result.payload) != result.payload:
             raise Wrong(f"two results for {key}: {self.results[key]} and {result.payload}")
-        if program.state != expected(result.cursor):
+        if program.state % DAMAGE != expected(result.cursor):
             raise Wrong(f"{program.peer.id} has {program.state} after {key}, not {expected(result.cursor)}")
 
 
@@ -389,6 +437,7 @@ class History:
         """End all faults, and wait until all train together."""
         network = self.world.network
         network.heal()
+        self.world.damage = 0.0
         for host in range(self.hosts):
             network.hurt_disk(host)
             if host not in network.peers or not network.peers[host].alive:

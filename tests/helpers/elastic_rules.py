@@ -24,12 +24,14 @@ from tests.helpers import elastic_model, elastic_network
 from tests.helpers.elastic_model import Saved, Total
 from tests.helpers.histories import dies_with_its_link
 
-Kind = Literal["model", "seating", "network"]
-"""The random histories of elastic_model.py, all or those that are about seating, or those of elastic_network.py."""
+Kind = Literal["model", "seating", "sending", "network"]
+"""The random histories of elastic_model.py, all or those that are about seating or about sending results, or those of
+elastic_network.py."""
 
 MAKE: Final[dict[Kind, Callable[[int], Any]]] = {
     "model": elastic_model.History,
     "seating": elastic_model.Seating,
+    "sending": elastic_model.Sending,
     "network": elastic_network.History,
 }
 
@@ -62,9 +64,9 @@ def _applies_without_a_seal(original: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             doing = script.send(value)
             if isinstance(doing, Gather) and isinstance(doing.value, Token):
-                result = self.history[-1][1] if self.held is None else self.held.result
+                known = [self.held.result] if self.held else [result for _, result in self.history][-1:]
                 parts = self.data.parts(self.data.span(self.mark.cursor))
-                everything = elastic_model.digest(result, 0, 1)
+                everything = sum(elastic_model.digest(result, 0, 1) for result in known)
                 mine = replace(doing.value, covered=frozenset(range(parts)), digest=everything)
                 value = [mine, *[replace(mine, covered=frozenset(), digest=0)] * (arguments[2] - 1)]
             else:
@@ -94,6 +96,23 @@ def _takes_the_oldest(original: Callable[..., Any]) -> Callable[..., Any]:
         return opening
 
     return settle
+
+
+def _forgets_what_is_void(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda reports: original([replace(report, void=0) for report in reports])
+
+
+def _drops_what_was_sent(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A result that was sent in recovery is void if copies of it differ, as a reduction is."""
+
+    def compare(self: Replica, *arguments: Any) -> None:
+        try:
+            original(self, *arguments)
+        except protocol.Differs:
+            self._drop_void(0 if self.held is None else self.held.epoch)
+            raise
+
+    return compare
 
 
 def _deals_by_its_own_speed(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,6 +178,8 @@ RULES: Final[dict[str, list[tuple[Any, str, Any]]]] = {
     ],
     "every closed link is a death": [(Links, "lose", dies_with_its_link)],
     "discards a held result": [(protocol, "settle", _discards_what_is_held)],
+    "brings back what is void": [(protocol, "settle", _forgets_what_is_void)],
+    "drops what was sent in recovery": [(Replica, "_compare", _drops_what_was_sent)],
     "counts learners": [(Voter, "learn", _learns_as_a_member)],
     "deals by its own speed": [(Replica, "_step", _deals_by_its_own_speed)],
     "takes the oldest of several held results": [(protocol, "settle", _takes_the_oldest)],

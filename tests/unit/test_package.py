@@ -38,6 +38,7 @@ PUBLIC = [
     "DistributedContext",
     "DistributedError",
     "DistributedMetrics",
+    "DivergedError",
     "ElasticRun",
     "ElectionConfig",
     "ElectionEvent",

@@ -365,6 +365,11 @@ class ClusterNode:
         state."""
         return self._call(tuple[StateSource, ...], "state_sources")
 
+    def give_up(self, epoch: Epoch, state: RunState, why: str) -> None:
+        """Leave `epoch`, if this peer is in it, because the program of an elastic run cannot go on there, though all
+        members are present. Another epoch follows, usually of the same members."""
+        self._call(type(None), "give_up", epoch.number, state, why)
+
     # --- notes --------------------------------------------------------------------------------------------------------
 
     def tell(self, topic: str, body: bytes, peer: str | None = None) -> None:

@@ -23,6 +23,8 @@ instructions in order, and calls `tick` when `deadline` has come. Every method t
       somewhere else, and idle
     it is fenced                        fenced(now, epoch, state)
     it has copied the state of a run    learned(now, epoch, state)
+    it cannot go on in an epoch, though give_up(now, epoch, state, why)
+      all members are there
     our addresses changed               set_addresses(now, addresses)
     a person wants another leader       force_election(now), step_down(now)
 
@@ -266,6 +268,15 @@ class PeerCore:
         state.voter.learn(epoch)
         state.run_state = run_state
         state.out.append(Persist(state.voter.votes))
+        self._refresh()
+
+    @_event
+    def give_up(self, epoch: int, run_state: RunState, why: str) -> None:
+        """The program does nothing more in `epoch`, and is here. Another epoch follows, usually of the same members."""
+        state = self._state
+        state.run_state = run_state
+        if state.voter.current is not None and state.voter.current.number == epoch:
+            state.end_epoch(state.voter.leave(), why)
         self._refresh()
 
     @_event

@@ -53,6 +53,9 @@ FUNCTIONS: Final[dict[str, Callable[[Control, tuple[Any, ...]], object]]] = {
     "learned": lambda control, args: control.driver.call(
         control.core.learned, _as(Epoch, args[0]), _as(RunState, args[1])
     ),
+    "give_up": lambda control, args: control.driver.call(
+        control.core.give_up, _as(int, args[0]), _as(RunState, args[1]), _as(str, args[2])
+    ),
     "force_election": lambda control, _: control.driver.call(control.core.force_election),
     "step_down": lambda control, _: control.driver.call(control.core.step_down),
     "state_sources": lambda control, _: control.core.state_sources(),

@@ -129,6 +129,7 @@ class EpochDriver:
             run.origin.has_founded()
             run.replica.saved = run.origin.step
             run.donor.begin(apply.after)
+            run.divergence.origin = result.step
         else:
             speeds = [token.speed for token in apply.tokens]
             run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
@@ -138,7 +139,10 @@ class EpochDriver:
             self._set_aside(apply, epoch, me)
             yield run.done(result, is_finite=apply.is_finite)
         # The program has applied it: the state is that of the mark.
-        mark, now = apply.after, time.monotonic()
+        mark = apply.after
+        if apply.is_compared:
+            run.divergence.compare_states(mark, epoch)
+        now = time.monotonic()
         run.seating.applied(apply, epoch)
         run.checkpoints.save(mark, epoch, me, run.state, is_last=mark.step >= run.total and not result.is_state)
         run.others.announce(now)

@@ -9,9 +9,10 @@ import numpy as np
 
 from ringfort.context import DistributedContext
 from ringfort.errors import ProtocolError
-from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_share
+from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_sample, digest_share
 from ringfort.training.elastic.protocol import Report, Result, Token
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.state_check import Leaves, Word
 from ringfort.training.elastic.state_tree import Image, Manifest
 from ringfort.training.elastic.token_codec import TokenCodec
 
@@ -35,6 +36,7 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_leaves: msgspec.msgpack.Decoder[Leaves] = msgspec.msgpack.Decoder(Leaves)
 _layouts: msgspec.msgpack.Decoder[Layout | None] = msgspec.msgpack.Decoder(Layout | None)
 _wires: msgspec.msgpack.Decoder[_Wire] = msgspec.msgpack.Decoder(_Wire)
 
@@ -43,6 +45,11 @@ def digest_of(result: Result, me: int, size: int) -> int:
     """Return the digest of one member's share of a result."""
     payload = {"state": cast("Image", result.payload).data} if result.is_state else result.payload
     return digest_share(payload, me, size)
+
+
+def sample_of(result: Result) -> int:
+    """Return the digest of the blocks of a result that all members compare in its step."""
+    return digest_sample(result.payload, result.step)
 
 
 def is_share_finite(result: Result, me: int, size: int) -> bool:
@@ -86,6 +93,15 @@ class Exchange:
     def flags(self, context: DistributedContext, mine: bool) -> list[bool]:
         """Exchange one bit."""
         return [bool(row[0]) for row in context.all_gather(np.array([mine], np.uint8))]
+
+    def words(self, context: DistributedContext, mine: Word) -> list[Word]:
+        """Exchange what members say of their states."""
+        return [Word.unpacked(row) for row in context.all_gather(mine.packed())]
+
+    def leaves(self, context: DistributedContext, mine: Leaves) -> list[Leaves]:
+        """Exchange the digests of all leaves of the members' states."""
+        found = context.all_gather_object(msgspec.msgpack.encode(mine))
+        return [_decoded(_leaves, data, rank) for rank, data in enumerate(found)]
 
     def agree(self, context: DistributedContext) -> None:
         """Exchange the layout of the gradients, once per epoch: a member that was dealt nothing takes part too. Raise

@@ -163,7 +163,10 @@ class Learner(DonorLinks):
                     raise StateTransferError("no member is left that can send the state", self.lost)
                 if offers:
                     marks = [offer.mark for offer in offers]
-                    return max(offers, key=lambda offer: (marks.count(offer.mark), offer.mark.step))
+                    states = [offer.manifest for offer in offers]  # one may be damaged, or of another class
+                    return max(
+                        offers, key=lambda one: (marks.count(one.mark), one.mark.step, states.count(one.manifest))
+                    )
                 self._wait(deadline, "waiting for a member to offer the state", timeout)
 
     def _wait(self, deadline: float, what: str, timeout: float) -> None:

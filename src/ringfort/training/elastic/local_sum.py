@@ -31,6 +31,10 @@ _MEAN_AS: Final[dict[Kind, str]] = {**_SUMMED_AS, "float16": "float16"}
 """NumPy alone has no bfloat16, and what a member has imported must not change the bits."""
 _BLOCK: Final = 1 << 18
 """Bytes that are digested at once: with weights and scratch memory they stay in the L2 cache."""
+_TURNS: Final = 16
+"""Turns within which each block is in a sample. A sample of 64 MiB takes 0.8 ms of one core, of 1 MiB 0.06 ms."""
+_FEWEST: Final = 2
+"""Blocks of a sample at least, so that small gradients are in it whole: theirs and that of the sums."""
 _WEIGHTS: Final = mix_array(np.arange(_BLOCK // 8, dtype=np.uint64)) | np.uint64(1)
 
 
@@ -234,6 +238,21 @@ def digest_share(sums: dict[str, Array], me: int, size: int) -> int:
         for index in range(count * me // size, count * (me + 1) // size):
             total += random_key(before + index, _block_digest(data[index * _BLOCK : (index + 1) * _BLOCK]))
         before += count
+    return total % 2**64
+
+
+def digest_sample(sums: dict[str, Array], turn: int) -> int:
+    """Return the digest of some blocks: others at each turn, and each block within 16 consecutive turns."""
+    blocks = [(kind, -(-sums[kind].nbytes // _BLOCK)) for kind in sorted(sums)]
+    count = sum(number for _, number in blocks)
+    size = min(count, max(_FEWEST, -(-count // _TURNS)))
+    wanted = {(turn * size + place) % count for place in range(size)}
+    total, before = 0, 0
+    for kind, number in blocks:
+        data = sums[kind].view(np.uint8)
+        for index in (place - before for place in wanted if before <= place < before + number):
+            total += random_key(before + index, _block_digest(data[index * _BLOCK : (index + 1) * _BLOCK]))
+        before += number
     return total % 2**64
 
 

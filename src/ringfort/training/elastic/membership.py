@@ -124,6 +124,10 @@ class Membership:
         it right after the copy: until then the law takes this program for one with its earlier state."""
         self.node.learned(epoch, run_state(stands, is_ready=is_ready))
 
+    def give_up(self, epoch: Epoch, stands: Standstill, why: str) -> None:
+        """End `epoch`, in which this program cannot go on, though all members are there: another one follows."""
+        self.node.give_up(epoch, run_state(stands), why)
+
     def close(self, why: str = "") -> None:
         """Leave the cluster, and tell the others why. Idempotent."""
         try:

@@ -29,6 +29,7 @@ class Options:
     nonfinite: Nonfinite
     config: AutoDiscoveryConfig | None
     group: DistributedConfig | None
+    machine_class: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= 128:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -38,6 +39,8 @@ class Options:
                 raise InvalidArgumentError(name, value, "must be a whole number of at least 1")
         if self.nonfinite not in ("error", "skip"):
             raise InvalidArgumentError("nonfinite", self.nonfinite, "must be error or skip")
+        if not isinstance(self.machine_class, str) or len(self.machine_class) > 1024:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError("machine_class", self.machine_class, "must be a text of up to 1024 characters")
         _node_range(self.nodes)
 
     @property

@@ -18,12 +18,13 @@ from typing import Any, Final
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
-from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, InvalidArgumentError
+from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, DivergedError, InvalidArgumentError
 from ringfort.training.elastic.absence import ASLEEP, SLOW, Absence
 from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.divergence import Divergence
 from ringfort.training.elastic.donor import KEPT, Donor
 from ringfort.training.elastic.epoch_driver import EpochDriver
-from ringfort.training.elastic.exchange import SUMS, digest_of, is_share_finite
+from ringfort.training.elastic.exchange import SUMS, digest_of, is_share_finite, sample_of
 from ringfort.training.elastic.finish import Finish
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.local_sum import LocalSum
@@ -31,13 +32,14 @@ from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.origin import Origin
 from ringfort.training.elastic.other_runs import OtherRuns
-from ringfort.training.elastic.protocol import Fenced, Mark, Replica, Result, Standstill
+from ringfort.training.elastic.protocol import Differs, Fenced, Mark, Replica, Result, Standstill
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.seating import Seating
 from ringfort.training.elastic.sleep_watch import SleepWatch
 from ringfort.training.elastic.speed_meter import SpeedMeter
+from ringfort.training.elastic.state_check import own_class
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Done, Turn
@@ -64,7 +66,7 @@ class Participant:
         self.local = LocalSum()
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.origin = Origin(state, self.checkpoints, journal.say)
-        self.replica = Replica(data, self.origin.result, self._digest)
+        self.replica = Replica(data, self.origin.result, self._digest, sample_of)
         self.replica.saved = self.origin.step
         self.is_leaving = False
         self.absence = Absence()
@@ -90,6 +92,7 @@ class Participant:
         )
         self.others = OtherRuns(self._note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
+        self.divergence = Divergence(self, self.driver.exchange, options.machine_class or own_class())
         self.members = self._join()
         self._finish = Finish(self)
         self._sleep = SleepWatch(self._falls_asleep, self.absence.wake_up)
@@ -298,13 +301,16 @@ class Participant:
 
     def _end_of(self, epoch: Epoch, exc: DistributedError) -> None:
         """Return if `exc` only ends the epoch; raise it if it ends the run."""
-        is_word = isinstance(exc, (Fenced, AbortedError))
-        if self.absence.why or isinstance(exc, ValueError):  # invalid arguments stay invalid in every epoch
+        is_word = isinstance(exc, (Fenced, Differs, AbortedError))
+        # Invalid arguments and gradients stay so in every epoch.
+        if self.absence.why or isinstance(exc, (ValueError, DivergedError)):
             raise exc
         if not (is_word or exc.is_peer_failure or self.members.has_ended(epoch)):
             raise exc
         _log.info("%s has ended here: %s", epoch, exc)
         note("%s ends here: %s", epoch, exc)
+        if isinstance(exc, Differs):
+            self.divergence.void(epoch, exc)
         if not self.others.better() and not self.members.wait_for_end(epoch, _NOTICE):
             before, count = self._failures
             self._failures = (epoch, count + 1 if before == epoch else 1)

@@ -193,6 +193,7 @@ def elastic(
     keep: int = 3,
     patience: float | None = None,
     nonfinite: Nonfinite = "error",
+    machine_class: str = "",
     config: AutoDiscoveryConfig | None = None,
     group: DistributedConfig | None = None,
 ) -> ElasticRun:
@@ -208,6 +209,10 @@ def elastic(
     Gradients with infinities or NaNs are an error at every member, which names the machine. With `nonfinite="skip"`
     all members skip such a step instead (`Step.skipped`), as programs with a loss scaler need it.
 
+    Machines of one `machine_class` must have the same bits in their state; a difference is damage. By default it is the
+    processor, its vector instructions and the versions of NumPy and torch. Say it if your update runs on something
+    else, such as a GPU: `machine_class="cuda H200 torch 2.5"`.
+
     Raises `InvalidArgumentError` and `UnsupportedArrayError` for invalid arguments, and `ConfigError` if they
     contradict the options of `ringfort run --elastic`.
     """
@@ -222,5 +227,6 @@ def elastic(
         nonfinite=nonfinite,
         config=config,
         group=group,
+        machine_class=machine_class,
     )
     return ElasticRun(state, options)

@@ -13,6 +13,7 @@ from ringfort.training.elastic.donor_search import DonorSearch
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
 from ringfort.training.elastic.practice import Practice
 from ringfort.training.elastic.protocol import Compute, Mark
+from ringfort.training.elastic.state_check import UNKNOWN
 from ringfort.training.elastic.state_tree import Image, hashed
 from ringfort.training.elastic.step import Done, Turn
 from ringfort.training.elastic.timeline import note
@@ -186,6 +187,7 @@ class StateCopy:
                 logging.WARNING,
             )
         run.state.load(fetched.image)
+        run.divergence.origin = UNKNOWN
         run.replica.learn(theirs, ())
         run.origin.has_copy()
         run.donor.begin(theirs)

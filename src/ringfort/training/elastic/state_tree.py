@@ -111,6 +111,11 @@ class StateTree:
                 data[entry.place] = slot.leaf.flat.view(np.uint8)
         return Image(manifest, data)
 
+    def leaves(self) -> Iterator[tuple[str, Array | Plain]]:
+        """Yield each leaf with its path: the bytes of an array, or a plain value."""
+        for slot in self._slots():
+            yield slot.path, slot.leaf.flat.view(np.uint8) if isinstance(slot.leaf, ArrayView) else slot.leaf
+
     def load(self, image: Image) -> None:
         """Write an image into the state: arrays in place, plain values by replacing them. Raise `InvalidArgumentError`
         if it is of another state; nothing is changed then."""

@@ -8,11 +8,16 @@ from typing import Final
 
 import numpy as np
 
+from ringfort.errors import ProtocolError
 from ringfort.training.elastic.protocol import Token
 from ringfort.training.elastic.sample_order import Array
 
-_HEAD: Final = Struct("<16s6qQ")
-"""Digest of what the token is about; step, cursor, speed, overhead, period and flags; digest of the result."""
+_HEAD: Final = Struct("<16s6q2Q")
+"""Digest of what the token is about; step, cursor, speed, overhead, period and flags; digests of the share and of what
+is compared."""
+_CHECKSUM: Final = 8
+"""Bytes at the end that show damage. A token passes through other members, and what one member takes for different
+results all must take for that: otherwise some would drop a result that others apply."""
 _PAUSE: Final = 1
 _IMAGE: Final = 2
 _FINITE: Final = 4
@@ -25,7 +30,7 @@ class TokenCodec:
 
     def __init__(self, parts: int) -> None:
         self._coverage = -(-parts // 64) * 8
-        self.nbytes = _HEAD.size + self._coverage
+        self.nbytes = _HEAD.size + self._coverage + _CHECKSUM
         """The size of a packed token: the same at every member and in every step."""
 
     def pack(self, token: Token) -> Array:
@@ -37,14 +42,18 @@ class TokenCodec:
         for part in token.covered:
             mask |= 1 << part
         paces = (min(pace, _MAX) for pace in (token.speed, token.overhead, token.period))
-        head = _HEAD.pack(about, step, cursor, *paces, flags, token.digest)
-        return np.frombuffer(head + mask.to_bytes(self._coverage, "little"), np.uint8)
+        head = _HEAD.pack(about, step, cursor, *paces, flags, token.digest, token.copy)
+        data = head + mask.to_bytes(self._coverage, "little")
+        return np.frombuffer(data + _checksum(data), np.uint8)
 
     def unpack(self, packed: Array) -> Token:
         """Return the token in `packed`. What it is about is a digest and for people its step and cursor: tokens are
-        only compared."""
+        only compared. Raise `ProtocolError` if it is damaged."""
         data = packed.tobytes()
-        about, step, cursor, speed, overhead, period, flags, digest = _HEAD.unpack_from(data)
+        data, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
+        if checksum != _checksum(data):
+            raise ProtocolError("A token was damaged on its way through the members")
+        about, step, cursor, speed, overhead, period, flags, digest, copy = _HEAD.unpack_from(data)
         mask, covered = int.from_bytes(data[_HEAD.size :], "little"), list[int]()
         while mask:
             lowest = mask & -mask
@@ -60,4 +69,9 @@ class TokenCodec:
             bool(flags & _FINITE),
             overhead=max(0, overhead),
             period=max(0, period),
+            copy=copy,
         )
+
+
+def _checksum(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_CHECKSUM).digest()

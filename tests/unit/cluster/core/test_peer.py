@@ -40,11 +40,13 @@ from ringfort.cluster.core.peer_messages import (
     Propose,
     Reject,
     Report,
+    RunState,
     Term,
     Votes,
 )
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
+from tests.helpers.elastic_network import World
 
 LINE = ("n0.a#1",)
 
@@ -577,3 +579,38 @@ def test_a_clock_that_goes_back_and_an_id_without_a_node_are_errors(bench: Bench
         bench.core.tick(bench.now - 1)
     with pytest.raises(InvalidArgumentError, match=r"me\.peer"):
         PeerCore(Member("alone"), AutoDiscoveryConfig(), 0.0)
+
+
+# --- epochs in which a program cannot continue ------------------------------------------------------------------------
+
+
+def test_an_epoch_that_its_program_gives_up_has_ended_and_others_are_told_where_it_is(bench: Bench) -> None:
+    epoch, stands = bench.in_epoch(), RunState(b"mark", LINE[0], 7)
+    out = bench.core.give_up(bench.now, epoch.number, stands, "copies differ")
+    assert events(out) == [EpochEnded(epoch, "copies differ")]
+    assert bench.core.epoch is None
+    told = [message for message in sent(out, 2) if isinstance(message, Report)]
+    assert [(report.current, report.state) for report in told] == [(0, stands)]
+
+
+def test_a_program_that_gives_up_an_earlier_epoch_stays_in_the_current_one(bench: Bench) -> None:
+    epoch = bench.in_epoch()
+    assert events(bench.core.give_up(bench.now, epoch.number - 1, RunState(), "copies differ")) == []
+    assert bench.core.epoch == epoch
+
+
+def test_a_leader_that_gives_an_epoch_up_proposes_the_next_one_to_the_same_members() -> None:
+    world = World(3, 3)
+    for host in range(3):
+        world.start(host)
+    world.network.run_until(5.0)
+    assert world.network.agreed
+    before = world.network.peers[0].core.epoch
+    for program in world.living():
+        program.end()
+        world.call(program.peer, "give_up", before.number, program.run_state(), "copies differ")
+    world.network.run_until(6.0)
+    after = world.network.peers[0].core.epoch
+    assert world.network.agreed
+    assert after.number > before.number
+    assert after.peers == before.peers

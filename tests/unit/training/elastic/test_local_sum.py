@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import GradientLayoutError, InvalidArgumentError, UnsupportedArrayError
-from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_share, is_finite
+from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_sample, digest_share, is_finite
 
 RANDOM = np.random.default_rng(3)
 
@@ -279,6 +279,18 @@ def test_flips_that_cancel_in_a_plain_sum_are_found() -> None:
         words[first] *= -1
         words[second] *= -1
     assert digest_share(sums, 0, 1) == before
+
+
+@pytest.mark.parametrize("mib", [0.1, 0.25, 1, 5.1])
+def test_each_byte_is_in_a_sample_within_16_turns_and_small_sums_in_each(mib: float) -> None:
+    sums = {"float32": np.zeros(int(mib * 2**18), np.float32), "sums": np.zeros(2)}
+    turns = range(7, 7 + 16) if mib > 0.25 else range(1)
+    before = [digest_sample(sums, turn) for turn in turns]
+    for kind, place in (("float32", 0), ("float32", -1), ("float32", sums["float32"].size // 2), ("sums", 1)):
+        sums[kind][place] = 1
+        assert before != [digest_sample(sums, turn) for turn in turns]
+        sums[kind][place] = 0
+    assert before == [digest_sample(sums, turn) for turn in turns]
 
 
 def test_swapped_blocks_change_the_digest() -> None:

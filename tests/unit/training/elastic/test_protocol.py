@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
     Continue,
+    Differs,
     Fenced,
     Found,
     Gather,
@@ -28,6 +30,7 @@ from ringfort.training.elastic.protocol import (
     Token,
     branch_name,
     lineage_of,
+    minority,
     settle,
 )
 from tests.helpers.elastic_rules import Kind, violation_of
@@ -46,8 +49,12 @@ def digest(result: Result, me: int, size: int) -> int:
     return len(str(result.payload)) if me == 0 else 0
 
 
+def whole(result: Result) -> int:
+    return zlib.crc32(str(result.payload).encode())
+
+
 def replica(mark: Mark | None = HERE) -> Replica:
-    return Replica(DATA, found, digest, mark=mark)
+    return Replica(DATA, found, digest, whole, mark=mark)
 
 
 def parts(*which: int) -> frozenset[int]:
@@ -121,6 +128,12 @@ class Members:
             return self.send([self.doing[first.root].result] * len(self.doing))
         return self.send([[one.value for one in self.doing]] * len(self.doing))
 
+    def adopt(self) -> list[Any]:
+        """Carry out a `Share`, and compare and seal what it brought."""
+        self.exchange()
+        self.exchange()
+        return self.exchange()
+
     def compute(self) -> list[Any]:
         """Have each member compute what it was dealt."""
         for me, script in enumerate(self.scripts):
@@ -150,7 +163,7 @@ def test_one_step_in_order() -> None:
     assert doing == Reduce()
     doing = script.send("sum")
     about = (HERE.branch, 2, 5, 16, HERE.chain)
-    assert doing == Gather(Token(about, 3, parts(0, 1, 2, 3)))
+    assert doing == Gather(Token(about, 3, parts(0, 1, 2, 3), copy=whole(Result("", 0, 0, "sum"))))
     assert one.held is not None
     assert one.mark == HERE
     tokens = (doing.value,)
@@ -165,8 +178,7 @@ def test_a_founding_seals_the_state_itself() -> None:
     group = Members([replica(None), replica(None)])
     branch = branch_name(LINEAGE, 2)
     assert group.exchange() == [Share(0, found(branch)), Share(0, None)]
-    group.exchange()
-    doing = group.exchange()
+    doing = group.adopt()
     assert [one.result.payload for one in doing] == ["the first state"] * 2
     assert {one.mark.branch for one in group.replicas} == {branch}
     assert lineage_of(branch) == LINEAGE
@@ -223,8 +235,7 @@ def test_a_result_that_is_held_is_sealed_by_the_next_epoch_and_not_computed_agai
     rest = Members(here[1:], 3)
     rest.exchange()
     assert [one.root for one in rest.doing] == [0, 0]
-    rest.exchange()
-    doing = rest.exchange()
+    doing = rest.adopt()
     assert [one.result.payload for one in doing] == ["sum", "sum"]
     assert here[1].mark == here[2].mark
     assert here[1].mark.step == 5
@@ -240,8 +251,7 @@ def test_a_result_that_one_member_has_sealed_is_sealed_by_the_others_too() -> No
     assert [one.mark.step for one in here] == [5, 4]
     rest = Members(here, 3)
     rest.exchange()
-    rest.exchange()
-    assert [type(one) for one in rest.exchange()[1:]] == [Apply]
+    assert [type(one) for one in rest.adopt()[1:]] == [Apply]
     assert isinstance(rest.doing[0], Gather)  # it has applied it
     assert here[0].mark == here[1].mark
 
@@ -256,9 +266,8 @@ def test_a_member_that_sealed_something_else_is_found_out() -> None:
     here[0].history[-1] = (HERE, replace(here[0].history[-1][1], payload="something else"))
     rest = Members(here, 3)
     rest.exchange()
-    rest.exchange()
     with pytest.raises(StepError, match="two results"):
-        rest.exchange()
+        rest.adopt()
 
 
 def test_below_the_minimum_what_is_pending_is_settled_and_no_step_begins() -> None:
@@ -269,8 +278,7 @@ def test_below_the_minimum_what_is_pending_is_settled_and_no_step_begins() -> No
     alone.send(["sum"])
     below = Members([one], 3, fewest=2)
     below.exchange()
-    below.exchange()
-    below.exchange()
+    below.adopt()
     assert one.mark.step == 5
     below.send([None])
     assert below.exchange() == [Pause()]
@@ -302,6 +310,104 @@ def test_the_deal_follows_the_speeds_in_the_tokens_of_all() -> None:
     group.compute()
     assert [sorted(one.covered) for one in group.replicas] == [[0, 1], []]  # the last step of the pass is short
     assert group.replicas[0].mark.cursor == 16
+
+
+# --- copies that differ -----------------------------------------------------------------------------------------------
+
+
+def differ(group: Members, *copies: str) -> list[Differs]:
+    """Have members receive these copies of a reduction. Return what each finds."""
+    group.compute()
+    tokens = [one.value for one in group.send(copies)]
+    found = list[Differs]()
+    for script in group.scripts:
+        with pytest.raises(Differs) as caught:
+            script.send(tokens)
+        found.append(caught.value)
+    return found
+
+
+def test_copies_that_differ_are_applied_by_nobody_and_reduced_again_in_the_next_epoch() -> None:
+    here = [replica(), replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    found = differ(group, "sum", "damaged", "sum")
+    assert [(one.step, one.ranks, one.times, one.has_majority) for one in found] == [(5, (1,), 1, True)] * 3
+    assert [one.report() for one in here] == [
+        Report(HERE, covered=covered, void=2, differed=1) for covered in (parts(0, 1), parts(2), parts(3))
+    ]
+    again = Members(here, 3)
+    assert again.exchange() == [Reduce()] * 3  # nothing is computed again
+    assert [one.result.payload for one in again.step()] == ["sum"] * 3
+    assert [one.report().differed for one in here] == [0, 0, 0]
+
+
+def test_a_copy_that_is_void_does_not_come_back_from_a_member_that_has_not_seen_the_tokens() -> None:
+    here = [replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    tokens = [one.value for one in group.send(["sum", "damaged"])]
+    with pytest.raises(Differs):
+        group.scripts[0].send(tokens)
+    assert here[1].fence(3).is_pending
+    again = Members(here, 3)
+    assert again.exchange() == [Reduce()] * 2
+    assert not here[1].fence(3).is_pending
+    assert here[1].report().void == 2
+    assert [one.result.payload for one in again.step("sum")] == ["sum", "sum"]
+
+
+def test_a_result_of_a_later_epoch_than_the_void_one_counts() -> None:
+    reports = [Report(HERE, void=2), Report(HERE, held=2, held_step=5), Report(HERE, held=3, held_step=5)]
+    assert settle(reports) == Adopt(2, is_sealed=False)
+    assert isinstance(settle(reports[:2]), Continue)
+
+
+def test_the_second_time_in_a_row_is_counted_across_epochs_and_by_members_that_did_not_see_the_first() -> None:
+    here = [replica(), replica(), replica()]
+    group = Members(here[:2])
+    group.exchange()
+    assert {(one.ranks, one.has_majority) for one in differ(group, "sum", "damaged")} == {((0, 1), False)}
+    again = Members(here, 3)
+    again.exchange()
+    assert [(one.ranks, one.times) for one in differ(again, "sum", "damaged", "sum")] == [((1,), 2)] * 3
+
+
+def test_a_result_that_is_sent_in_recovery_is_never_void_and_a_damaged_copy_is_not_held() -> None:
+    here = [replica(), replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    group.doing[1] = group.scripts[1].send("sum")  # it may be that somebody has sealed it
+    rest = Members(here, 3)
+    rest.exchange()
+    result = rest.doing[1].result
+    rest.send([result, result, replace(result, payload="damaged")])
+    tokens = [one.value for one in rest.doing]
+    for script in rest.scripts:
+        with pytest.raises(Differs):
+            script.send(tokens)
+    assert [one.report().held for one in here] == [0, 2, 0]
+    assert [one.report().void for one in here] == [0, 0, 0]
+    again = Members(here, 4)
+    again.exchange()
+    assert [one.result.payload for one in again.adopt()] == ["sum"] * 3
+
+
+def test_members_compare_their_states_at_every_hundredth_step_that_all_apply_together() -> None:
+    group = Members([replica(replace(HERE, step=98))])
+    group.exchange()
+    assert not group.step()[0].is_compared
+    group.send([None])
+    assert group.step()[0].is_compared
+
+
+@pytest.mark.parametrize(
+    ("copies", "odd"), [([1], ()), ([1, 2], None), ([1, 2, 1], (1,)), ([1, 2, 2, 1], None), ([3, 3, 1, 2, 3], (2, 3))]
+)
+def test_the_copy_of_more_than_half_counts(copies: list[int], odd: tuple[int, ...] | None) -> None:
+    assert minority(copies) == odd
 
 
 # --- the fence --------------------------------------------------------------------------------------------------------
@@ -343,9 +449,10 @@ def test_a_member_fenced_between_seal_and_application_says_that_it_has_sealed() 
 def test_a_fenced_member_takes_no_shared_result() -> None:
     group = Members([replica(None), replica(None)])
     group.exchange()
+    group.exchange()
     group.replicas[1].fence(3)
     with pytest.raises(Fenced):
-        group.scripts[1].send(group.doing[0].result)
+        group.scripts[1].send([one.value for one in group.doing])
     assert group.replicas[1].held is None
 
 
@@ -362,6 +469,7 @@ def test_a_fence_never_goes_back() -> None:
 
 def test_a_founding_that_is_held_belongs_to_its_lineage() -> None:
     group = Members([replica(None)])
+    group.exchange()
     group.exchange()
     group.exchange()
     stands = group.replicas[0].fence(3)
@@ -395,6 +503,8 @@ def test_marks_are_equal_only_after_equal_results() -> None:
 # --- random histories -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("model", range(40)), ("seating", range(40)), ("network", range(4))])
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("model", range(40)), ("seating", range(40)), ("sending", range(20)), ("network", range(4))]
+)
 def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
     assert [found for seed in seeds if (found := violation_of(kind, seed)) is not None] == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
+from ringfort.errors import ProtocolError
 from ringfort.training.elastic.protocol import Token
 from ringfort.training.elastic.token_codec import TokenCodec
 
@@ -21,12 +23,12 @@ def test_everything_but_the_subject_survives(
     covered: tuple[int, frozenset[int]], digest: int, speed: int, flags: tuple[bool, bool, bool]
 ) -> None:
     codec = TokenCodec(covered[0])
-    token = Token(ABOUT, digest, covered[1], speed, *flags)
+    token = Token(ABOUT, digest, covered[1], speed, *flags, copy=digest ^ 1)
     packed = codec.pack(token)
     assert packed.dtype == np.uint8
     assert packed.size == codec.nbytes
     found = codec.unpack(packed)
-    assert (found.digest, found.covered, found.speed) == (digest, covered[1], speed)
+    assert (found.digest, found.covered, found.speed, found.copy) == (digest, covered[1], speed, digest ^ 1)
     assert (found.wants_pause, found.wants_image, found.is_finite) == flags
 
 
@@ -38,6 +40,15 @@ def test_subjects_are_equal_only_if_they_were_equal() -> None:
     ]
     assert again == codec.unpack(codec.pack(Token(ABOUT))).about
     assert len({again, *others}) == 5
+
+
+def test_a_token_that_was_damaged_on_its_way_is_not_read() -> None:
+    codec = TokenCodec(8)
+    for place in range(codec.nbytes):
+        packed = codec.pack(Token(ABOUT, 5, frozenset({1}), 9)).copy()
+        packed[place] ^= 1
+        with pytest.raises(ProtocolError, match="damaged"):
+            codec.unpack(packed)
 
 
 def test_the_size_depends_on_the_number_of_micro_batches_alone() -> None:
