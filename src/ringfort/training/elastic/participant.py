@@ -25,7 +25,7 @@ from ringfort.training.elastic.journal import Journal, names_of
 from ringfort.training.elastic.local_sum import LocalSum, is_finite
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
-from ringfort.training.elastic.other_runs import OtherRuns
+from ringfort.training.elastic.other_runs import OtherRuns, Place
 from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
@@ -97,15 +97,16 @@ class Participant:
         self._is_reducing = False
         self._no_pause_before = 0.0
         self._failures: tuple[Epoch | None, int] = (None, 0)
-        self._last_epoch: Epoch | None = None
+        self.last_epoch: Epoch | None = None
+        """The last epoch that it took part in."""
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._opened_at = time.monotonic()
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.replica.saved = self.checkpoints.step
         self.donor = Donor(lambda: self.local.layout, busy=lambda: self._is_reducing)
-        self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
+        self.others = OtherRuns(note, self._where, self._tell, self._opened_at)
         self.members = Membership(
             options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
         )
@@ -182,8 +183,8 @@ class Participant:
         """Serve learners of a finished run, for a bounded time. The state must be that of the last step."""
         begin = time.monotonic()
         while not self.is_leaving and time.monotonic() < begin + _LINGER:
-            if self.donor.wants_image and self._last_epoch is not None:
-                self.donor.offer(self.state.image(), self.replica.mark, self._last_epoch)
+            if self.donor.wants_image and self.last_epoch is not None:
+                self.donor.offer(self.state.image(), self.replica.mark, self.last_epoch)
             is_expecting = time.monotonic() < begin + _EXPECT and self.members.has_newcomers()
             if not self.donor.learners and not is_expecting:
                 return
@@ -230,6 +231,10 @@ class Participant:
                 self.journal.say(f"Waiting: {why}")
             case _:
                 pass
+
+    def _where(self) -> Place:
+        ended = () if self.last_epoch is None else self.last_epoch.ended
+        return Place(self.replica.mark, self.copy.is_copy, ended)
 
     def _tell(self, body: bytes, peer: str | None) -> None:
         self.members.node.tell(TOPIC, body, peer)
@@ -285,7 +290,7 @@ class Participant:
         self.members.tell(self.replica.fence(0), is_ready=False)
 
     def _take_part(self, epoch: Epoch) -> Iterator[Turn | Done]:
-        self.is_busy, self._last_epoch = True, epoch
+        self.is_busy, self.last_epoch, self.copy.is_copy = True, epoch, False
         me, size = epoch.holders.index(self.members.node.peer_id), len(epoch.holders)
         self._exchange.begin()
         self.journal.began(names_of(epoch))

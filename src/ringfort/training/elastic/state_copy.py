@@ -33,6 +33,8 @@ class StateCopy:
     def __init__(self, participant: Participant) -> None:
         self._run = participant
         self._learner: Learner | None = None
+        self.is_copy = False
+        """Whether the state is a copy with which no epoch has seated this program yet."""
 
     def interrupt(self) -> None:
         """End the wait for donors: this program has the state that it needs, or leaves."""
@@ -70,6 +72,9 @@ class StateCopy:
             return
         if fetched.mark != replica.mark:
             self._load(fetched)
+        else:
+            replica.learn(replica.mark, tuple(replica.history))  # the run went on without what it held
+        self.is_copy = True
         if fetched.layout is not None:
             run.local.prepare(fetched.layout)
         # Right after `learn`: an epoch that was accepted with the earlier state is void from here on.
@@ -113,9 +118,14 @@ class StateCopy:
         why = self._run.state.manifest().differences(fetched.image.manifest)
         if why:
             raise InvalidArgumentError("state", "the run's", f"differs from this program's: {why}")
-        mine, theirs = self._run.replica.mark, fetched.mark
-        if mine.branch and _rank(mine) > _rank(theirs):
+        mine, theirs, last = self._run.replica.mark, fetched.mark, self._run.last_epoch
+        has_ended = self.is_copy or mine.lineage in fetched.epoch.ended  # a copy is no run either
+        is_run = mine.branch == theirs.branch or (bool(mine.branch) and not has_ended)
+        if is_run and _rank(mine) > _rank(theirs):
             raise StateTransferError(f"this program is at step {mine.step}, others at step {theirs.step}", {})
+        # What this program holds counts until a later epoch has settled the step.
+        if last is not None and mine.lineage in fetched.epoch.lineages and fetched.epoch.number <= last.number:
+            raise StateTransferError(f"others are in {fetched.epoch}, and this program was in {last} since then", {})
 
     def _is_seated(self, left: Epoch | None) -> bool:
         epoch = self._run.members.epoch
