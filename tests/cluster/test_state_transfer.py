@@ -20,7 +20,7 @@ from ringfort.errors import InvalidArgumentError, OperationTimeoutError, StateTr
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.training.elastic.donor import Donor
+from ringfort.training.elastic.donor import HISTORY_RESULTS, Donor
 from ringfort.training.elastic.learner import Fetched, Learner
 from ringfort.training.elastic.local_sum import Gradient, Layout, digest_share
 from ringfort.training.elastic.protocol import Mark, Result
@@ -391,7 +391,6 @@ def test_a_large_result_is_in_use_until_it_was_sent(members: Members) -> None:
     may_go = threading.Event()
     donor = Donor(lambda: LAYOUT, history_bytes=5 * SMALL, busy=lambda: not may_go.wait(PATIENCE), timeout=PATIENCE)
     first, digest = result_of(MARK, 1, SMALL)
-    second, _ = result_of(MARK.after(first, digest), 2, SMALL)
     learner = members.learner({"a": donor})
     donor.begin(MARK)
 
@@ -403,10 +402,15 @@ def test_a_large_result_is_in_use_until_it_was_sent(members: Members) -> None:
         until(lambda: donor.has_caught_up, "it waits for the result")
         donor.sealed(MARK, first, digest)
         until(lambda: len(donor.in_use) == 2, "it is in the history, and about to be sent")
-        donor.sealed(MARK.after(first, digest), second, 0)
-        assert {id(payload) for payload in donor.in_use} == {id(first.payload), id(second.payload)}
+        mark = MARK.after(first, digest)
+        for step in range(2, 2 + HISTORY_RESULTS):
+            later, digest = result_of(mark, step, SMALL)
+            donor.sealed(mark, later, digest)
+            mark = mark.after(later, digest)
+        assert len(donor.in_use) == HISTORY_RESULTS + 1
+        assert any(payload is first.payload for payload in donor.in_use)
         may_go.set()
-    until(lambda: len(donor.in_use) == 1, "it was sent")
+    until(lambda: len(donor.in_use) == HISTORY_RESULTS, "it was sent")
 
 
 def test_a_learner_that_asks_another_member_first_finds_the_image_here_too(members: Members) -> None:

@@ -9,13 +9,18 @@ results is found out. One host may damage its copies of results. `History(seed).
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from ringfort.cluster.core.membership import Voter, heritage, largest_lawful
-from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, RunState, Term, Votes
+from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, Report, RunState, Term, Votes
+from ringfort.cluster.core.run_members import Evidence, run_members
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.protocol import (
     Apply,
@@ -67,15 +72,21 @@ def gradient(sample: int) -> int:
     return (sample * 2654435761) % 1000003
 
 
-def expected(cursor: int, cache: dict[int, int] = {0: 0}) -> int:  # noqa: B006  # a cache
+@cache
+def part_sum(cursor: int, part: int) -> int:
+    """Return the sum of the gradients of one micro-batch of the step that begins at `cursor`."""
+    return sum(gradient(int(i)) for i in DATA.part(DATA.span(cursor), part))
+
+
+def expected(cursor: int, known: dict[int, int] = {0: 0}) -> int:  # noqa: B006  # a cache
     """Return the state after `cursor` samples."""
-    top = max(known for known in cache if known <= cursor)
-    while top < cursor:
-        span = DATA.span(top)
-        total = sum(gradient(int(i)) for part in range(DATA.parts(span)) for i in DATA.part(span, part))
-        cache[top + span.samples] = cache[top] + total
-        top += span.samples
-    return cache[cursor]
+    if cursor not in known:
+        top = max(one for one in known if one <= cursor)
+        while top < cursor:
+            span = DATA.span(top)
+            known[top + span.samples] = known[top] + sum(part_sum(top, part) for part in range(DATA.parts(span)))
+            top += span.samples
+    return known[cursor]
 
 
 def digest(result: Result, me: int, size: int) -> int:
@@ -120,6 +131,8 @@ class Peer:
     """What it last said of itself."""
     void: str = ""
     """The reduction that it knows to be void."""
+    proposed: int = 0
+    """The number of the last epoch that it proposed."""
 
     @property
     def settled_state(self) -> int:
@@ -130,7 +143,7 @@ class Peer:
 def damaged(copy: Any) -> Any:
     """Return a damaged copy of a reduced gradient, or of a result or state that was sent."""
     if isinstance(copy, Result):
-        return replace(copy, payload=damaged(copy.payload))
+        return dataclasses.replace(copy, payload=damaged(copy.payload))
     return copy._replace(value=copy.value + DAMAGE)
 
 
@@ -318,8 +331,12 @@ class History:
         return one.alive and other.alive and frozenset({one.host, other.host}) not in self.cuts
 
     def notice(self) -> None:
-        """A peer finds that its epoch has ended, because a member is gone or for no reason at all."""
-        living = [p for p in self.living() if p.epoch is not None]
+        """A peer hears what another reports; and one finds that its epoch has ended, because a member is gone or for no
+        reason at all."""
+        living = self.living()
+        if len(living) > 1:
+            self.hear(*self.random.sample(living, 2))
+        living = [p for p in living if p.epoch is not None]
         if living:
             peer = self.random.choice(living)
             assert peer.epoch is not None
@@ -329,6 +346,12 @@ class History:
             is_well = is_well and not any(last is not None and last.number > peer.epoch.number for last in formed)
             if not is_well or self.random.random() < 0.1:
                 self.leave(peer)
+
+    def hear(self, peer: Peer, other: Peer) -> None:
+        """The votes of another peer show that an epoch was committed."""
+        formed = other.voter.votes.formed
+        if self.reaches(peer, other) and formed is not None and formed in peer.voter.votes.doubts:
+            self.commit(peer, formed)
 
     def leave(self, peer: Peer) -> None:
         """End the peer's part in its epoch."""
@@ -370,7 +393,8 @@ class History:
         is_same = not grown and current is not None and set(ids) == set(current.peers)
         if is_same and all(self.peers[m].voter.current == current for m in ids) and self.random.random() < 0.95:
             return
-        number = max([basis.highest, leader.voter.votes.highest, *(v.highest for v in votes.values())]) + 1
+        number = max([basis.highest, leader.voter.votes.highest, leader.proposed]) + 1
+        leader.proposed = number
         lineages, ended = heritage(basis.formed, ids, self.departed)
         if not lineages:
             lineages = (f"{leader.id}#{number}",)
@@ -386,24 +410,15 @@ class History:
 
     def choose(self, leader: Peer, group: list[Peer]) -> tuple[list[Peer], RunState | None]:
         """Return who may be in the next epoch of `leader`, and where all of them must be if it grows."""
-        mine = leader.replica
-        votes = {p.id: p.voter.votes for p in group}
-        _, basis = largest_lawful(list(votes), votes, self.departed, (), "majority")
-        lineages, ended = heritage(basis.formed, list(votes), self.departed)
-        if not lineages:
-            return [p for p in group if p.replica.mark.lineage in ("", *ended)], RunState()
-        formed = leader.voter.votes.formed
-        seated = [p for p in group if not p.voter.is_learner]
-        seats = [e for p in seated if (e := p.voter.votes.formed) and mine.fence(0).lineage in ("", *e.lineages)]
-        if seats and leader.id not in max(seats, key=lambda e: e.number).peers:
-            return [], None  # the run went on without it
-        old = [p for p in seated if formed is not None and p.id in formed.peers]
         is_stale = self.random.random() < self.staleness
-        stands = {p.id: p.told if is_stale and p is not leader else p.replica.fence(0) for p in group}
-        same = [p for p in group if stands[p.id].mark == mine.mark and not stands[p.id].is_pending]
-        if set(old) <= set(same):
-            return same, run_state(Standstill(mine.mark, lineage=mine.mark.lineage))
-        return old, None
+        reports = {p.id: self.report(p, p.told if is_stale and p is not leader else p.replica.fence(0)) for p in group}
+        chosen, at = run_members(leader.id, reports, (), Evidence(self.departed))
+        return [self.peers[peer] for peer in chosen], at
+
+    def report(self, peer: Peer, stands: Standstill) -> Report:
+        """Return what others know of a peer. All are ready at any time: a leader may always try to seat others."""
+        state = replace(run_state(stands, is_ready=True), is_learner=peer.voter.is_learner)
+        return Report(peer.voter.votes, peer.voter.current.number if peer.voter.current else 0, state=state)
 
     def vote(self, peer: Peer, leader: Peer, proposal: Propose) -> None:
         """Accept a proposal, if the law and the state allow it. The program goes on until it runs into the fence, or
@@ -477,14 +492,14 @@ class History:
         assert donor.epoch is not None
         mine, theirs = peer.replica.mark, donor.replica.mark
         if mine.branch not in ("", theirs.branch):
-            # Two runs have met: the one with more steps stays.
-            if (mine.step, mine.branch) > (theirs.step, theirs.branch) or not all(
-                self.reaches(p, q) for p in self.living() for q in self.living()
-            ):
+            # Two runs have met: the one with more steps stays, unless it is only a copy or has ended.
+            has_ended = peer.voter.is_learner or mine.lineage in donor.epoch.ended
+            is_ahead = not has_ended and (mine.step, mine.branch) > (theirs.step, theirs.branch)
+            if is_ahead or not all(self.reaches(p, q) for p in self.living() for q in self.living()):
                 return
             self.leave(peer)
             self.fork(peer)
-        elif peer.epoch is not None or mine.step >= theirs.step:
+        elif peer.epoch is not None or mine.step > theirs.step:
             return
         formed = peer.voter.votes.formed
         if formed is not None and mine.lineage in donor.epoch.lineages and donor.epoch.number < formed.number:
@@ -517,8 +532,7 @@ class History:
             case Compute(step=step, part=part):
                 if peer.local_step != step or not peer.replica.covered:
                     peer.local, peer.local_step = 0, step
-                span = DATA.span(peer.replica.mark.cursor)
-                peer.local += sum(gradient(int(i)) for i in DATA.part(span, part))
+                peer.local += part_sum(peer.replica.mark.cursor, part)
                 peer.replica.add(part)
                 peer.replica.speed = self.random.choice([0, 1, 2, 5])
                 self.resume(peer, None)
@@ -630,6 +644,7 @@ class History:
                     pending[1].add(source.id)
                     if pending[1] >= set(pending[0].epoch.peers):
                         del self.proposals[target.id]
+                        self.commit(target, pending[0].epoch)
                         for member in pending[0].epoch.peers:
                             self.messages.append(("commit", target.id, member, pending[0].epoch))
                         if self.newcomers[pending[0].epoch.key] and self.random.random() < self.cruelty:

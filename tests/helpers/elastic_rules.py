@@ -20,7 +20,7 @@ from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
 from ringfort.training.elastic import protocol
 from ringfort.training.elastic.protocol import Adopt, Gather, Replica, Result, Standstill, Token
-from tests.helpers import elastic_model, elastic_network
+from tests.helpers import elastic_model, elastic_network, elastic_program
 from tests.helpers.elastic_model import Saved, Total
 from tests.helpers.histories import dies_with_its_link
 
@@ -127,7 +127,7 @@ def _continues_the_branch(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def found(self: Any, *arguments: Any) -> Result:
         result = original(self, *arguments)
-        saved: Saved = self.disks.get(arguments[0].host, Saved()) if len(arguments) == 2 else self.disk
+        saved: Saved = self.disks.get(arguments[0].host, Saved()) if len(arguments) == 2 else self.newest
         return replace(result, branch=saved.branch or result.branch, payload=Total(saved.state, saved.branch))
 
     return found
@@ -171,7 +171,7 @@ RULES: Final[dict[str, list[tuple[Any, str, Any]]]] = {
     "tells without the fence": [(Replica, "fence", _goes_on_behind_the_fence)],
     "continues a branch that has ended": [
         (elastic_model.History, "found", _continues_the_branch),
-        (elastic_network.Program, "found", _continues_the_branch),
+        (elastic_program.Program, "found", _continues_the_branch),
         (membership, "heritage", _continues_lineages_that_ended),
         (proposer, "heritage", _continues_lineages_that_ended),
         (elastic_model, "heritage", _continues_lineages_that_ended),

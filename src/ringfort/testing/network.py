@@ -356,6 +356,8 @@ class SimulatedNetwork:
     def _do(self, peer: SimulatedPeer, instructions: list[Instruction]) -> None:
         written: list[Votes] = []
         for instruction in instructions:
+            if not peer.alive:  # the observer has ended it
+                return
             match instruction:
                 case Send(link=link, message=message):
                     if link in peer.links:

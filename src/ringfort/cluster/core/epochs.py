@@ -10,6 +10,8 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from ringfort.cluster.core.contacts import Contact, node_of
 from ringfort.cluster.core.election import ElectionState
 from ringfort.cluster.core.events import EpochStarted, Fence, Persist, Waiting
@@ -66,8 +68,10 @@ class Epochs:
 
     def fenced(self, number: int, run_state: RunState) -> None:
         """The program is fenced for epoch `number`: it does nothing more in earlier ones, so this peer is in none."""
-        state, proposal = self._state, self._fencing
-        state.run_state = run_state
+        state, proposal, before = self._state, self._fencing, self._state.run_state
+        # A learner that has caught up stays ready if nothing comes of the epoch: it says so only once.
+        is_ready = before is not None and before.is_ready and before.mark == run_state.mark
+        state.run_state = run_state = replace(run_state, is_ready=is_ready)
         state.end_epoch(state.voter.leave(), f"epoch {number} was proposed")
         if proposal is None or proposal.epoch.number != number:
             return
@@ -140,6 +144,8 @@ class Epochs:
         epoch = self._state.voter.commit(key)
         if epoch is not None:
             self._proposer.started(epoch)
+            if self._state.run_state is not None:
+                self._state.run_state = replace(self._state.run_state, is_ready=False)
             self._state.notify(EpochStarted(epoch))
             self.check_current()  # a member may have been lost since it was accepted
 

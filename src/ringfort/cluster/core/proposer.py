@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-import msgspec
-
 from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, seat
 from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, RunState
+from ringfort.cluster.core.run_members import Evidence, run_members
 from ringfort.cluster.core.state import PeerState
 
 QUICK: Final = 0.1
@@ -51,6 +50,7 @@ class Proposer:
         self._since = 0.0
         self._first: float | None = None
         self._failures = 0
+        self._failed_at = -inf
         self._why_failed = ""
         self._late = 0
         self._pending_until = inf
@@ -82,7 +82,9 @@ class Proposer:
         all_votes = {peer: report.votes for peer, report in reports.items()}
         clique, at = self._clique(reports), None
         if state.run_state is not None:
-            clique, at = self._same_run(clique, reports)
+            witnesses = [peer for peer in clique if state.is_witness(peer)]
+            evidence = Evidence(state.departed, state.without, state.config.on_partition)
+            clique, at = run_members(self.me, {peer: reports[peer] for peer in clique}, witnesses, evidence)
         group, basis = largest_lawful(clique, all_votes, state.departed, state.without, state.config.on_partition)
         if self.me not in group:
             self.is_stuck = True
@@ -125,7 +127,7 @@ class Proposer:
 
     def _fail(self) -> None:
         self.pending = None
-        self._since = self._state.time
+        self._failed_at = self._state.time
         self._failures = min(self._failures + 1, MAX_FAILURES)
 
     # --- who --------------------------------------------------------------------------------------------------------
@@ -144,36 +146,6 @@ class Proposer:
             if is_wanted and all(other in sees[peer] and peer in sees[other] for other in group):
                 group.append(peer)
         return group[:MAX_MEMBERS]
-
-    def _same_run(self, clique: list[str], reports: dict[str, Report]) -> tuple[list[str], RunState | None]:
-        """Return the peers of an elastic run that may be in the next epoch, and where all of them must be: at a new
-        beginning, if no run is alive that they know of; where this peer is, if all members of its last epoch are there;
-        anywhere, if the epoch only shrinks. Witnesses are in all of them: they have no state."""
-        state = self._state
-        witnesses = [peer for peer in clique if state.is_witness(peer)]
-        states = {p: found for p in clique if p not in witnesses and (found := _state_in(reports[p])) is not None}
-        clique = list(states)
-        votes = {peer: reports[peer].votes for peer in (*clique, *witnesses)}
-        _, basis = largest_lawful(tuple(votes), votes, state.departed, state.without, state.config.on_partition)
-        lineages, ended = heritage(basis.formed, votes, state.dead)
-        if not lineages:
-            return [*(peer for peer in clique if states[peer].lineage in ("", *ended)), *witnesses], RunState()
-        states = {peer: _in_lineage(found, votes[peer].formed, lineages) for peer, found in states.items()}
-        mine, formed = states[self.me], state.voter.votes.formed
-        seated = [p for p in clique if not states[p].is_learner]
-        seats = [(states[p], e) for p in seated if (e := votes[p].formed) and states[p].lineage in e.lineages]
-        best, _ = max(seats, key=lambda seat: (seat[0].step, seat[0].lineage), default=(mine, formed))
-        latest = max((e for _, e in seats if mine.lineage in e.lineages), key=lambda e: e.number, default=formed)
-        # Two runs have met, and the one with more steps stays; or the run went on without this peer.
-        if best.lineage != mine.lineage or (latest is not None and self.me not in latest.peers):
-            return [], None
-        # A member that has given its state up is a learner like others: it would accept no epoch that only shrinks.
-        old = [p for p in seated if formed and p in formed.peers and states[p].lineage == mine.lineage]
-        same = [peer for peer in clique if states[peer].mark == mine.mark and not states[peer].is_pending]
-        is_idle = state.voter.current is None or all(states[peer].is_ready for peer in same)
-        if is_idle and self.me in same and set(old) <= set(same):
-            return [*same, *witnesses], mine
-        return [*old, *witnesses], None
 
     # --- when -------------------------------------------------------------------------------------------------------
 
@@ -195,8 +167,9 @@ class Proposer:
         is_broken = current is None and state.voter.votes.formed is not None
         is_broken = is_broken or (state.run_state is not None and bool(state.run_state.mark))  # a new member is ready
         settle = BROKEN if is_broken else QUICK if self._are_all(group) else state.config.settle
-        # Proposals that keep failing are made more and more slowly, up to a pause of 0.8 s.
-        backoff = self._since + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
+        # Proposals that keep failing are made more and more slowly, up to 0.8 s after the last one. Not after the last
+        # change: members that pause for a new one would always go on before that.
+        backoff = self._failed_at + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
         return max(min(self._since + settle, self._first + 3 * settle), backoff)
 
     def _are_all(self, group: Sequence[Member]) -> bool:
@@ -240,19 +213,3 @@ class Proposer:
         self._accepted = set()
         self._last_number = number
         return self.pending
-
-
-def _state_in(report: Report) -> RunState | None:
-    """Return the state of a peer in an elastic run. In the epoch that founds the run, its news is from before that."""
-    state, formed = report.state, report.votes.formed
-    if state is not None and not state.lineage and report.current and formed is not None and formed.lineages:
-        return msgspec.structs.replace(state, lineage=formed.lineages[0])
-    return state
-
-
-def _in_lineage(state: RunState, formed: Epoch | None, lineages: Collection[str]) -> RunState:
-    """Return the state of a peer whose last epoch is of one of the living `lineages`. If that epoch was to found the
-    run and has ended before this peer got the first state, the peer is a member of the run all the same: the others
-    need it for a majority, and one that has the first state sends it in the next epoch."""
-    own = "" if formed is None or state.is_learner else next(iter(formed.lineages), "")
-    return msgspec.structs.replace(state, lineage=own) if not state.lineage and own in lineages else state

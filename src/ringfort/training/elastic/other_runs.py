@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from ringfort.cluster.core.events import ClusterEvent, Noted, PeerJoined, PeerLost
 from ringfort.errors import DistributedError
-from ringfort.training.elastic.protocol import Mark
+from ringfort.training.elastic.protocol import Mark, lineage_of
 from ringfort.training.elastic.run_note import TOPIC, RunNote, at, differences, read
 
 _log = logging.getLogger("ringfort.elastic")
@@ -25,6 +25,16 @@ _YOUNG: Final = 60.0
 _SELDOM: Final = 15.0
 
 
+class Place(NamedTuple):
+    """Where a program is."""
+
+    mark: Mark
+    is_copy: bool = False
+    """It has only copied this state, and is no member of the run yet."""
+    ended: tuple[str, ...] = ()
+    """The lineages that its last epoch knows to have ended."""
+
+
 class OtherRuns:
     """Keeps what other programs have told. `on_event` is for the node's callback thread, the rest for the program's.
 
@@ -33,7 +43,11 @@ class OtherRuns:
     """
 
     def __init__(
-        self, mine: RunNote, where: Callable[[], Mark], tell: Callable[[bytes, str | None], None], now: float
+        self,
+        mine: RunNote,
+        where: Callable[[], Place],
+        tell: Callable[[bytes, str | None], None],
+        now: float,
     ) -> None:
         """`where` returns where this program is, and `tell` sends a note to a peer or to all."""
         self._mine = mine
@@ -86,25 +100,29 @@ class OtherRuns:
         return ""
 
     def better(self) -> tuple[str, ...]:
-        """Return the peers of this run that follow a branch with more sealed steps, which was founded apart."""
-        branch, rank = self._where().branch, self._rank()
+        """Return the peers of this run that follow a branch with more sealed steps, which was founded apart. Not those
+        that have only copied its state or whose run has ended: nobody continues that, so nobody can give way to it."""
+        (mark, _, ended), rank = self._where(), self._rank()
+        branch = mark.branch
         return tuple(
             [
                 peer
                 for peer, note in self._others().items()
-                if branch and note.run == self._mine.run and note.branch not in ("", branch) and note.rank > rank
+                if branch and note.run == self._mine.run and note.branch not in ("", branch)
+                if note.rank > rank and not note.is_copy and lineage_of(note.branch) not in ended
             ]
         )
 
     def _rank(self) -> tuple[int, str]:
-        mark = self._where()
+        mark = self._where().mark
         return mark.step, mark.branch or self._mine.run
 
     def _others(self) -> dict[str, RunNote]:
-        branch = self._where().branch
+        branch = self._where().mark.branch
         with self._lock:
             return {p: n for p, n in self._notes.items() if n.run != self._mine.run or n.branch != branch}
 
     def _send(self, peer: str | None, *, is_answer: bool) -> None:
+        mark, is_copy, _ = self._where()
         with suppress(DistributedError):  # the peer has gone, or this node is closing
-            self._tell(at(self._mine, self._where(), is_answer=is_answer), peer)
+            self._tell(at(self._mine, mark, is_answer=is_answer, is_copy=is_copy), peer)

@@ -31,7 +31,7 @@ from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.origin import Origin
-from ringfort.training.elastic.other_runs import OtherRuns
+from ringfort.training.elastic.other_runs import OtherRuns, Place
 from ringfort.training.elastic.protocol import Differs, Fenced, Mark, Replica, Result, Standstill
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
@@ -83,15 +83,16 @@ class Participant:
         self.driver = EpochDriver(self)
         self.seating = Seating(self)
         self._failures: tuple[Epoch | None, int] = (None, 0)
-        self._last_epoch: Epoch | None = None
+        self.last_epoch: Epoch | None = None
+        """The last epoch that it took part in."""
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._opened_at = time.monotonic()
         self.donor = Donor(
             lambda: self.local.layout, kept_bytes=min(KEPT, manifest.nbytes), busy=lambda: self.driver.is_reducing
         )
-        self.others = OtherRuns(self._note, lambda: self.replica.mark, self._tell, self._opened_at)
         self.copy = StateCopy(self)
+        self.others = OtherRuns(self._note, self._where, self._tell, self._opened_at)
         self.divergence = Divergence(self, self.driver.exchange, options.machine_class or own_class())
         self.members = self._join()
         self._finish = Finish(self)
@@ -164,7 +165,7 @@ class Participant:
 
     def linger(self) -> None:
         """Serve learners of a finished run, for a bounded time. The state must be that of the last step."""
-        self._finish.linger(self._last_epoch)
+        self._finish.linger(self.last_epoch)
 
     def close(self, why: str) -> None:
         """Leave the cluster. Idempotent; does nothing in a forked child."""
@@ -213,6 +214,10 @@ class Participant:
             case _:
                 pass
 
+    def _where(self) -> Place:
+        ended = () if self.last_epoch is None else self.last_epoch.ended
+        return Place(self.replica.mark, self.copy.is_copy, ended)
+
     def _tell(self, body: bytes, peer: str | None) -> None:
         self.members.node.tell(TOPIC, body, peer)
 
@@ -249,7 +254,7 @@ class Participant:
         try:
             self.members.form(epoch, _FORM)
             note("group of %s formed", epoch)
-            self.is_busy, self._last_epoch = True, epoch
+            self.is_busy, self.last_epoch, self.copy.is_copy = True, epoch, False
             yield from self.driver.take_part(epoch)
         except DistributedError as exc:
             self._end_of(epoch, exc)

@@ -34,6 +34,8 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     branch: _Text = ""
     step: _Number = -1
     is_answer: bool = False
+    is_copy: bool = False
+    """It has copied the state, and is no member of the run yet."""
 
     @property
     def rank(self) -> tuple[int, str]:
@@ -58,10 +60,10 @@ def note_of(name: str, data: Data, manifest: Manifest, machine: str) -> RunNote:
     return RunNote(name, f"{name}/{digest}", words, len(shapes), told, machine[:512])
 
 
-def at(note: RunNote, mark: Mark, *, is_answer: bool) -> bytes:
+def at(note: RunNote, mark: Mark, *, is_answer: bool, is_copy: bool = False) -> bytes:
     """Return the note of a program that is at `mark`, as bytes."""
-    step = max(mark.step, -1)
-    return msgspec.msgpack.encode(msgspec.structs.replace(note, branch=mark.branch, step=step, is_answer=is_answer))
+    where = msgspec.structs.replace(note, branch=mark.branch, step=max(mark.step, -1))
+    return msgspec.msgpack.encode(msgspec.structs.replace(where, is_answer=is_answer, is_copy=is_copy))
 
 
 def read(body: bytes) -> RunNote | None:

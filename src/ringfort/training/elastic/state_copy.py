@@ -39,6 +39,8 @@ class StateCopy:
     def __init__(self, participant: Participant) -> None:
         self._run = participant
         self._learner: Learner | None = None
+        self.is_copy = False
+        """Whether the state is a copy with which no epoch has seated this program yet."""
 
     def interrupt(self) -> None:
         """End the wait for donors: this program has the state that it needs, or leaves."""
@@ -87,7 +89,9 @@ class StateCopy:
         if fetched is not None:
             epoch = self._take(fetched)
         else:
+            self._check_later(epoch)
             replica.learn(replica.mark, tuple(replica.history))  # what it held belongs to no epoch any more
+        self.is_copy = True
         # Right after `learn`: an epoch that was accepted with the earlier state is void from here on.
         run.members.learned(epoch, replica.fence(0), is_ready=False)
         # Without a layout nothing can be practised: a sum of other gradients than the run's must not exist.
@@ -199,8 +203,18 @@ class StateCopy:
         if why:
             raise InvalidArgumentError("state", "the run's", f"differs from this program's: {why}")
         mine, theirs = self._run.replica.mark, fetched.mark
-        if mine.branch and _rank(mine) > _rank(theirs):
+        has_ended = self.is_copy or mine.lineage in fetched.epoch.ended  # a copy is no run either
+        is_run = mine.branch == theirs.branch or (bool(mine.branch) and not has_ended)
+        if is_run and _rank(mine) > _rank(theirs):
             raise StateTransferError(f"this program is at step {mine.step}, others at step {theirs.step}", {})
+        self._check_later(fetched.epoch)
+
+    def _check_later(self, epoch: Epoch) -> None:
+        """Raise an error if the run has not gone on without this program: what it holds counts until a later epoch has
+        settled the step."""
+        mine, last = self._run.replica.mark, self._run.last_epoch
+        if last is not None and mine.lineage in epoch.lineages and epoch.number <= last.number:
+            raise StateTransferError(f"others are in {epoch}, and this program was in {last} since then", {})
 
     def _is_seated(self, left: Epoch | None) -> bool:
         epoch = self._run.members.epoch

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.cluster.core.peer_messages import Epoch, Member, Report, RunState, Votes
-from ringfort.cluster.core.proposer import Proposer
+from ringfort.cluster.core.peer_messages import Epoch, Member, RunState, Votes
 from ringfort.cluster.core.state import PeerState
 from ringfort.config import AutoDiscoveryConfig
 
@@ -63,14 +62,3 @@ def test_a_learner_does_not_claim_to_lead_for_the_epoch_that_it_was_in_before() 
     member.voter.votes = Votes(1, Epoch(1, "one.1", (LAST.members[1],), lineages=("one.1#1",)))
     member.run_state = RunState(b"mark", "one.1#1", 30, is_ready=True)
     assert member.own_claim() < state.own_claim()
-
-
-def test_a_member_that_became_a_learner_is_not_asked_into_an_epoch_that_only_shrinks() -> None:
-    state = PeerState(ME, AutoDiscoveryConfig(), 0.0, lambda: 0)
-    last = Epoch(5, "me.2", (ME, *LAST.members[1:3]), lineages=("me.2#5",))
-    state.voter.votes = Votes(5, last)
-    state.run_state = RunState(b"mark", "me.2#5", 30, is_pending=True)
-    there = Report(Votes(5, last), state=RunState(b"mark", "me.2#5", 30))
-    copied = Report(Votes(6, last), state=RunState(b"old", "me.2#5", 29, is_learner=True))
-    reports = {"me.2": state.own_report(), "one.1": there, "two.1": copied}
-    assert Proposer(state)._same_run(list(reports), reports) == (["me.2", "one.1"], None)

@@ -8,7 +8,7 @@ import pytest
 from ringfort.cluster.core.events import Noted, PeerJoined, PeerLost
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
 from ringfort.training.elastic.dealing import Data
-from ringfort.training.elastic.other_runs import OtherRuns
+from ringfort.training.elastic.other_runs import OtherRuns, Place
 from ringfort.training.elastic.protocol import Mark
 from ringfort.training.elastic.run_note import TOPIC, at, differences, note_of, read
 from ringfort.training.elastic.state_tree import StateTree
@@ -24,8 +24,11 @@ def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = 
 class Program:
     def __init__(self, mine=None, mark: Mark | None = None) -> None:
         self.mark = mark or Mark()
+        self.ended: tuple[str, ...] = ()
         self.sent: list[tuple[bytes, str | None]] = []
-        self.others = OtherRuns(mine or note(), lambda: self.mark, lambda *told: self.sent.append(told), 0.0)
+        self.others = OtherRuns(
+            mine or note(), lambda: Place(self.mark, ended=self.ended), lambda *told: self.sent.append(told), 0.0
+        )
 
     def hear(self, body: bytes, peer: str = "b") -> None:
         self.others.on_event(Noted(peer, TOPIC, body))
@@ -102,3 +105,21 @@ def test_peers_are_told_when_they_come_and_again_now_and_then() -> None:
     for now in (0.0, 0.5, 1.0, 1.5, 70.0, 80.0, 85.0):
         program.others.announce(now)
     assert [peer for _, peer in program.sent] == ["b", None, None, None, None]
+
+
+def test_a_copy_of_a_run_makes_no_other_run_give_way() -> None:
+    """Its members may have died: then there is nobody to copy the state from, and the others would wait for ever."""
+    program = Program(mark=Mark("l@1", 5))
+    program.hear(at(note(), Mark("m@1", 50), is_answer=True, is_copy=True))
+    assert program.others.better() == ()
+    program.hear(at(note(), Mark("m@1", 50), is_answer=True))
+    assert program.others.better() == ("b",)
+
+
+def test_a_run_that_has_ended_makes_no_other_run_give_way() -> None:
+    """Its last members have died; the program that it went on without must copy the state of this one."""
+    program = Program(mark=Mark("l@1", 5))
+    program.hear(at(note(), Mark("m#3@1", 50), is_answer=True))
+    assert program.others.better() == ("b",)
+    program.ended = ("m#3",)
+    assert program.others.better() == ()

@@ -86,7 +86,7 @@ class Run:
     def __init__(self, mark: Mark = HERE) -> None:
         self.values = {"w": np.zeros(1000)}
         self.state = StateTree(self.values)
-        self.replica = Replica(Data(100, 10, 5, 0), cast("Any", None), cast("Any", None), mark=mark)
+        self.replica = Replica(Data(100, 10, 5, 0), cast("Any", None), cast("Any", None), cast("Any", None), mark=mark)
         self.local = SimpleNamespace(layout="layout", prepare=lambda layout: None)
         self.told: list[tuple[int, int, bool]] = []
         self.epoch: Epoch | None = None
@@ -98,12 +98,17 @@ class Run:
             open_stream=None,
             learned=self._learned,
             wait_for_news=self._wait,
+            seated=1,
         )
         self.donor = SimpleNamespace(sealed=lambda *_, **__: None, begin=lambda mark: None)
         self.origin = SimpleNamespace(has_copy=lambda: None)
+        self.meter = SimpleNamespace(speed=1, end_step=lambda **_: None)
+        self.options = SimpleNamespace(fewest=1)
+        self.divergence = SimpleNamespace(origin=0)
+        self.data, self.last_epoch = Data(100, 10, 5, 0), None
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.others = SimpleNamespace(announce=lambda now: None)
-        self.is_finished = self.is_leaving = self.raises_nonfinite = False
+        self.is_finished = self.is_going = self.raises_nonfinite = self.was_slow = False
 
     def _learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:
         assert not stands.is_pending
