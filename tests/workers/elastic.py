@@ -43,6 +43,21 @@ def fresh() -> dict[str, Any]:
     return {"w": np.zeros(WIDTH), "seen": np.zeros(DATA.samples)}
 
 
+def plain_loop(total: int) -> dict[str, Any]:
+    """Return the state after so many steps in one process without faults."""
+    state, cursor = fresh(), 0
+    for _ in range(total):
+        span = DATA.span(cursor)
+        sums = fresh()
+        for index in range(DATA.parts(span)):
+            part = DATA.part(span, index)
+            for key, mean in gradient(part).items():
+                sums[key] += mean * len(part)
+        update(state, {key: value / span.samples for key, value in sums.items()})
+        cursor += span.samples
+    return state
+
+
 def main() -> None:
     """Take part until the run has ended."""
     name, total, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

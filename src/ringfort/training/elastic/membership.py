@@ -13,6 +13,7 @@ from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded
 from ringfort.cluster.core.peer_messages import Epoch, RunState
+from ringfort.cluster.node import ClusterNode
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError, RendezvousTimeoutError
@@ -46,17 +47,30 @@ class Membership:
         on_learner: Callable[[str, Connection], None],
         on_event: Callable[[ClusterEvent], None],
     ) -> None:
-        """`fence` is called before an epoch is accepted, `on_learner` with the stream of a learner."""
+        """Prepare it; `open` looks for the run. `fence` is called before an epoch is accepted, `on_learner` with the
+        stream of a learner."""
         self._changed = Condition()
         self._ended: tuple[tuple[int, str], ...] = ()
         self._tell = on_event
         self._on_learner = on_learner
-        self.backend = AutoDiscoveryBackend(config, group=group)
-        self.node = self.backend.node
-        self.context = DistributedContext(self.backend)
+        self._group = group
+        self._backend: AutoDiscoveryBackend | None = None
+        self._context: DistributedContext | None = None
+        self.node = ClusterNode(config)
         self.node.fence_with(lambda epoch, ended: run_state(fence(epoch, ended)))
         self.node.on_stream(self._take_stream)
-        self.node.subscribe(self._on_event)
+
+    def open(self) -> None:
+        """Look for the run. Whoever calls this can already call `close`: an interrupt may come at any moment."""
+        self._backend = AutoDiscoveryBackend(group=self._group, node=self.node)
+        self._context = DistributedContext(self._backend)
+        self.node.subscribe(self._on_event)  # after the backend: a group fails before the program hears of it
+
+    @property
+    def context(self) -> DistributedContext:
+        """The collectives of the group that was formed last."""
+        assert self._context is not None
+        return self._context
 
     @property
     def epoch(self) -> Epoch | None:
@@ -69,8 +83,8 @@ class Membership:
 
     def form(self, timeout: float) -> Epoch:
         """Form the group of the current epoch, and return the epoch. Raise `DistributedError` if that fails."""
-        self.backend.establish_ring(timeout)
-        epoch = self.backend.epoch
+        assert self._backend is not None
+        epoch = self._backend.establish_ring(timeout).epoch
         assert epoch is not None
         return epoch
 
@@ -123,7 +137,8 @@ class Membership:
         try:
             self.node.leave(why)
         finally:
-            self.backend.close()
+            if self._backend is not None:
+                self._backend.close()
 
     def _take_stream(self, peer: str, purpose: str, connection: Connection) -> None:
         if purpose == PURPOSE:

@@ -77,7 +77,7 @@ class Participant:
     """This program's part in a run."""
 
     def __init__(self, options: Options, state: StateTree, data: Data, total: int, journal: Journal) -> None:
-        """Start to look for the run. `total` is its last step."""
+        """Prepare it; `open` looks for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
         self.replica = Replica(data, self._found, self._digest)
@@ -113,6 +113,10 @@ class Participant:
 
     # --- called by the program's thread -------------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Start to look for the run."""
+        self.members.open()
+
     def advance(self) -> Turn | Done | None:
         """Return what the program has to do next; None after the last step, or when it leaves."""
         if os.getpid() != self._pid:
@@ -124,6 +128,9 @@ class Participant:
         try:
             found = next(self._script, None)
         except Exception as exc:
+            if self._script.gi_running:  # so the error only says that another thread is in it
+                why = "another thread is in the loop of this run; use the run in one thread"
+                raise InvalidArgumentError("step", self.replica.mark.step, why) from None
             self._error = exc
             raise
         except BaseException:  # Ctrl-C, anywhere
